@@ -1,1 +1,1 @@
-"""Who a client is, and what it may have in flight and per minute."""
+"""Identifies clients by their keys and enforces their limits."""

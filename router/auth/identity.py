@@ -1,12 +1,12 @@
-"""Who is the client: the share of the fleet that a call counts against, and what it may do.
+"""Identifies the client of a call: the share of the fleet that the call counts against, and the client's limits.
 
-Whoever has a key of the book goes by its name there. The id of anybody else begins with its source (`key-`, `header-`,
-`user-`, `address-`), so that nobody can pose as another by choosing a name; the book has no name that begins like that.
-A key shows only as the first 128 bits of its SHA-256: enough that nobody finds a second key with the same id.
+A client with a key in the clients file has its name there as id. The id of any other client begins with its source
+(`key-`, `header-`, `user-`, `address-`), and no name in the file may begin like that, so that a client cannot
+impersonate another by choosing a name. A key appears in an id only as the first 128 bits of its SHA-256: enough that
+nobody finds a second key with the same id.
 
-Keys are known by their SHA-256, found in one step of a dict. No slower hash is needed: a key is 256 random bits, which
-nobody guesses, however fast a guess can be tried; and what a look-up's time tells is a part of a hash, which opens
-nothing.
+Keys are looked up by their SHA-256 in a dict. A slower hash is not needed: a key is 256 random bits, which cannot be
+guessed however fast guesses are tried; and the time of a look-up can only reveal part of a hash, which opens nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,12 +22,12 @@ from router.errors import ConfigError, InvalidKey
 
 ID_LENGTH: Final = 64
 DIGEST_LENGTH: Final = 32
-"""Hexadecimal digits of the digest in an id: 128 bits, so that nobody finds a second name with the same one."""
+"""Hexadecimal digits of the digest in an id: 128 bits, so that nobody finds a second name with the same digest."""
 ANONYMOUS: Final = ClientId("anonymous")
-"""Whoever no source names; it has no prefix, so no name can be made to equal it."""
+"""The client of calls that no source identifies; it has no prefix, so no chosen name can equal it."""
 KEY_PREFIX: Final = b"sk-"
-"""What our keys begin with. A text that begins otherwise, and is none of the book's, is nobody's key: client libraries
-insist on some."""
+"""The prefix of the keys that `d2lpm keys` creates. An unknown key without it counts as no key, because client
+libraries insist on sending some text."""
 LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
 
 Network = IPv4Network | IPv6Network
@@ -37,103 +37,103 @@ class IdentitySource(StrEnum):
     KEY = "key"
     """The API key: `Authorization: Bearer` or `x-api-key`."""
     HEADER = "header"
-    """A header that a proxy in front sets and the operator trusts."""
+    """A header that a proxy in front of the router sets and the operator trusts."""
     USER = "user"
-    """The body's `user` field; whoever can call may choose it."""
+    """The body's `user` field, which any caller can choose freely."""
     ADDRESS = "address"
     """The peer's IP address."""
 
 
 DEFAULT_ORDER: Final = (IdentitySource.HEADER, IdentitySource.KEY, IdentitySource.USER, IdentitySource.ADDRESS)
-"""A trusted header comes first: client libraries always send a key, which would hide it."""
+"""A trusted header comes first: client libraries always send a key, which would take precedence over the header."""
 
 
 class Limits(NamedTuple):
-    """What may be asked for; None is no limit."""
+    """The limits of a client or a group; None means no limit."""
 
     in_flight: int | None = None
-    """Calls that wait or run."""
+    """Calls that wait or run at a time."""
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
-    """Input and output, cached or not, by the engine's word."""
+    """Input and output tokens, cached or not, as the engine reports them."""
 
 
 UNLIMITED: Final = Limits()
 
 
 class Group(NamedTuple):
-    """Clients that have something together."""
+    """Clients that share a weight, limits or both."""
 
     name: GroupId
     weight: float | None = 1.0
-    """Which they share; None where each has its own."""
+    """The weight that the members share; None if each has its own."""
     limits: Limits = UNLIMITED
-    """Of all of them together."""
+    """The limits of all members together."""
 
 
 class Identity(NamedTuple):
-    """A client, and what the book says of it."""
+    """A client with its share, group and limits."""
 
     client: ClientId
     weight: float = 1.0
-    """The client's share relative to others, or to others of its group."""
+    """The client's share relative to other clients, or to the others of its group."""
     group: Group | None = None
     limits: Limits = UNLIMITED
-    """Its own, beside those of its group."""
+    """Its own limits, in addition to those of its group."""
     models: frozenset[str] | None = None
-    """Those that it may call; None for all."""
+    """The models that it may call; None for all."""
     anonymous: bool = False
-    """Whether nobody vouches for it, so that one may call itself by many names."""
+    """True if it is not authenticated, so that one caller may use many ids."""
 
     @property
     def shared_group(self) -> GroupId | None:
-        """The group whose weight it shares."""
+        """The group whose weight the client shares, if any."""
         return None if self.group is None or self.group.weight is None else self.group.name
 
     @property
     def group_weight(self) -> float:
-        """That weight; 1 where there is none."""
+        """The weight that the group shares; 1 if there is none."""
         return 1.0 if self.group is None or self.group.weight is None else self.group.weight
 
 
 class ResolvedClient(NamedTuple):
-    """What one key, or a trusted name, stands for."""
+    """The client that one key or trusted name belongs to."""
 
     identity: Identity
     until: float | None = None
-    """When it expires, in seconds since 1970."""
+    """When the key or name expires, in seconds since 1970."""
 
 
 class AnonymousPolicy(NamedTuple):
-    """What is done about those whom nobody vouches for."""
+    """How unauthenticated clients are treated."""
 
     allowed: bool = True
     group: Group | None = None
-    """They are all in it."""
+    """The group of all of them."""
     limits: Limits = UNLIMITED
-    """Of each."""
+    """The limits of each of them."""
     models: frozenset[str] | None = None
     new_per_minute: float | None = None
-    """How many may come by a new name from one address; beyond that they go by their address."""
+    """New clients per minute from one address; beyond that, further new ones are identified by the address."""
 
 
 class ClientDirectory(NamedTuple):
-    """Who is known. Replaced as a whole, never changed."""
+    """The known clients. Immutable: a reload replaces it as a whole."""
 
     keys: Mapping[bytes, ResolvedClient] = {}
-    """By the SHA-256 of a key."""
+    """Clients by the SHA-256 of a key."""
     names: Mapping[str, ResolvedClient] = {}
     """The same clients by name, for trusted headers."""
     anonymous: AnonymousPolicy = AnonymousPolicy()
     checks: bool = False
-    """Whether keys that are not in it are refused; else each is a client of its own."""
+    """True if unknown keys are refused; otherwise each unknown key is a client of its own."""
 
 
 class Identifier:
-    """Names the client of a call by the first source that has something to say.
+    """Identifies the client of a call by the first source that names one.
 
-    `trusted_headers` are the header names that count as `IdentitySource.HEADER`, in order of preference, and only where the
-    call comes from one of the networks in `proxies`: a client can set any header.
+    `trusted_headers` are the header names that count as `IdentitySource.HEADER`, in order of preference, and only if
+    the call comes from one of the networks in `proxies`: any other caller could set the header itself.
     """
 
     def __init__(
@@ -141,10 +141,10 @@ class Identifier:
         order: Iterable[str] = DEFAULT_ORDER,
         trusted_headers: Iterable[str] = (),
         proxies: Iterable[str] = LOOPBACK,
-        book: ClientDirectory = ClientDirectory(),  # noqa: B008 - immutable
+        directory: ClientDirectory = ClientDirectory(),  # noqa: B008 - immutable
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`clock`: the wall clock, in seconds since 1970, by which keys expire."""
+        """`clock`: the wall clock by which keys expire, in seconds since 1970."""
         try:
             sources = [IdentitySource(name) for name in order]
         except ValueError as error:
@@ -152,11 +152,14 @@ class Identifier:
         self._trusted = tuple(name.lower().encode() for name in trusted_headers)
         self._order = tuple(source for source in sources if source is not IdentitySource.HEADER or self._trusted)
         self._proxies = tuple(ip_network(network) for network in proxies)
-        self.directory = book
+        self.directory = directory
         self._clock = clock
 
     def identify_head(self, headers: Mapping[bytes, bytes], address: str | None) -> Identity | None:
-        """Who calls, by the head of a call; None where its body may name another. Raises InvalidKey, see `identify`."""
+        """Return the client by the head of a call alone; None if the body may name another client.
+
+        Raises InvalidKey like `identify`.
+        """
         for source in self._order:
             if source is IdentitySource.USER and self.directory.anonymous.allowed:
                 return None
@@ -166,7 +169,10 @@ class Identifier:
         return self._anonymous(ANONYMOUS)
 
     def identify(self, headers: Mapping[bytes, bytes], user: str | None, address: str | None) -> Identity:
-        """`headers` have lower-case names. Raises InvalidKey for a bad key, and where there must be one."""
+        """Return the client of a call, whose `headers` have lower-case names.
+
+        Raises InvalidKey for an unknown or expired key, and for a missing one if a key is required.
+        """
         for source in self._order:
             found = self._from_source(source, headers, user, address)
             if found is not None:
@@ -190,7 +196,7 @@ class Identifier:
         if entry is not None:
             return self._valid(entry)
         if key.startswith(KEY_PREFIX):
-            raise InvalidKey("The API key is not known.")
+            raise InvalidKey("The API key is unknown.")
         return None
 
     def _from_header(self, headers: Mapping[bytes, bytes], address: str | None) -> Identity | None:
@@ -209,17 +215,17 @@ class Identifier:
     def _anonymous(self, client: ClientId) -> Identity:
         rules = self.directory.anonymous
         if not rules.allowed:
-            raise InvalidKey("This takes an API key as a bearer token.")
-        return _stranger(client, rules)
+            raise InvalidKey("This call needs an API key as a bearer token.")
+        return _anonymous_identity(client, rules)
 
 
 def address_id(address: str | None) -> ClientId:
-    """The client that goes by its address."""
+    """Return the id of a client that is identified by its address."""
     return _named_id(IdentitySource.ADDRESS, address.encode()) if address else ANONYMOUS
 
 
 def is_allowed_name(name: str) -> bool:
-    """Whether a client of the book may have this name: no other can have it for an id."""
+    """True if a client in the file may have this name: the id of no other client can equal it."""
     return name not in (ANONYMOUS, "other") and not name.startswith(tuple(f"{source}-" for source in IdentitySource))
 
 
@@ -241,7 +247,7 @@ def _key(headers: Mapping[bytes, bytes]) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _stranger(client: ClientId, rules: AnonymousPolicy) -> Identity:
+def _anonymous_identity(client: ClientId, rules: AnonymousPolicy) -> Identity:
     return Identity(client, 1.0, rules.group, rules.limits, rules.models, anonymous=True)
 
 
@@ -250,16 +256,16 @@ def _key_id(key: bytes) -> ClientId:
 
 
 def _named_id(source: IdentitySource, name: bytes) -> ClientId:
-    """Printable ASCII of at most `ID_LENGTH` characters; distinct names stay distinct."""
-    return _short_named_id(source, name) if len(name) <= ID_LENGTH else _made_id(source, name)
+    """Return an id of printable ASCII, at most `ID_LENGTH` characters; distinct names give distinct ids."""
+    return _short_named_id(source, name) if len(name) <= ID_LENGTH else _build_id(source, name)
 
 
 @lru_cache(maxsize=4096)
 def _short_named_id(source: IdentitySource, name: bytes) -> ClientId:
-    return _made_id(source, name)
+    return _build_id(source, name)
 
 
-def _made_id(source: IdentitySource, name: bytes) -> ClientId:
+def _build_id(source: IdentitySource, name: bytes) -> ClientId:
     client = f"{source}-{quote(name[:ID_LENGTH], safe='@:')}"
     if len(name) > ID_LENGTH or len(client) > ID_LENGTH:
         # quote() escapes "+", so a short name cannot be made to look like a shortened one.

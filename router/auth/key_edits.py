@@ -1,10 +1,10 @@
-"""Changes to the file of clients that leave the rest of its text, with its comments, as it is.
+"""Edits the clients file and leaves the rest of its text, comments included, unchanged.
 
-Each change replaces the bytes of one value, or puts in lines, where the parser says that these stand. What comes of it
-is parsed again, and must be what was there with that one change; else nothing is written. The file is replaced as a
-whole, in one step and with mode 0600, while nobody else changes it. ruamel.yaml is not used, since it writes the whole
-document anew: tried on a file with comments, a client more changed the indents and spaces of three other lines, and
-stood behind the comment that heads the next section.
+Each edit replaces the text of one value, or inserts lines, at positions that the parser reports. The result is parsed
+again and must differ from the old content by exactly that edit; otherwise nothing is written. The file is replaced
+atomically, with mode 0600, under a lock. ruamel.yaml is not used because it rewrites the whole document: tried on a
+file with comments, adding a client changed the indents and spaces of three other lines, and put the client behind the
+comment that heads the next section.
 """
 
 import fcntl
@@ -29,12 +29,12 @@ PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def new_key() -> str:
-    """A key of 256 random bits."""
+    """Return a new key of 256 random bits."""
     return KEY_PREFIX.decode() + secrets.token_urlsafe(32)
 
 
 def add(path: Path, name: str, fields: Mapping[str, str], models: Sequence[str]) -> str:
-    """A new client with these fields; returns its key. `fields`: as they stand in the file, nested ones by dots."""
+    """Add a client and return its key. `fields` are named as in the file, nested ones with dots."""
     _check_name(name)
     key = new_key()
     entry = _lines_of({"key": hash_of(key), **fields}, models)
@@ -49,12 +49,12 @@ def add(path: Path, name: str, fields: Mapping[str, str], models: Sequence[str])
 
 
 def revoke(path: Path, name: str) -> None:
-    """The client's keys open nothing any more; the rest of its entry stays."""
+    """Revoke the client's keys; the rest of its entry stays."""
     _edit(path, name, lambda text, _: _with_key(text, name, REVOKED))
 
 
 def rotate(path: Path, name: str, grace: float, now: float) -> str:
-    """A new key for a client, which is returned; the old ones stay good for so many seconds."""
+    """Give a client a new key and return it; the old keys stay valid for `grace` seconds."""
     key = new_key()
 
     def change(text: str, before: ClientsFile) -> str:
@@ -70,7 +70,7 @@ def rotate(path: Path, name: str, grace: float, now: float) -> str:
 
 
 def _edit(path: Path, name: str, change: Callable[[str, ClientsFile], str]) -> None:
-    with _alone(path.resolve()) as real:
+    with _locked(path.resolve()) as real:
         try:
             text = real.read_text("utf-8") if real.exists() else ""
             before = parse(text)
@@ -84,16 +84,16 @@ def _edit(path: Path, name: str, change: Callable[[str, ClientsFile], str]) -> N
 
 
 def _check(before: ClientsFile, after: ClientsFile, name: str) -> None:
-    """Raise ConfigError unless the change is one of this client and of nothing else."""
+    """Raise ConfigError unless the edit changed this client and nothing else."""
     others = {each: entry for each, entry in before.clients.items() if each != name}
     now = {each: entry for each, entry in after.clients.items() if each != name}
     if name not in after.clients or (others, before.groups, before.anonymous) != (now, after.groups, after.anonymous):
-        raise ConfigError("it is written in a way that cannot be changed here; change it by hand")
+        raise ConfigError("the file's layout is not supported by this command; edit the file by hand")
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[Path]:
-    """Nobody else who uses this changes a file of the same directory meanwhile."""
+def _locked(path: Path) -> Iterator[Path]:
+    """Lock the file's directory, so that no other process edits a clients file in it meanwhile."""
     try:
         directory = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
@@ -106,17 +106,17 @@ def _alone(path: Path) -> Iterator[Path]:
 
 
 def _with_entry(text: str, name: str, entry: list[str]) -> str:
-    """The text with a new client behind the others."""
+    """Return the text with a new client after the others."""
     text = text if not text or text.endswith("\n") else text + "\n"
     clients = _value(_root(text), "clients")
     if clients is None:
         return text + "clients:\n" + _block(name, entry, INDENT)
-    if not isinstance(clients, yaml.MappingNode):  # nothing is behind it
+    if not isinstance(clients, yaml.MappingNode):  # `clients:` without a value
         at = _end_of_line(text, clients.start_mark.index)
         return text[:at] + _block(name, entry, INDENT) + text[at:]
     if clients.flow_style:
         if clients.value:
-            raise ConfigError("`clients` is written in braces; put each on lines of its own")
+            raise ConfigError("`clients` is written in braces; put each client on lines of its own")
         end = clients.end_mark.index
         rest = _end_of_line(text, end)
         return text[: clients.start_mark.index] + text[end:rest] + _block(name, entry, INDENT) + text[rest:]
@@ -125,21 +125,21 @@ def _with_entry(text: str, name: str, entry: list[str]) -> str:
 
 
 def _with_key(text: str, name: str, value: str) -> str:
-    """The text with another value for the key of a client."""
+    """Return the text with another value for the key of a client."""
     client = _value(_value(_root(text), "clients"), name)
     if client is None:
         raise ConfigError(f"there is no client {name}")
     if (old := _value(client, "key")) is not None:
         return text[: old.start_mark.index] + value + text[_last_index(old) :]
     if not isinstance(client, yaml.MappingNode) or not client.value:
-        raise ConfigError(f"the client {name} is written in a way that cannot be changed here; change it by hand")
+        raise ConfigError(f"the layout of client {name} is not supported by this command; edit the file by hand")
     at = client.value[0][0].start_mark
     between = ", " if client.flow_style else "\n" + " " * at.column
     return text[: at.index] + f"key: {value}{between}" + text[at.index :]
 
 
 def _root(text: str) -> yaml.Node | None:
-    # As another parser would put it together, with the places of everything.
+    # BaseLoader keeps every scalar as text; the nodes carry their positions.
     return yaml.compose(text, yaml.BaseLoader)
 
 
@@ -149,7 +149,7 @@ def _value(node: yaml.Node | None, name: str) -> yaml.Node | None:
 
 
 def _last_index(node: yaml.Node) -> int:
-    """Where the last of what a node holds ends; a block's own end is only where the next thing begins."""
+    """Return where the node's last scalar ends; a block node itself ends only where the next token begins."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _last_index(last[1] if isinstance(node, yaml.MappingNode) else last)
@@ -157,7 +157,7 @@ def _last_index(node: yaml.Node) -> int:
 
 
 def _end_of_line(text: str, index: int) -> int:
-    """Where the next line begins."""
+    """Return where the next line begins."""
     return text.index("\n", index) + 1
 
 
@@ -166,7 +166,7 @@ def _block(name: str, entry: list[str], indent: str) -> str:
 
 
 def _lines_of(fields: Mapping[str, str], models: Sequence[str]) -> list[str]:
-    """A client's entry, line by line."""
+    """Return a client's entry, line by line."""
     plain = [f"{field}: {_scalar(value)}" for field, value in fields.items() if "." not in field]
     limits = [f"{field.partition('.')[2]}: {_scalar(value)}" for field, value in fields.items() if "." in field]
     listed = [f"models: [{', '.join(map(_scalar, models))}]"] if models else []
@@ -174,7 +174,7 @@ def _lines_of(fields: Mapping[str, str], models: Sequence[str]) -> list[str]:
 
 
 def _scalar(text: str) -> str:
-    """A text as YAML, in quotes unless it is a plain word or number."""
+    """Return a text as a YAML scalar, in quotes unless it is a plain word or number."""
     if PLAIN.fullmatch(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,4 +1,4 @@
-"""Reads the file of clients again when it is another one than before, while calls go on."""
+"""Reloads the clients file when it changes, without interrupting calls."""
 
 import asyncio
 import logging
@@ -14,38 +14,43 @@ from router.runtime.periodic import PeriodicTask
 
 log = logging.getLogger(__name__)
 
-SECONDS: Final = 1.0
-"""Between two looks."""
+CHECK_SECONDS: Final = 1.0
+"""Time between two checks of the file."""
 
 
 class KeyWatch(PeriodicTask):
-    """Looks at the file for as long as the context is entered; without a file, at nothing.
+    """Checks the clients file periodically while the context is entered, and reloads it when it has changed.
 
-    A call that has been let in is not touched by what is read after that. A file that is wrong is refused with one line
-    in the log, and what was read before it stays.
+    Calls that are admitted already are not affected. An invalid file is rejected with one log line, and the clients
+    read before stay. Without a file there is nothing to do.
     """
 
-    def __init__(self, path: Path | None, use: Callable[[ClientDirectory], None], every: float = SECONDS) -> None:
-        """`use` is given what the file holds: at once, and after each change. Raises ConfigError for a wrong file."""
-        super().__init__(every)
+    def __init__(
+        self, path: Path | None, on_change: Callable[[ClientDirectory], None], interval: float = CHECK_SECONDS
+    ) -> None:
+        """Load the file and pass its clients to `on_change`, now and after each change.
+
+        `interval`: seconds between two checks. Raises ConfigError if the file is invalid now.
+        """
+        super().__init__(interval)
         self._path = path
-        self._on_change = use
+        self._on_change = on_change
         self._version: FileVersion = None
         if path is not None:
             self._version = file_version(path)
-            use(load(path))
+            on_change(load(path))
 
     async def reload_if_changed(self) -> None:
-        """Read it if it was changed."""
-        if self._path is None or (mark := await asyncio.to_thread(file_version, self._path)) == self._version:
+        """Reload the file if it has changed."""
+        if self._path is None or (version := await asyncio.to_thread(file_version, self._path)) == self._version:
             return
-        self._version = mark
+        self._version = version
         try:
             self._on_change(await asyncio.to_thread(load, self._path))
         except ConfigError as error:
             log.error("%s; the clients stay as they were", " ".join(str(error).split()))
         else:
-            log.info("%s: read again", self._path)
+            log.info("%s: reloaded", self._path)
 
     async def _run_once(self) -> None:
         await self.reload_if_changed()

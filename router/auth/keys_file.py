@@ -1,4 +1,4 @@
-"""The file of clients and groups: its model, and what it makes known to the router.
+"""The clients file: its schema, and the client directory built from it.
 
     clients:
       alice: {key: "sha256:...", weight: 2, group: research, limits: {in_flight: 8}}
@@ -6,7 +6,7 @@
       research: {weight: 4, limits: {tokens_per_minute: 100000}}
     anonymous: {weight: 1, new_per_minute: 10}
 
-Keys are in it by their hash alone, so that whoever reads it can call in nobody's name.
+The file holds only hashes of keys, so that reading it does not let anybody call as one of the clients.
 """
 
 import re
@@ -48,28 +48,30 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,47}")
 HASH: Final = re.compile(r"sha256:([0-9a-f]{64})(?: until (\S+))?")
 REVOKED: Final = "revoked"
 ANONYMOUS_GROUP: Final = "anonymous"
-"""The built-in group of those whom nobody vouches for."""
+"""The built-in group of unauthenticated clients."""
 
 
 class KeyHash(NamedTuple):
-    """The SHA-256 of a key, and until when that counts, in seconds since 1970."""
+    """The SHA-256 of a key, and when the key expires, in seconds since 1970."""
 
     digest: bytes
     until: float | None = None
 
 
 def hash_of(key: str) -> str:
-    """How a key stands in the file."""
+    """Return the text that stands for a key in the file."""
     return f"sha256:{sha256(key.encode()).hexdigest()}"
 
 
 def valid_name(name: str) -> str:
-    """The name itself; ValueError, which says why, for one that no client may have."""
+    """Return the name itself if a client may have it; raises ValueError with the reason otherwise."""
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name[:60]!r} is no name: letters, digits and . _ @ - after the first, 48 at most")
+        raise ValueError(
+            f"{name[:60]!r} is not a valid name: at most 48 letters, digits and . _ @ -, the first a letter or digit"
+        )
     if not is_allowed_name(name):
         raise ValueError(
-            f"{name!r} is a name that others have: not anonymous, other, or key-, header-, user-, address-"
+            f"{name!r} is reserved: anonymous, other, and names that begin with key-, header-, user- or address-"
         )
     return name
 
@@ -82,7 +84,9 @@ def _hashes(given: object) -> object:
     for text in texts:
         match = HASH.fullmatch(text) if isinstance(text, str) else None
         if match is None:
-            raise ValueError(f"not sha256: and 64 hexadecimal digits, nor {REVOKED}; `d2lpm keys add` makes one")
+            raise ValueError(
+                f"neither sha256: with 64 hexadecimal digits nor {REVOKED}; `d2lpm keys add` creates a key"
+            )
         found.append(KeyHash(bytes.fromhex(match[1]), None if match[2] is None else _seconds(match[2])))
     return tuple(found)
 
@@ -91,7 +95,7 @@ def _seconds(text: str) -> float:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text[:40]!r} is no time like 2027-01-31 or 2027-01-31T12:00:00Z") from None
+        raise ValueError(f"{text[:40]!r} is not a time such as 2027-01-31 or 2027-01-31T12:00:00Z") from None
     return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
 
 
@@ -100,7 +104,7 @@ def _expiry(given: object) -> object:
 
 
 def _nothing(given: object) -> object:
-    """A name with nothing behind it, as in `clients:`, is one without entries."""
+    """Read a name without a value, as in `clients:`, as an empty mapping."""
     return {} if given == "" else given
 
 
@@ -120,7 +124,7 @@ class Section(BaseModel):
 
 
 class LimitsEntry(Section):
-    """See `Limits`."""
+    """The limits of a client or group."""
 
     in_flight: PositiveInt | None = None
     requests_per_minute: PositiveFloat | None = None
@@ -128,15 +132,15 @@ class LimitsEntry(Section):
 
     @property
     def limits(self) -> Limits:
-        """For the router."""
+        """The same limits as the router uses them."""
         return Limits(self.in_flight, self.requests_per_minute, self.tokens_per_minute)
 
 
 class ClientEntry(Section):
-    """A client."""
+    """A client's entry."""
 
     key: Annotated[tuple[KeyHash, ...], BeforeValidator(_hashes)] = ()
-    """Its key by its hash, or several; none where a trusted header names it, or the key is revoked."""
+    """The hashes of its keys; none if the key is revoked, or if a trusted header names the client."""
     weight: PositiveFloat = 1.0
     group: str | None = None
     limits: LimitsEntry = LimitsEntry()
@@ -145,7 +149,7 @@ class ClientEntry(Section):
 
 
 class GroupEntry(Section):
-    """A group, and what all of its members have together."""
+    """A group's entry; weight and limits are shared by all its members."""
 
     weight: PositiveFloat = 1.0
     limits: LimitsEntry = LimitsEntry()
@@ -153,22 +157,22 @@ class GroupEntry(Section):
 
 
 class AnonymousEntry(Section):
-    """Whoever has no key."""
+    """The treatment of clients without a key."""
 
     allowed: bool = True
     weight: PositiveFloat | None = None
-    """Of all of them together; where none is given, each has 1."""
+    """The weight that all of them share; if None, each has weight 1."""
     limits: LimitsEntry = LimitsEntry()
-    """Of all of them together."""
+    """The limits of all of them together."""
     each: LimitsEntry = LimitsEntry()
-    """Of each."""
+    """The limits of each of them."""
     models: Models = None
     new_per_minute: PositiveFloat | None = None
-    """How many may come by a new name from one address."""
+    """New anonymous clients per minute from one address."""
 
 
 class ClientsFile(Section):
-    """What may stand in the file."""
+    """The whole file."""
 
     clients: Annotated[dict[Name, ClientEntry], BeforeValidator(_nothing)] = {}
     groups: Annotated[dict[Name, GroupEntry], BeforeValidator(_nothing)] = {}
@@ -179,7 +183,7 @@ class ClientsFile(Section):
         owners: dict[bytes, str] = {}
         for name, client in self.clients.items():
             if client.group is not None and client.group not in self.groups:
-                raise ValueError(f"clients: {name}: there is no group {client.group!r}; name it under `groups` first")
+                raise ValueError(f"clients: {name}: there is no group {client.group!r}; add it under `groups` first")
             for key in client.key:
                 if owners.setdefault(key.digest, name) != name:
                     raise ValueError(f"clients: {name}: has the same key as {owners[key.digest]}")
@@ -187,12 +191,12 @@ class ClientsFile(Section):
 
 
 def load(path: Path) -> ClientDirectory:
-    """The book that a file holds. Raises ConfigError as `read_clients` does."""
+    """Read a file and build the client directory. Raises ConfigError like `read_clients`."""
     return build_directory(read_clients(path))
 
 
 def read_clients(path: Path) -> ClientsFile:
-    """What a file says. Raises ConfigError, with one line that names the file, what is wrong and where."""
+    """Read a clients file. Raises ConfigError, in one line that names the file, the mistake and its place."""
     try:
         return parse(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -203,7 +207,7 @@ def read_clients(path: Path) -> ClientsFile:
 
 
 def parse(text: str) -> ClientsFile:
-    """What a file says. Raises ConfigError, with one line that does not name the file."""
+    """Parse the text of a clients file. Raises ConfigError, in one line that does not name the file."""
     try:
         document = yaml_file.read(text)
         return ClientsFile.model_validate({} if document is None else document)
@@ -216,7 +220,7 @@ def parse(text: str) -> ClientsFile:
 
 
 def build_directory(file: ClientsFile) -> ClientDirectory:
-    """What the router knows by it."""
+    """Build the client directory."""
     keys: dict[bytes, ResolvedClient] = {}
     names: dict[str, ResolvedClient] = {}
     for name, client in file.clients.items():

@@ -1,1 +1,1 @@
-"""What any long-running Python process needs: timers, files, periodic tasks, garbage collection."""
+"""Helpers for any long-running Python process: timers, files, periodic tasks, garbage collection."""

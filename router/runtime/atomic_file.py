@@ -1,21 +1,21 @@
-"""A file that is replaced in one step: whoever reads it sees all of the old one or all of the new one."""
+"""Atomic replacement of a file: a reader sees either all of the old content or all of the new."""
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 FileVersion = tuple[int, int, int] | None
-"""By which a file that was changed or replaced is told from what it was; None where there is none."""
+"""Modification time in nanoseconds, size and inode: different after a change or replacement. None for no file."""
 
 
 def replace_file(path: Path, blocks: Iterable[bytes]) -> None:
-    """Put these bytes in the place of what is there, with mode 0600; they are on the disk when this returns.
+    """Replace the file's content atomically, with mode 0600. The new content is on disk when this returns.
 
-    Raises OSError, and then the old file stays.
+    Raises OSError on failure; the old file then stays.
     """
     beside = path.with_name(path.name + ".new")
     beside.unlink(missing_ok=True)
-    # A new file always: a symbolic link that somebody puts there is not followed.
+    # O_EXCL creates a new file, so that a symbolic link placed here by an attacker is not followed.
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         os.fchmod(file.fileno(), 0o600)
         for block in blocks:
@@ -31,7 +31,7 @@ def replace_file(path: Path, blocks: Iterable[bytes]) -> None:
 
 
 def file_version(path: Path) -> FileVersion:
-    """What the file is now, for whoever looks whether it is another one later."""
+    """Return the file's present version, to be compared with a later one."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,6 +1,6 @@
 """Emulated workers as child processes, for a trial without a GPU.
 
-They are started as any program is: what they print and what they answer over HTTP is all that is known here.
+They are separate programs: this module knows only what they print and their HTTP interface.
 """
 
 import re
@@ -16,12 +16,12 @@ from router.errors import ConfigError
 COMMAND: Final = (sys.executable, "-m", "workers", "--dialect", "vllm", "--port", "0", "--exit-with-parent")
 READY_LINE: Final = re.compile(r"workers: \S+ (?P<model>\S+) on (?P<url>http://\S+)")
 TERMINATE_SECONDS: Final = 5.0
-"""Seconds that a worker has to end when it is told to."""
+"""Time that a worker has to exit after SIGTERM before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedWorker:
-    """A process that listens and speaks like vLLM."""
+    """A running process that serves the API of vLLM."""
 
     url: str
     model: str
@@ -29,9 +29,9 @@ class EmulatedWorker:
 
 @contextmanager
 def start_emulated_workers(count: int, command: Sequence[str] = COMMAND) -> Iterator[list[EmulatedWorker]]:
-    """Start this many workers, wait until all listen, and end them on the way out.
+    """Start this many workers, wait until all of them listen, and stop them on exit.
 
-    They also end by themselves when this process is gone, however it went. Raises ConfigError if one does not start.
+    The workers also exit by themselves if this process dies. Raises ConfigError if one does not start.
     """
     with ExitStack() as stack:
         processes = [stack.enter_context(terminated_on_exit(_start(command), TERMINATE_SECONDS)) for _ in range(count)]
@@ -39,20 +39,20 @@ def start_emulated_workers(count: int, command: Sequence[str] = COMMAND) -> Iter
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:
-    # A process group of its own, so that Ctrl-C reaches the router alone, which lets its requests finish first.
+    # A process group of its own, so that Ctrl-C reaches the router only, which drains its requests first.
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
 
 
 @contextmanager
-def terminated_on_exit(process: subprocess.Popen[str], patience: float) -> Iterator[subprocess.Popen[str]]:
-    """End a process on the way out; it has so many seconds to do so when it is told to."""
+def terminated_on_exit(process: subprocess.Popen[str], seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """Terminate a process on exit, and kill it if it still runs after `seconds`."""
     with process:
         try:
             yield process
         finally:
             process.terminate()
             try:
-                process.wait(patience)
+                process.wait(seconds)
             except subprocess.TimeoutExpired:
                 process.kill()
 
@@ -62,5 +62,5 @@ def _ready(process: subprocess.Popen[str]) -> EmulatedWorker:
     line = process.stdout.readline()
     found = READY_LINE.match(line)
     if found is None:
-        raise ConfigError(f"an emulated worker did not start; it said {line.strip()!r}")
+        raise ConfigError(f"an emulated worker did not start; it printed {line.strip()!r}")
     return EmulatedWorker(found["url"], found["model"])

@@ -1,7 +1,7 @@
-"""Timers by which others are judged: they ring only once the router has had the time to hear them.
+"""Timers for timeouts of peers, which do not blame a peer for a stall of the router itself.
 
-After the process stood still (a virtual machine is moved, a laptop sleeps), all timers are due at once, and an event
-loop may run them before it reads its sockets. What was sent in time would then count as never sent.
+After the process was stalled (a virtual machine is migrated, a laptop sleeps), all timers expire at once, and the event
+loop may run them before it reads its sockets. Data that a peer sent in time would then count as never sent.
 """
 
 import asyncio
@@ -9,39 +9,40 @@ from collections.abc import Callable
 from typing import Final
 
 STALL_SECONDS: Final = 0.1
-"""Seconds by which a timer is later than a busy event loop makes it."""
+"""A timer that fires later than this shows a stall; a merely busy event loop is never so late."""
 GRACE_SECONDS: Final = 1.0
-"""Seconds, at most, in which a loop that stood still reads what has come meanwhile."""
+"""Most time given to a loop after a stall to read what has arrived meanwhile."""
 
 
 class FairTimer:
-    """One timer. If it rings late, it rings once more after a grace, and only then calls."""
+    """A one-shot timer. If it fires late, it waits for a grace period once more before it calls back."""
 
-    __slots__ = ("_call", "_handle", "_loop", "_seconds", "when")
+    __slots__ = ("_callback", "_handle", "_loop", "_seconds", "when")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], object]) -> None:
-        """`call` is called in so many seconds, unless this is cancelled before."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]) -> None:
+        """Call `callback` in this many seconds, unless the timer is cancelled before."""
         self._loop = loop
         self._seconds = seconds
-        self._call = call
+        self._callback = callback
         self._set(seconds)
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the callback."""
         self._handle.cancel()
 
     def _set(self, seconds: float) -> None:
         self.when = self._loop.time() + seconds
-        """The time at which it is due, on the loop's clock; uvloop's own handle does not know it if that is now."""
+        """When the timer expires, on the loop's clock. Kept here because uvloop's handle does not report it once the
+        time has come."""
         self._handle = self._loop.call_later(seconds, self._fire)
 
     def _fire(self) -> None:
-        if stalled_since(self._loop, self.when):
+        if fired_late(self._loop, self.when):
             self._set(min(GRACE_SECONDS, self._seconds))
         else:
-            self._call()
+            self._callback()
 
 
-def stalled_since(loop: asyncio.AbstractEventLoop, due: float) -> bool:
-    """Whether the loop stood still, as what was due at this time happens only now."""
+def fired_late(loop: asyncio.AbstractEventLoop, due: float) -> bool:
+    """True if the loop has been stalled: a timer due at this time fires only now, too late for a busy loop."""
     return loop.time() - due > STALL_SECONDS

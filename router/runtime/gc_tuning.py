@@ -1,7 +1,7 @@
-"""When Python looks for cycles: in what is young often, in what is old only when nobody waits for the router.
+"""When Python collects garbage cycles: young objects often, old ones only while no call is in flight.
 
-A look at everything takes as long as there is much, and the prefix tree is much; all streams stand still meanwhile.
-Requests are freed by their reference counts. What is left to find are connections that are no more, a few KB each.
+A full collection takes time in proportion to all objects, of which the prefix tree has many, and stalls every stream.
+Requests are freed by their reference counts; the cycles left to find are closed connections, of a few KB each.
 """
 
 import asyncio
@@ -12,39 +12,42 @@ from typing import Final, Self
 from router.runtime.periodic import PeriodicTask
 
 YOUNGEST_THRESHOLD: Final = 10_000
-"""Objects made, less those freed, after which the youngest are looked at: a millisecond's work."""
+"""Objects allocated, less those freed, before a collection of the youngest generation: about a millisecond of work."""
 MIDDLE_THRESHOLD: Final = 5
-"""Of such looks, after how many also what has survived these."""
+"""Youngest-generation collections before one of the middle generation."""
 NEVER: Final = 1_000_000_000
 CHECK_SECONDS: Final = 1.0
 INTERVAL_SECONDS: Final = 600.0
-"""Between two looks at everything, which wait for a moment in which no call is under way ..."""
+"""Least time between two full collections, which wait for a moment without a call in flight."""
 MAX_INTERVAL_SECONDS: Final = 3600.0
-"""... for so long at most. Then what has come since is looked at, which is less."""
+"""After this time without one, a collection takes place in spite of calls in flight, over new objects only."""
 
 
 def tune_collector() -> None:
-    """Look often at what is young, and never of itself at what is there for good."""
+    """Exempt all present objects, collect young ones often, and never start a full collection automatically."""
     gc.freeze()
     gc.set_threshold(YOUNGEST_THRESHOLD, MIDDLE_THRESHOLD, NEVER)
 
 
 class FullCollections(PeriodicTask):
-    """Looks at everything now and then, as long as it is entered."""
+    """Runs a full garbage collection now and then while the context is entered."""
 
     def __init__(
-        self, idle: Callable[[], bool], seldom: float = INTERVAL_SECONDS, latest: float = MAX_INTERVAL_SECONDS
+        self,
+        idle: Callable[[], bool],
+        min_interval: float = INTERVAL_SECONDS,
+        max_interval: float = MAX_INTERVAL_SECONDS,
     ) -> None:
-        """`idle`: whether no call is under way."""
-        super().__init__(min(CHECK_SECONDS, seldom))
+        """`idle`: whether no call is in flight; the intervals are in seconds."""
+        super().__init__(min(CHECK_SECONDS, min_interval))
         self._idle = idle
-        self._min_interval = seldom
-        self._max_interval = latest
+        self._min_interval = min_interval
+        self._max_interval = max_interval
         self.collections = 0
-        """At everything, so far."""
+        """Full collections so far."""
 
     async def __aenter__(self) -> Self:
-        """Begin."""
+        """Start the interval before the first collection."""
         self._collected_at = asyncio.get_running_loop().time()
         return await super().__aenter__()
 

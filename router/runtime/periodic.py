@@ -1,4 +1,4 @@
-"""What is done again and again for as long as the router runs."""
+"""Tasks that repeat at a fixed interval while the router runs."""
 
 import asyncio
 import logging
@@ -9,26 +9,26 @@ log = logging.getLogger(__name__)
 
 
 class PeriodicTask(ABC):
-    """Takes a turn at regular times, from when the context is entered until it is left.
+    """Runs at a fixed interval from when the context is entered until it is left.
 
-    A turn that fails is told in the log with its trace, and the next one comes all the same.
+    A run that raises is logged with its traceback, and the next run takes place all the same.
     """
 
-    def __init__(self, every: float) -> None:
-        """`every`: seconds between two turns, and before the first."""
-        self._interval = every
+    def __init__(self, interval: float) -> None:
+        """`interval`: seconds between two runs, and before the first."""
+        self._interval = interval
 
     @abstractmethod
     async def _run_once(self) -> None:
-        """Do it once; cancelled in the middle when the context is left."""
+        """Do the work once. The run is cancelled if the context is left meanwhile."""
 
     async def __aenter__(self) -> Self:
-        """Begin."""
+        """Start the task."""
         self._task = asyncio.create_task(self._run_forever())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Take no more turns."""
+        """Stop the task."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -37,5 +37,5 @@ class PeriodicTask(ABC):
             await asyncio.sleep(self._interval)
             try:
                 await self._run_once()
-            except Exception:  # the outermost boundary of a turn
-                log.exception("a turn of %s failed inside the router", type(self).__name__)
+            except Exception:  # one failed run must not end the task
+                log.exception("a run of %s failed inside the router", type(self).__name__)

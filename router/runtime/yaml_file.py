@@ -1,6 +1,6 @@
-"""The YAML of the files that an operator writes: every scalar is its text, and a name stands once.
+"""Reads the YAML files that an operator writes: every scalar stays text, and duplicate names are refused.
 
-Nothing is written here, so the comments and places that ruamel.yaml keeps would be of no use.
+This module writes nothing, so the comments and positions that ruamel.yaml preserves would be of no use.
 """
 
 from collections.abc import Hashable
@@ -10,21 +10,20 @@ import yaml
 
 
 def read(source: str | IO[bytes]) -> object:
-    """The document, of mappings, lists and texts; None if there is none. Raises yaml.YAMLError."""
+    """Return the document, made of mappings, lists and strings; None if it is empty. Raises yaml.YAMLError."""
     return yaml.load(source, _Loader)
 
 
 class _Loader(yaml.BaseLoader):
-    """Leaves every scalar a text, where others take `off` for a boolean and 0123 for 83; refuses a name that stands
-    twice, of which YAML would take the last.
+    """Keeps every scalar as text, where other loaders read `off` as a boolean and 0123 as 83, and refuses duplicate
+    names, of which PyYAML would keep the last.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        """See the base."""
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.YAMLError(f"{key.value} is there twice, again in line {key.start_mark.line + 1}")
+                    raise yaml.YAMLError(f"duplicate name {key.value} in line {key.start_mark.line + 1}")
                 seen.add(key.value)
         return super().construct_mapping(node, deep)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from router.errors import NoWorker, WorkerBroke, WorkerHung, WorkerUnreachable
-from router.runtime.fair_timer import FairTimer, stalled_since
+from router.runtime.fair_timer import FairTimer, fired_late
 
 IDLE_SECONDS: Final = 3.0
 """How long an unused connection may be reused: shorter than the 5 s after which an engine closes it."""
@@ -400,7 +400,7 @@ class WorkerClient:
         try:
             return await self._open()
         except WorkerUnreachable:
-            if not stalled_since(asyncio.get_running_loop(), deadline):
+            if not fired_late(asyncio.get_running_loop(), deadline):
                 raise
             return await self._open()  # the router stalled: the worker may have accepted in time
 

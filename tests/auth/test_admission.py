@@ -22,7 +22,7 @@ class Door:
         self.now = 0.0
         self.known: set[ClientId] = set()
         self.admission = Admission(
-            Identifier(book=book or ClientDirectory()), self.known.__contains__, clock=lambda: self.now
+            Identifier(directory=book or ClientDirectory()), self.known.__contains__, clock=lambda: self.now
         )
 
     @contextmanager

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from router.auth.keys_file import hash_of
-from tests.support.running import PATIENCE, RunningRouter, chat, emulated_workers, running_router, until
+from tests.support.running import TIMEOUT_S, RunningRouter, chat, emulated_workers, running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine
 
 ALICE, BOB = "sk-alice", "sk-bob"
@@ -111,7 +111,7 @@ async def status_line_without_body(router: RunningRouter, key: str | None) -> by
         "content-type: application/json",
     ]
     lines += [f"authorization: Bearer {key}"] if key else []
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         writer.write("\r\n".join([*lines, "", ""]).encode())
         line = await reader.readline()

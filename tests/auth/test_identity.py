@@ -95,7 +95,7 @@ def bearer(key: bytes) -> dict[bytes, bytes]:
 
 def test_a_known_key_names_its_client() -> None:
     """By the name and with the weight that the book gives it, and vouched for."""
-    found = Identifier(book=book()).identify(bearer(KEY), "mallory", "10.0.0.7")
+    found = Identifier(directory=book()).identify(bearer(KEY), "mallory", "10.0.0.7")
     assert (found.client, found.weight, found.anonymous) == ("alice", 3.0, False)
 
 
@@ -103,7 +103,7 @@ def test_a_known_key_names_its_client() -> None:
 @pytest.mark.parametrize("key", [b"sk-unknown", b"sk-old", KEY + b"x"])
 def test_a_key_that_is_not_good_is_refused(key: bytes, anonymous: bool) -> None:
     """Unknown or expired, also where whoever has none may call; the key is not repeated."""
-    identifier = Identifier(book=book(allowed=anonymous), clock=lambda: 1000.0)
+    identifier = Identifier(directory=book(allowed=anonymous), clock=lambda: 1000.0)
     with pytest.raises(InvalidKey) as caught:
         identifier.identify(bearer(key), "alice", "10.0.0.7")
     assert key.decode() not in str(caught.value)
@@ -111,20 +111,20 @@ def test_a_key_that_is_not_good_is_refused(key: bytes, anonymous: bool) -> None:
 
 def test_a_key_is_good_until_it_expires() -> None:
     """To the last moment."""
-    assert Identifier(book=book(), clock=lambda: 999.0).identify(bearer(b"sk-old"), None, None).client == "bob"
+    assert Identifier(directory=book(), clock=lambda: 999.0).identify(bearer(b"sk-old"), None, None).client == "bob"
 
 
 @pytest.mark.parametrize("headers", [{}, bearer(b"EMPTY")])
 def test_who_has_no_key_is_anonymous_or_refused(headers: dict[bytes, bytes]) -> None:
     """As the book says; what client libraries send for want of a key is none."""
     group = Group(GroupId("anonymous"), 0.5)
-    found = Identifier(book=book(allowed=True, group=group)).identify(headers, "carol", "10.0.0.7")
+    found = Identifier(directory=book(allowed=True, group=group)).identify(headers, "carol", "10.0.0.7")
     assert (found.client, found.shared_group, found.group_weight, found.anonymous) == (
         *("user-carol", "anonymous", 0.5),
         True,
     )
     with pytest.raises(InvalidKey):
-        Identifier(book=book()).identify(headers, "carol", "10.0.0.7")
+        Identifier(directory=book()).identify(headers, "carol", "10.0.0.7")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_who_has_no_key_is_anonymous_or_refused(headers: dict[bytes, bytes]) -> 
 def test_a_header_is_believed_from_trusted_addresses_alone(address: str | None, client: str) -> None:
     """Whoever else sends it is who he is without it."""
     identifier = Identifier(
-        trusted_headers=["x-client-id"], proxies=["127.0.0.1", "10.0.0.0/8"], book=book(allowed=True)
+        trusted_headers=["x-client-id"], proxies=["127.0.0.1", "10.0.0.0/8"], directory=book(allowed=True)
     )
     assert identifier.identify({b"x-client-id": b"alice"}, "eve", address).client == client
 

@@ -113,10 +113,10 @@ def test_an_old_key_stays_good_for_its_grace(path: Path, name: str) -> None:
     [
         ("alice", {}, "alice already"),
         ("user-x", {}, "user-x"),
-        ("x: y", {}, "no name"),
+        ("x: y", {}, "not a valid name"),
         ("carol", {"group": "none"}, "no group 'none'"),
         ("carol", {"weight": "-1"}, "weight"),
-        ("carol", {"expires": "soon"}, "no time"),
+        ("carol", {"expires": "soon"}, "not a time"),
     ],
 )
 def test_a_mistake_changes_nothing(path: Path, name: str, fields: dict[str, str], told: str) -> None:

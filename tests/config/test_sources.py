@@ -159,8 +159,8 @@ def test_a_wrong_variable_is_named(variable: str, value: str, named: str) -> Non
         ("port: [1", "router.yaml"),
         ("\x01", "router.yaml"),
         ("? [a]\n: b", "router.yaml"),
-        ("port: 1\nhost: a\nport: 2", "router.yaml: port is there twice, again in line 3"),
-        ("dlpm: {quantum: 1, quantum: 2}", "quantum is there twice"),
+        ("port: 1\nhost: a\nport: 2", "router.yaml: duplicate name port in line 3"),
+        ("dlpm: {quantum: 1, quantum: 2}", "duplicate name quantum in line 1"),
     ],
 )
 def test_a_wrong_file_is_named(text: str, named: str, file: Path) -> None:

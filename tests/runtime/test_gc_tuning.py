@@ -39,7 +39,7 @@ async def test_everything_is_looked_at_when_no_call_is_under_way() -> None:
         asked += 1
         return idle
 
-    async with FullCollections(is_idle, seldom=0.001, latest=3600.0) as collector:
+    async with FullCollections(is_idle, min_interval=0.001, max_interval=3600.0) as collector:
         await until(lambda: asked > 2)
         assert (collector.collections, gone() is None) == (0, False)
         idle = True
@@ -49,7 +49,7 @@ async def test_everything_is_looked_at_when_no_call_is_under_way() -> None:
 
 async def test_a_router_that_is_never_idle_looks_at_what_is_new() -> None:
     """In the end; what was frozen before stays unseen."""
-    async with FullCollections(lambda: False, seldom=0.001, latest=0.01) as collector:
+    async with FullCollections(lambda: False, min_interval=0.001, max_interval=0.01) as collector:
         await until(lambda: collector.collections > 0)
         knot = Knot()
         gone = weakref.ref(knot)

@@ -30,7 +30,7 @@ async def test_a_turn_that_fails_is_told_and_the_next_one_comes(caplog: pytest.L
         async with Counting() as counting, asyncio.timeout(60):
             await counting.third.wait()
     (record,) = caplog.records
-    assert "a turn of Counting failed" in record.getMessage()
+    assert "a run of Counting failed" in record.getMessage()
     assert record.exc_info is not None
 
 

@@ -84,7 +84,7 @@ async def test_an_address_that_is_back_before_its_calls_end_stays(caplog: pytest
             async with router.post(chat()) as first:
                 call = await engine.call()
                 names.addresses = []
-                await until(lambda: "is drained" in caplog.text)
+                await until(lambda: "is being drained" in caplog.text)
                 async with router.post(chat()) as refused:
                     assert (await refused.response()).status == 503
                 names.addresses = ["127.0.0.1"]

@@ -30,7 +30,7 @@ from router.front.http.http_errors import (
 )
 from router.front.http.response_writer import send
 from router.front.http.unread_bytes import UnreadBytes
-from router.runtime.fair_timer import GRACE_SECONDS, stalled_since
+from router.runtime.fair_timer import GRACE_SECONDS, fired_late
 
 EARLY_BYTES: Final = 64 * 1024
 """Bytes of later calls that a client can send while a call is in flight."""
@@ -155,7 +155,7 @@ class ClientConnection(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         """Close a connection that was idle for the keep-alive time; cut it if its last answer stays unread."""
         task = self.timeout_keep_alive_task
-        if task is not None and stalled_since(self.loop, task.when()):
+        if task is not None and fired_late(self.loop, task.when()):
             # The next call may have arrived while the process stood still: give the loop time to read it.
             self.timeout_keep_alive_task = self.loop.call_later(GRACE_SECONDS, self.timeout_keep_alive_handler)
             return
