@@ -1,4 +1,4 @@
-"""All bad inputs: sends them to a router, and writes down what it says to each: the table in docs/operations.md.
+"""Sends all bad inputs to a router and writes the table of its replies in docs/operations.md.
 
 python -m tests.bad_input.all --write
 """
@@ -27,20 +27,20 @@ ANSWER: Final = json.dumps({"id": "c", "object": "chat.completion", "choices": [
 
 BAD_INPUTS: Final[Mapping[str, tuple[BadInput, ...]]] = {
     "HTTP": HTTP,
-    "Where a body ends": BODY_ENDS,
+    "The length of a body": BODY_ENDS,
     "The body of a chat": JSON,
-    "Its members, and those of a completion": MEMBERS,
+    "Members of a chat or a completion": MEMBERS,
     "Paths and methods": PATHS,
     "Keys and names": NAMES,
 }
-"""By what of a call is bad."""
+"""The bad inputs by the part of a call that is bad."""
 
 Replies = Mapping[BadInput, Reply]
 
 
 @asynccontextmanager
 async def router_under_test(seconds: float = 1.0) -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
-    """A router before an engine; its limits are those by default, but for the seconds for headers and for a body."""
+    """Run a router with one engine and default limits, except `seconds` for the headers and for a body to arrive."""
     async with scripted_engine() as engine:
         settings = {"admin_key": ADMIN_KEY, "header_timeout": seconds, "body_timeout": seconds}
         async with running_router(worker=[{"url": engine.url, "id": "w"}], **settings) as router:
@@ -49,7 +49,7 @@ async def router_under_test(seconds: float = 1.0) -> AsyncIterator[tuple[Scripte
 
 @asynccontextmanager
 async def answering(engine: ScriptedEngine) -> AsyncIterator[None]:
-    """The engine takes everything."""
+    """Let the engine answer every call."""
     task = asyncio.create_task(_answer(engine))
     try:
         yield
@@ -64,7 +64,7 @@ async def _answer(engine: ScriptedEngine) -> None:
 
 
 async def send(router: RunningRouter, sent: bytes) -> Reply:
-    """Send these bytes, and nothing more, on a connection of their own; the first answer to them."""
+    """Send only these bytes on a new connection and return the first reply."""
     reader, writer = await asyncio.open_connection(*router.address)
     try:
         writer.write(sent)
@@ -79,10 +79,9 @@ async def send(router: RunningRouter, sent: bytes) -> Reply:
 
 def _reply(status: int, headers: Mapping[str, str], body: bytes) -> Reply:
     if status < 400:
-        done = (
-            f"Passed on to an engine for `{headers['x-d2lpm-client']}`." if "x-d2lpm-worker" in headers else "Served."
-        )
-        return Reply(status, None, None, done)
+        forwarded = "x-d2lpm-worker" in headers
+        message = f"Forwarded to an engine for `{headers['x-d2lpm-client']}`." if forwarded else "Served."
+        return Reply(status, None, None, message)
     assert headers["content-type"] == "application/json"
     error = json.loads(body)["error"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -91,37 +90,37 @@ def _reply(status: int, headers: Mapping[str, str], body: bytes) -> Reply:
 
 
 async def check_serves(router: RunningRouter) -> None:
-    """An ordinary call is answered as if nothing had been."""
+    """Check that an ordinary call is answered."""
     async with router.post(chat()) as post:
         assert (await post.response()).status == 200
 
 
 async def send_each() -> Replies:
-    """One after the other, and an ordinary call behind each."""
-    seen = {}
+    """Send each bad input, one after the other, with an ordinary call after each."""
+    replies = {}
     async with router_under_test() as (engine, router), answering(engine):
         for bad in all_bad_inputs():
-            seen[bad] = await send(router, bad.data)
+            replies[bad] = await send(router, bad.data)
             await check_serves(router)
-    return seen
+    return replies
 
 
 def all_bad_inputs() -> list[BadInput]:
     return [bad for family in BAD_INPUTS.values() for bad in family]
 
 
-def table(seen: Replies) -> str:
-    """What docs/operations.md has between its two marks."""
+def table(replies: Replies) -> str:
+    """The text between the two marks in docs/operations.md."""
     pieces = []
     for family, inputs in BAD_INPUTS.items():
         pieces.append(f"\n| {family} | status | `code` | `param` | `message` |\n| --- | --- | --- | --- | --- |\n")
-        pieces += [_row(bad.name, seen[bad]) for bad in inputs]
+        pieces += [_row(bad.name, replies[bad]) for bad in inputs]
     return "".join([*pieces, "\n"])
 
 
-def _row(name: str, told: Reply) -> str:
-    status = "the engine's" if told.message.startswith("Passed on") else str(told.status)
-    shown = [name, status, _code(told.code), _code(told.param), _cell(told.message)]
+def _row(name: str, reply: Reply) -> str:
+    status = "the engine's" if reply.message.startswith("Forwarded") else str(reply.status)
+    shown = [name, status, _code(reply.code), _code(reply.param), _cell(reply.message)]
     return f"| {' | '.join(shown)} |\n"
 
 
@@ -130,18 +129,18 @@ def _code(name: str | None) -> str:
 
 
 def _cell(message: str) -> str:
-    """Long runs of one letter are cut, and what a table cannot show is escaped."""
+    """Shorten long runs of one letter, and escape what a table cannot show."""
     short = message.replace("x" * 190, "...")
     return json.dumps(short, ensure_ascii=True)[1:-1].replace("|", "\\|")
 
 
 def table_in_document(document: str) -> str:
-    """The table that stands there."""
+    """The table in the document."""
     return document.partition(BEGIN)[2].partition(END)[0]
 
 
 def main(arguments: Iterable[str]) -> int:
-    """Write the table, or say whether it is as it should be."""
+    """Write the table, or exit with status 1 if the document's table is out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"put the table into {DOCUMENT.name}")
     options = parser.parse_args(list(arguments))

@@ -1,4 +1,4 @@
-"""Bad inputs for whoever reads the body of a call."""
+"""Bad inputs in the body of a call."""
 
 import gzip
 from typing import Final
@@ -27,15 +27,15 @@ NO_VALUE: Final = "valid JSON: unexpected character, expected a JSON value"
 DEEP: Final = b"[" * 900 + b"]" * 900
 
 JSON: Final = (
-    BadInput("nothing", post(b""), EMPTY),
-    BadInput("neither length nor chunks", chunks(b"", b"x: y"), EMPTY),
-    invalid_json("half of it", GOOD[:-1], "valid JSON: unexpected end of data: line 1 column 66 (char 65)"),
+    BadInput("an empty body", post(b""), EMPTY),
+    BadInput("neither a length nor chunks", chunks(b"", b"x: y"), EMPTY),
+    invalid_json("a truncated body", GOOD[:-1], "valid JSON: unexpected end of data: line 1 column 66 (char 65)"),
     invalid_json(
-        "more than it", GOOD + b"x", "valid JSON: unexpected content after document: line 1 column 67 (char 66)"
+        "text after the body", GOOD + b"x", "valid JSON: unexpected content after document: line 1 column 67 (char 66)"
     ),
     not_an_object("a list", b"[]"),
     not_an_object("null", b"null"),
-    not_an_object("a text", b'"Hello"'),
+    not_an_object("a string", b'"Hello"'),
     not_an_object("a number", b"1"),
     invalid_json("a form", b"model=m&prompt=Hello", f"{NO_VALUE}: line 1 column 1 (char 0)"),
     invalid_json("100 NULs", bytes(100), f"{NO_VALUE}: line 1 column 1 (char 0)"),
@@ -46,7 +46,7 @@ JSON: Final = (
         post(gzip.compress(GOOD, mtime=0), b"content-encoding: gzip"),
         Reply(415, "unsupported_encoding", None, "The body must come as it is, without a content-encoding."),
     ),
-    invalid_json("gzip without saying so", gzip.compress(GOOD, mtime=0), "UTF-8: invalid start byte at byte 1"),
+    invalid_json("gzip without content-encoding", gzip.compress(GOOD, mtime=0), "UTF-8: invalid start byte at byte 1"),
     invalid_json("UTF-16", GOOD.decode().encode("utf-16"), "UTF-8: invalid start byte at byte 0"),
     invalid_json("Latin-1", '{"model":"é"}'.encode("latin-1"), "UTF-8: invalid continuation byte at byte 10"),
     invalid_json("an overlong character", b'{"model":"\xc0\xaf"}', "UTF-8: invalid start byte at byte 10"),
@@ -70,7 +70,7 @@ JSON: Final = (
         "valid JSON: no low surrogate in string: line 1 column 22 (char 21)",
     ),
     invalid_json(
-        "a line end in a text",
+        "a line end in a string",
         b'{"model":"a\nb"}',
         "valid JSON: unexpected control character in string: line 1 column 12 (char 11)",
     ),
@@ -80,7 +80,7 @@ JSON: Final = (
         "valid JSON: unexpected character, expected a string key: line 1 column 2 (char 1)",
     ),
     invalid_json(
-        "a comma too many", GOOD[:-1] + b",}", "valid JSON: trailing comma is not allowed: line 1 column 66 (char 65)"
+        "a trailing comma", GOOD[:-1] + b",}", "valid JSON: trailing comma is not allowed: line 1 column 66 (char 65)"
     ),
     invalid_json(
         "100,000 brackets", b"[" * 100_000, "valid JSON: depth limit exceeded: line 1 column 1026 (char 1025)"
@@ -103,14 +103,14 @@ MEMBERS: Final = (
     missing("no `model`", chat(model=None), "model", "a model"),
     wrong_type("`model` 7", chat(model=7), "model", "a string"),
     wrong_type("`model` in a list", chat(model=["m"]), "model", "a string"),
-    wrong_value("`model` of no letter", chat(model=""), "model", "must not be empty"),
+    wrong_value("an empty `model`", chat(model=""), "model", "must not be empty"),
     BadInput(
-        "a model that nobody serves",
+        "a model that no worker serves",
         chat(model="other"),
         Reply(404, "model_not_found", "model", "The model `other` does not exist."),
     ),
     BadInput(
-        "a model of 256 letters, of which 200 come back",
+        "a model of 256 letters, of which the reply has 200",
         chat(model="x" * 256),
         Reply(404, "model_not_found", "model", f"The model `{'x' * 200}` does not exist."),
     ),
@@ -126,17 +126,17 @@ MEMBERS: Final = (
     ),
     missing("no `messages`", chat(messages=None), "messages", "messages"),
     missing("`prompt` in place of `messages`", post(b'{"model":"m","prompt":"x"}'), "messages", "messages"),
-    wrong_type("`messages` as text", chat(messages="Hello"), "messages", "a list"),
-    wrong_type("one message for `messages`", chat(messages=HELLO[0]), "messages", "a list"),
-    wrong_value("no message in `messages`", chat(messages=[]), "messages", "must not be empty"),
-    wrong_type("a text as message", chat(messages=["Hello"]), "messages[0]", "an object"),
+    wrong_type("`messages` as a string", chat(messages="Hello"), "messages", "a list"),
+    wrong_type("`messages` as one message", chat(messages=HELLO[0]), "messages", "a list"),
+    wrong_value("empty `messages`", chat(messages=[]), "messages", "must not be empty"),
+    wrong_type("a string as message", chat(messages=["Hello"]), "messages[0]", "an object"),
     wrong_type("null as second message", chat(messages=[*HELLO, None]), "messages[1]", "an object"),
     BadInput("a message without a role", chat(messages=[{"content": "x"}]), forwarded()),
-    BadInput("the role of a king", chat(messages=[{"role": "king", "content": "x"}]), forwarded()),
+    BadInput("an unknown role", chat(messages=[{"role": "king", "content": "x"}]), forwarded()),
     BadInput("7 as content", chat(messages=[{"role": "user", "content": 7}]), forwarded()),
     BadInput("7 as a part of the content", chat(messages=[{"role": "user", "content": [7]}]), forwarded()),
     wrong_value("`max_tokens` -1", chat(max_tokens=-1), "max_tokens", "must be at least 0"),
-    wrong_type("`max_tokens` as text", chat(max_tokens="9"), "max_tokens", "an integer"),
+    wrong_type("`max_tokens` as a string", chat(max_tokens="9"), "max_tokens", "an integer"),
     wrong_type("`max_tokens` 1.5", chat(max_tokens=1.5), "max_tokens", "an integer"),
     wrong_type("`max_tokens` true", chat(max_tokens=True), "max_tokens", "an integer"),
     wrong_value("`max_tokens` 10^30", chat(max_tokens=10**30), "max_tokens", "is too large"),
@@ -148,26 +148,26 @@ MEMBERS: Final = (
     wrong_value("`n` 0", chat(n=0), "n", "must be at least 1"),
     wrong_type("`n` in a list", chat(n=[1]), "n", "an integer"),
     wrong_value("`n` 10^30", chat(n=10**30), "n", "is too large"),
-    wrong_type("`stream` as text", chat(stream="yes"), "stream", "a boolean"),
+    wrong_type("`stream` as a string", chat(stream="yes"), "stream", "a boolean"),
     wrong_type("`stream` 1", chat(stream=1), "stream", "a boolean"),
-    wrong_type("`stream_options` as list", chat(stream=True, stream_options=[]), "stream_options", "an object"),
+    wrong_type("`stream_options` as a list", chat(stream=True, stream_options=[]), "stream_options", "an object"),
     wrong_type(
         *("`include_usage` 1", chat(stream=True, stream_options={"include_usage": 1})),
         *("stream_options.include_usage", "a boolean"),
     ),
     BadInput("`stream_options` without `stream`", chat(stream_options={"include_usage": True}), forwarded()),
     wrong_type("`user` 7", chat(user=7), "user", "a string"),
-    wrong_type("`return_token_ids` as text", chat(return_token_ids="yes"), "return_token_ids", "a boolean"),
-    BadInput("`temperature` as text", chat(temperature="hot"), forwarded()),
-    BadInput("`tools` as text", chat(tools="all"), forwarded()),
+    wrong_type("`return_token_ids` as a string", chat(return_token_ids="yes"), "return_token_ids", "a boolean"),
+    BadInput("`temperature` as a string", chat(temperature="hot"), forwarded()),
+    BadInput("`tools` as a string", chat(tools="all"), forwarded()),
     missing("no `prompt`", text(prompt=None), "prompt", "a prompt"),
     missing("`messages` in place of `prompt`", post(GOOD, path=COMPLETIONS), "prompt", "a prompt"),
-    wrong_value("no prompt in `prompt`", text(prompt=[]), "prompt", "must not be empty"),
+    wrong_value("empty `prompt`", text(prompt=[]), "prompt", "must not be empty"),
     wrong_value("1025 prompts", text(prompt=["a"] * 1025), "prompt", "must not have more than 1024 items"),
     wrong_type("`prompt` 7", text(prompt=7), "prompt", PROMPT),
-    wrong_type("`prompt` of an id and a text", text(prompt=[1, "a"]), "prompt", PROMPT),
-    wrong_type("`prompt` of a text and an id", text(prompt=["a", 1]), "prompt", PROMPT),
-    wrong_type("`prompt` of ids and a text", text(prompt=[[1], "a"]), "prompt", PROMPT),
+    wrong_type("`prompt` of an id and a string", text(prompt=[1, "a"]), "prompt", PROMPT),
+    wrong_type("`prompt` of a string and an id", text(prompt=["a", 1]), "prompt", PROMPT),
+    wrong_type("`prompt` of ids and a string", text(prompt=[[1], "a"]), "prompt", PROMPT),
     wrong_type("`prompt` of lists of lists", text(prompt=[[[1]]]), "prompt", PROMPT),
     wrong_type("token id 1.5", text(prompt=[1.5]), "prompt", PROMPT),
     wrong_type("token id -1", text(prompt=[-1]), "prompt", PROMPT),

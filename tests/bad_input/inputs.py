@@ -1,4 +1,4 @@
-"""What a bad input is, and the kinds of them that there are several of. `bad_inputs` sends them all."""
+"""The type of a bad input, and constructors for common kinds. `all` sends them."""
 
 import json
 from typing import Any, Final, NamedTuple
@@ -9,11 +9,11 @@ ADMIN_KEY: Final = "k" * 16
 HELLO: Final[list[Any]] = [{"role": "user", "content": "Hello"}]
 GOOD: Final = json.dumps({"model": "m", "messages": HELLO}).encode()
 PEER: Final = "address-127.0.0.1"
-"""The client that a call without any name counts to."""
+"""The client that a call without a key or user counts towards."""
 
 
 class Reply(NamedTuple):
-    """An answer: a status of 400 or more with OpenAI's error object, or else what was done."""
+    """A reply: a status of 400 or more with OpenAI's error object, or else a description of what was done."""
 
     status: int
     code: str | None
@@ -22,7 +22,7 @@ class Reply(NamedTuple):
 
 
 class BadInput(NamedTuple):
-    """What is wrong, the bytes, and the answer."""
+    """A name of what is wrong, the bytes to send, and the expected reply."""
 
     name: str
     data: bytes
@@ -30,8 +30,8 @@ class BadInput(NamedTuple):
 
 
 def forwarded(client: str = PEER) -> Reply:
-    """The router asks for no more than it needs: it is for the engine to judge."""
-    return Reply(200, None, None, f"Passed on to an engine for `{client}`.")
+    """The expected reply to a call that the router forwards, as only the engine validates it."""
+    return Reply(200, None, None, f"Forwarded to an engine for `{client}`.")
 
 
 SERVED: Final = Reply(200, None, None, "Served.")
@@ -77,25 +77,25 @@ def drain(*lines: bytes, worker: bytes = b"w") -> bytes:
     return request(b"POST", b"/workers/%b/drain" % worker, *lines)
 
 
-def invalid_http(name: str, sent: bytes, why: str) -> BadInput:
-    said = f"The request is not valid HTTP, or is ambiguous: {why}."
-    return BadInput(name, sent, Reply(400, "invalid_http", None, said))
+def invalid_http(name: str, sent: bytes, reason: str) -> BadInput:
+    message = f"The request is not valid HTTP, or is ambiguous: {reason}."
+    return BadInput(name, sent, Reply(400, "invalid_http", None, message))
 
 
-def invalid_json(name: str, body: bytes, why: str) -> BadInput:
-    return BadInput(name, post(body), Reply(400, "invalid_json", None, f"The body is not {why}."))
+def invalid_json(name: str, body: bytes, reason: str) -> BadInput:
+    return BadInput(name, post(body), Reply(400, "invalid_json", None, f"The body is not {reason}."))
 
 
 def not_an_object(name: str, body: bytes) -> BadInput:
     return BadInput(name, post(body), Reply(400, "invalid_type", None, "The body must be a JSON object."))
 
 
-def wrong_type(name: str, sent: bytes, param: str, right: str) -> BadInput:
-    return BadInput(name, sent, Reply(400, "invalid_type", param, f"`{param}` must be {right}."))
+def wrong_type(name: str, sent: bytes, param: str, expected: str) -> BadInput:
+    return BadInput(name, sent, Reply(400, "invalid_type", param, f"`{param}` must be {expected}."))
 
 
-def wrong_value(name: str, sent: bytes, param: str, why: str) -> BadInput:
-    return BadInput(name, sent, Reply(400, "invalid_value", param, f"`{param}` {why}."))
+def wrong_value(name: str, sent: bytes, param: str, reason: str) -> BadInput:
+    return BadInput(name, sent, Reply(400, "invalid_value", param, f"`{param}` {reason}."))
 
 
 def missing(name: str, sent: bytes, param: str, what: str) -> BadInput:
@@ -106,10 +106,12 @@ def unknown_path(name: str, sent: bytes, path: str) -> BadInput:
     return BadInput(name, sent, Reply(404, "unknown_path", None, f"There is nothing at {path}."))
 
 
-def wrong_method(name: str, sent: bytes, method: str, right: str) -> BadInput:
-    return BadInput(name, sent, Reply(405, "method_not_allowed", None, f"{method} is not allowed here; use {right}."))
+def wrong_method(name: str, sent: bytes, method: str, expected: str) -> BadInput:
+    return BadInput(
+        name, sent, Reply(405, "method_not_allowed", None, f"{method} is not allowed here; use {expected}.")
+    )
 
 
 def not_an_operator(name: str, *lines: bytes) -> BadInput:
-    said = "This takes the operator's key as a bearer token."
-    return BadInput(name, drain(*lines), Reply(401, "invalid_admin_key", None, said))
+    message = "This takes the operator's key as a bearer token."
+    return BadInput(name, drain(*lines), Reply(401, "invalid_admin_key", None, message))

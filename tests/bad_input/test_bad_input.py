@@ -1,4 +1,4 @@
-"""What is too much for now, or for one call, is refused in OpenAI's shape; what is not is taken."""
+"""Calls over a limit are rejected in OpenAI's shape, and calls within it are accepted."""
 
 import asyncio
 import json
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served() -> AsyncIterator[Served]:
-    """One router for all: what one test does to it, the next one would see."""
+    """One router for all tests, so that damage by one test would show in the next."""
     async with scripted_engine() as engine, running_router(engine.url, body_limit=LIMIT) as router:
         yield engine, router
 
 
 async def refused(router: RunningRouter, method: str, path: str, body: bytes) -> tuple[int, Any, Any]:
-    """Status, headers and error object."""
+    """Send a body that must be rejected. Returns status, headers and error object."""
     async with router.http.request(method, path, data=body, headers={"content-type": "application/json"}) as response:
         assert response.headers["content-type"] == "application/json"
         fields = await response.json()
@@ -36,7 +36,7 @@ async def refused(router: RunningRouter, method: str, path: str, body: bytes) ->
 
 
 async def raw(router: RunningRouter, data: bytes) -> bytes:
-    """Send bytes as they are and read to the end of the connection."""
+    """Send raw bytes and read to the end of the connection."""
     reader, writer = await asyncio.open_connection(*router.address)
     try:
         writer.write(data)
@@ -50,14 +50,14 @@ HEAD = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/js
 
 
 async def test_a_body_over_the_limit_is_refused_before_it_is_read(served: Served) -> None:
-    """By its declared length; nothing of it has to be sent."""
+    """The declared length is enough: the client does not have to send the body."""
     answer = await raw(served[1], HEAD + b"content-length: 99999999999\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b'"type":"invalid_request_error"' in answer
 
 
 async def test_a_body_over_the_limit_in_chunks_is_refused(served: Served) -> None:
-    """It says no length, so the limit ends it; the client may still be sending."""
+    """Without a declared length the limit applies while the client is still sending."""
     size = LIMIT // 4
     answer = await raw(
         served[1], HEAD + b"transfer-encoding: chunked\r\n\r\n" + (b"%x\r\n%b\r\n" % (size, b"x" * size)) * 9
@@ -65,8 +65,8 @@ async def test_a_body_over_the_limit_in_chunks_is_refused(served: Served) -> Non
     assert answer.startswith(b"HTTP/1.1 413 ")
 
 
-async def test_a_body_of_just_the_limit_is_taken(served: Served) -> None:
-    """Declared or in chunks."""
+async def test_a_body_of_exactly_the_limit_is_accepted(served: Served) -> None:
+    """The length may be declared, or the body sent in chunks."""
     engine, router = served
     body = json.dumps(chat("x")).encode()
     body = body.replace(b'"x"', b'"' + b"x" * (LIMIT - len(body) + 1) + b'"')
@@ -77,8 +77,8 @@ async def test_a_body_of_just_the_limit_is_taken(served: Served) -> None:
 
 
 @pytest.mark.parametrize("body", [chat(max_tokens=2**63, n=2**63), chat("", max_tokens=0), chat(messages=[{}])])
-async def test_what_an_engine_may_refuse_is_forwarded(served: Served, body: dict[str, object]) -> None:
-    """The router asks for no more than it needs, and no number is too large for its counts."""
+async def test_a_body_that_only_the_engine_can_judge_is_forwarded(served: Served, body: dict[str, object]) -> None:
+    """The router checks only the members that it needs, and no number is too large for its counts."""
     engine, router = served
     async with router.post(body) as post:
         await (await engine.call()).answer()
@@ -87,8 +87,8 @@ async def test_what_an_engine_may_refuse_is_forwarded(served: Served, body: dict
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-async def test_a_full_queue_refuses(stream: bool) -> None:
-    """429 with the reason and when to come again; those that wait keep their place."""
+async def test_a_full_queue_rejects_calls(stream: bool) -> None:
+    """The reply is 429 with the reason and retry-after. Calls that wait keep their place."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, max_queued=1) as router,
@@ -106,8 +106,8 @@ async def test_a_full_queue_refuses(stream: bool) -> None:
         assert [(await post.response()).status for post in (first, second)] == [200, 200]
 
 
-async def test_a_request_that_waited_too_long_is_refused() -> None:
-    """429 by its status, and inside the stream where a comment has begun one."""
+async def test_a_request_that_waited_too_long_is_rejected() -> None:
+    """The reply is a status 429, or an error in the stream if a comment has begun it."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, queue_ttl=0.2, heartbeat=0.02) as router,

@@ -1,4 +1,4 @@
-"""Whatever a client sends, it is told what is wrong in OpenAI's shape, and nobody else notices."""
+"""Every bad input gets an error in OpenAI's shape and does not affect other clients."""
 
 import asyncio
 from collections import Counter
@@ -18,17 +18,17 @@ from tests.support.running import chat
 from tests.support.scripted_engine import DONE, chunk, usage_chunk
 
 
-async def test_each_is_told_what_is_wrong_and_harms_nobody() -> None:
-    """Status, code, member and message are as written down, in the document too; an ordinary call follows each."""
-    seen = await send_each()
-    assert {bad.name: told for bad, told in seen.items()} == {bad.name: bad.expected for bad in all_bad_inputs()}
-    assert table_in_document(DOCUMENT.read_text("utf-8")) == table(seen), (
+async def test_each_bad_input_gets_its_error_and_affects_no_other_call() -> None:
+    """Status, code, member and message are as expected, also in the document. An ordinary call follows each input."""
+    replies = await send_each()
+    assert {bad.name: reply for bad, reply in replies.items()} == {bad.name: bad.expected for bad in all_bad_inputs()}
+    assert table_in_document(DOCUMENT.read_text("utf-8")) == table(replies), (
         "write it by python -m tests.bad_input.all --write"
     )
 
 
-async def test_all_at_once_harm_nobody() -> None:
-    """Amid them a stream comes whole, and ordinary calls are served."""
+async def test_all_bad_inputs_at_once_affect_no_other_call() -> None:
+    """A concurrent stream is complete, and ordinary calls are served."""
     async with router_under_test(seconds=5.0) as (engine, router), router.post(chat(stream=True)) as post:
         call = await engine.call()
         await call.begin()
@@ -43,8 +43,8 @@ async def test_all_at_once_harm_nobody() -> None:
         assert await post.read() == b"".join([*map(chunk, map(str, range(20))), chunk("", "stop"), DONE])
 
 
-def test_there_are_many_and_no_two_are_the_same() -> None:
-    """Neither by name nor by what is sent."""
+def test_bad_inputs_are_many_and_distinct() -> None:
+    """No two have the same name or the same bytes."""
     assert len(all_bad_inputs()) > 150
     for counts in (Counter(bad.name for bad in all_bad_inputs()), Counter(bad.data for bad in all_bad_inputs())):
         assert max(counts.values()) == 1

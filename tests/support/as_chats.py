@@ -1,4 +1,4 @@
-"""The two APIs whose calls engines turn into chats, as their clients and engines speak them."""
+"""The two APIs whose calls engines convert to chats: the bodies of their clients and the answers of their engines."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
@@ -10,7 +10,7 @@ ASKED: Any = {"role": "user", "content": "Tell me of the sea."}
 
 
 class Used(NamedTuple):
-    """What an answer says that it used, in tokens."""
+    """The usage of an answer, in tokens. `extend`: uncached input."""
 
     extend: int = 4
     cached: int = 5
@@ -21,33 +21,33 @@ USED = Used()
 
 
 class ChatApi(ABC):
-    """One of them."""
+    """One of the two APIs."""
 
     path: ClassVar[str]
     start: ClassVar[bytes]
-    """Events before the first word."""
+    """Events before the first text."""
     unknown_events: ClassVar[tuple[bytes, ...]]
-    """Events that say nothing of the answer."""
+    """Events that are not part of the answer."""
     charged_after_start: ClassVar[tuple[int | None, int | None]]
-    """Extend and cached tokens that a client pays for who leaves after that; None for what is estimated."""
+    """Extend and cached tokens charged to a client that leaves after `start`; None if the charge is estimated."""
     failures: ClassVar[tuple[bytes, ...]]
-    """Events by which an engine gives up."""
+    """Events by which an engine reports failure."""
 
     @abstractmethod
     def ask(self, *turns: Any, **more: object) -> bytes:
-        """The body of a call, of the user `ann`; of one turn where none is given."""
+        """The body of a call of the user `ann`, with these turns or else one."""
 
     @abstractmethod
     def system_prompt(self, again: bool) -> dict[str, object]:
-        """The system prompt as members of a body; `again`: in another form, if there is one."""
+        """The system prompt as members of a body. `again`: in the API's other form, if it has one."""
 
     @abstractmethod
     def answer_turn(self, text: str) -> Any:
-        """An answer as the next turn has it."""
+        """An answer as a turn in the next call."""
 
     @abstractmethod
     def delta(self, text: str) -> bytes:
-        """An event with more of an answer."""
+        """An event with a piece of an answer."""
 
     @abstractmethod
     def end(self, text: str, used: Used = USED) -> list[bytes]:
@@ -55,15 +55,15 @@ class ChatApi(ABC):
 
     @abstractmethod
     def whole(self, text: str, used: Used) -> bytes:
-        """An answer in one piece."""
+        """An answer that is not streamed."""
 
     def __str__(self) -> str:
-        """For the names of tests."""
+        """The name in test ids."""
         return self.path
 
 
 class Messages(ChatApi):
-    """Anthropic's."""
+    """Anthropic's API."""
 
     path = "/v1/messages"
 
@@ -92,7 +92,7 @@ class Messages(ChatApi):
     def delta(self, text: str) -> bytes:
         return self.event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
 
-    def end(self, text: str, used: Used = USED) -> list[bytes]:  # noqa: ARG002 - the other API repeats it
+    def end(self, text: str, used: Used = USED) -> list[bytes]:  # noqa: ARG002 - only the other API repeats the text
         last = self.event("message_delta", delta={"stop_reason": "end_turn"}, usage=self._usage(used))
         return [last, self.event("message_stop")]
 
@@ -106,7 +106,7 @@ class Messages(ChatApi):
 
 
 class Responses(ChatApi):
-    """OpenAI's."""
+    """OpenAI's API for responses."""
 
     path = "/v1/responses"
 
@@ -127,7 +127,7 @@ class Responses(ChatApi):
     def ask(self, *turns: Any, **more: object) -> bytes:
         return orjson.dumps({"model": "m", "user": "ann", "input": turns or [ASKED], **more})
 
-    def system_prompt(self, again: bool) -> dict[str, object]:  # noqa: ARG002 - it has one form alone
+    def system_prompt(self, again: bool) -> dict[str, object]:  # noqa: ARG002 - this API has only one form
         return {"instructions": SYSTEM}
 
     def answer_turn(self, text: str) -> Any:
@@ -146,9 +146,9 @@ class Responses(ChatApi):
 
     def _usage(self, used: Used) -> dict[str, object]:
         extend, cached, output = used
-        given = extend + cached
+        input_tokens = extend + cached
         details = {"input_tokens_details": {"cached_tokens": cached}, "output_tokens_details": {"reasoning_tokens": 0}}
-        return {"input_tokens": given, "output_tokens": output, "total_tokens": given + output, **details}
+        return {"input_tokens": input_tokens, "output_tokens": output, "total_tokens": input_tokens + output, **details}
 
 
 APIS: tuple[ChatApi, ...] = (Messages(), Responses())

@@ -1,4 +1,4 @@
-"""The Dockerfile, as far as this project's goes: instructions by stage."""
+"""Parses the Dockerfile into its instructions by stage, as far as this project needs it."""
 
 import json
 import re
@@ -9,7 +9,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 class Instruction(NamedTuple):
-    """One of them, its continued lines joined."""
+    """One instruction, with continued lines joined."""
 
     stage: int
     name: str
@@ -17,7 +17,7 @@ class Instruction(NamedTuple):
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments, in either form; flags left out."""
+        """The arguments without flags, from the shell form or the JSON form."""
         if self.rest.startswith("["):
             listed: list[str] = json.loads(self.rest)
             return listed
@@ -25,7 +25,7 @@ class Instruction(NamedTuple):
 
 
 def instructions() -> list[Instruction]:
-    """All of the Dockerfile's; the first stage is 1."""
+    """All instructions of the Dockerfile. The first stage is 1."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text("utf-8"), flags=re.MULTILINE)
     lines = [line for line in re.sub(r"\s*\\\n\s*", " ", text).splitlines() if line]
     found: list[Instruction] = []
@@ -38,6 +38,6 @@ def instructions() -> list[Instruction]:
 
 
 def last_instruction(word: str) -> Instruction:
-    """The one of the image that counts; ValueError without any."""
+    """The last instruction of this name in the final stage. Raises IndexError if there is none."""
     final = instructions()[-1].stage
     return [one for one in instructions() if one.name == word and one.stage == final][-1]

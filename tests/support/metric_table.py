@@ -18,20 +18,20 @@ from router.telemetry.state_metrics import StateCollector
 OPERATIONS: Final = Path(__file__).parents[2] / "docs" / "operations.md"
 HEAD: Final = "| metric | kind | labels | what |\n| --- | --- | --- | --- |\n"
 SUFFIXES: Final = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
-"""Of a metric's samples, by its kind."""
+"""Suffixes of a metric's sample names, by its kind."""
 
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 def metrics() -> list[Family]:
-    """All of a router before anything has happened."""
+    """All metrics of a router, sorted by name, before any request."""
     registry = CollectorRegistry()
     labels = ClientLabels()
     RequestMetrics(registry, labels)
-    nothing = FairnessReport("", None, {}, Service(0, 0, 0, 0.0), {})
+    empty_report = FairnessReport("", None, {}, Service(0, 0, 0, 0.0), {})
     state = StateCollector(labels)
-    state.report = nothing
+    state.report = empty_report
     registry.register(state)
     registry.register(EventMetrics(dict, dict))
     registry.register(AdmissionMetrics({}))
@@ -46,13 +46,13 @@ def metrics() -> list[Family]:
 
 
 def samples() -> Iterator[str]:
-    """The names under which Prometheus knows them."""
+    """The sample names of all metrics, as Prometheus knows them."""
     for metric in metrics():
         yield from (metric.name + suffix for suffix in SUFFIXES[metric.type])
 
 
 def table() -> str:
-    """One row for each."""
+    """The table with one row per metric."""
     return HEAD + "".join(
         f"| `{metric.name}{SUFFIXES[metric.type][0] if metric.type == 'counter' else ''}` | {metric.type} "
         f"| {', '.join(f'`{label}`' for label in metric._labelnames)} | {metric.documentation} |\n"
@@ -61,7 +61,7 @@ def table() -> str:
 
 
 def table_in_document() -> str:
-    """The table as it stands in the document."""
+    """The table in the document."""
     text = OPERATIONS.read_text("utf-8")
     begin = text.index(HEAD)
     return text[begin : text.find("\n\n", begin) + 1] if "\n\n" in text[begin:] else text[begin:]

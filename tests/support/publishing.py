@@ -1,4 +1,4 @@
-"""An engine's publisher of KV events, played by a test over real sockets, and who follows it."""
+"""A test double of an engine's publisher of KV events on real sockets, and a follower of it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,7 +27,7 @@ LIMITS = StreamLimits(replay_seconds=TIMEOUT_S, replay_every_seconds=0, pause_se
 
 
 def block(number: int, parent: int | None = None) -> dict[str, Any]:
-    """An event that stores one block of two tokens, named and filled with a number."""
+    """A BlockStored event of one block with two tokens. `number` is both the block's hash and its token ids."""
     return {
         "type": "BlockStored",
         **{"block_hashes": [number], "parent_block_hash": parent, "token_ids": [number, number], "block_size": 2},
@@ -39,7 +39,7 @@ def hashes(*numbers: int) -> bytes:
 
 
 class Publisher:
-    """An engine's publisher that a test plays. Past messages are those in `past`."""
+    """An engine's publisher under the control of a test. It replays the messages in `past`."""
 
     def __init__(self, context: zmq.asyncio.Context, replays: bool, ports: tuple[int, int] = (0, 0)) -> None:
         self.past: list[tuple[int, bytes]] = []
@@ -58,12 +58,12 @@ class Publisher:
         self._answering = asyncio.create_task(self._answer())
 
     async def subscribed(self) -> None:
-        """Wait until somebody is listening: what is published before is lost."""
+        """Wait for a subscriber: messages published before are lost."""
         async with asyncio.timeout(TIMEOUT_S):
             assert (await self._live.recv())[:1] == b"\x01"
 
     async def publish(self, *events: object, lost: bool = False, kept: bool = True) -> None:
-        """Send a message, or lose it on the way; keep it for a replay, or not."""
+        """Publish a message. `lost`: do not send it; `kept`: keep it for a replay."""
         await self.send_payload(msgpack.packb([0.5 + self._next, list(events), 0]), lost=lost, kept=kept)
 
     async def send_payload(self, payload: bytes, *, lost: bool = False, kept: bool = True) -> None:
@@ -78,14 +78,14 @@ class Publisher:
         await self._live.send_multipart(list(frames))
 
     async def close(self) -> None:
-        """End as a process does."""
+        """Close all sockets, as when the process ends."""
         self._answering.cancel()
         await asyncio.gather(self._answering, return_exceptions=True)
         self._live.close(0)
         self._replay.close(0)
 
     async def restart(self, past: Sequence[tuple[int, bytes]] = ()) -> Self:
-        """Another process at the same ports, which knows nothing, or the same one behind a broken connection."""
+        """Restart on the same ports: as a new process, or with `past` as the same process after a broken connection."""
         await self.close()
         async with asyncio.timeout(TIMEOUT_S):
             while True:
@@ -93,7 +93,7 @@ class Publisher:
                     another = type(self)(self._context, self.source.replay is not None, self.ports)
                     another.past, another._next = list(past), len(past)
                     return another
-                except zmq.ZMQError:  # a closed socket gives its port back a little later
+                except zmq.ZMQError:  # a closed socket frees its port a little later
                     await asyncio.sleep(0.01)
 
     async def _answer(self) -> None:
@@ -114,7 +114,7 @@ def _bind(socket: zmq.asyncio.Socket, port: int) -> int:
 
 
 class FollowerScene(SimpleNamespace):
-    """A publisher, who follows it, and what that tells."""
+    """A publisher, its follower, and the events that the follower reports."""
 
     publisher: Publisher
     follower: WorkerFollower
@@ -146,7 +146,7 @@ class FollowerScene(SimpleNamespace):
 async def followed_publisher(
     *, replays: bool = True, before: int = 0, limits: StreamLimits = LIMITS
 ) -> AsyncIterator[FollowerScene]:
-    """Follow a publisher that has published so many blocks before."""
+    """Follow a publisher that published `before` blocks before the follower subscribed."""
     context = zmq.asyncio.Context()
     publisher = Publisher(context, replays)
     for number in range(before):

@@ -1,4 +1,4 @@
-"""The router on a real server inside the test's event loop, and emulated workers as processes."""
+"""Runs the router on a real server in the test's event loop, and emulated workers as processes."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from router.upstream.discovery import resolve
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 TIMEOUT_S: Final = 60.0
-"""Seconds after which what never comes fails the test instead of hanging it."""
+"""Seconds after which a wait fails the test instead of blocking it forever."""
 
 
 def chat(content: str = "Hello", **more: object) -> dict[str, object]:
@@ -32,13 +32,13 @@ def chat(content: str = "Hello", **more: object) -> dict[str, object]:
 
 
 class Post:
-    """A call on its way: the router sees it whether or not anybody waits for its answer."""
+    """A call in flight. It is sent at once, whether or not the test awaits its answer."""
 
     def __init__(self, request: Awaitable[aiohttp.ClientResponse]) -> None:
         self._task = asyncio.ensure_future(request)
 
     async def response(self) -> aiohttp.ClientResponse:
-        """The answer, once its head is here."""
+        """The answer, once its headers have arrived."""
         return await self._task
 
     async def read(self) -> bytes:
@@ -49,7 +49,7 @@ class Post:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the connection if the answer is not at its end."""
+        """Close the connection unless the answer is complete."""
         if not self._task.done():
             self._task.cancel()
         for response in await asyncio.gather(self._task, return_exceptions=True):
@@ -58,7 +58,7 @@ class Post:
 
 
 class RunningRouter:
-    """A router that listens, seen from outside (`http`, with its address as base) and from inside."""
+    """A running router. `http` is a client with the router's URL as base; other members give access to internals."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession, app: Router) -> None:
         self.url = url
@@ -73,33 +73,33 @@ class RunningRouter:
 
     @property
     def scheduler(self) -> Scheduler:
-        """The core, to look at."""
+        """The scheduler in the core."""
         return self.scheduler_host.scheduler
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port."""
+        """Host and port that the router listens on."""
         host, _, port = self.url.removeprefix("http://").partition(":")
         return host, int(port)
 
     def post(self, body: Mapping[str, object] | bytes, path: str = CHAT, **headers: str) -> "Post":
-        """Begin a call, in JSON unless the headers say otherwise. Underscores in their names stand for hyphens."""
+        """Start a call. The content type is JSON by default. Underscores in header names stand for hyphens."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         named = {"content-type": "application/json"}
         named |= {name.replace("_", "-").lower(): value for name, value in headers.items()}
         return Post(self.http.post(path, data=BytesIO(data), headers=named))
 
     async def fairness(self) -> Any:
-        """What /fairness says."""
+        """The answer of /fairness."""
         return await self.get_json("/fairness")
 
     async def get_json(self, path: str) -> Any:
-        """A control path's answer."""
+        """The JSON answer of a path of the control plane."""
         async with self.http.get(path) as response:
             return await response.json()
 
     async def check_at_rest(self) -> None:
-        """Wait until every call has ended; AssertionError if anything is left of them in any count."""
+        """Wait until every call has ended. Raises AssertionError if a count is not zero then."""
         await until(lambda: not self.scheduler.live)
         self.check_counts()
         report = await self.fairness()
@@ -107,7 +107,7 @@ class RunningRouter:
             assert (entry["queued"], entry["running"], entry.get("unstarted_tokens", 0)) == (0, 0, 0), entry
 
     def check_counts(self) -> None:
-        """Raise AssertionError unless the inside is as empty as before the first call."""
+        """Raise AssertionError unless the router's internal state is as empty as before the first call."""
         scheduler, scheduler_host = self.scheduler, self.scheduler_host
         assert (scheduler.live, scheduler.waiting, scheduler.prefixes.watched) == (0, 0, 0)
         assert not scheduler.ledger.bills
@@ -116,18 +116,18 @@ class RunningRouter:
         assert not scheduler_host._streams
 
 
-async def until(true: Callable[[], bool]) -> None:
-    """Wait for what can be seen only by looking; TimeoutError if it never comes."""
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll until a condition is true. Raises TimeoutError after `TIMEOUT_S`."""
     async with asyncio.timeout(TIMEOUT_S):
-        while not true():  # noqa: ASYNC110 - nobody is there to set an event
+        while not condition():  # noqa: ASYNC110 - no code sets an event
             await asyncio.sleep(0.002)
 
 
 @asynccontextmanager
 async def running_router(*workers: str, **settings: Any) -> AsyncIterator[RunningRouter]:
-    """A router before these workers' URLs. At its end every count must be zero, whatever happened to it.
+    """Run a router in front of workers with these URLs. On exit, checks that every count is zero.
 
-    `resolve`, if it is among the settings, finds the addresses of names.
+    `resolve` among the settings replaces the resolver of host names.
     """
     find = settings.pop("resolve", resolve)
     app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}), find)
@@ -139,7 +139,7 @@ async def running_router(*workers: str, **settings: Any) -> AsyncIterator[Runnin
 
 
 def gateway_of(app: Any) -> Gateway:
-    """The data path of an application."""
+    """The gateway of an application."""
     assert isinstance(app, Router)
     gateway = app._data
     assert isinstance(gateway, Gateway)
@@ -148,9 +148,9 @@ def gateway_of(app: Any) -> Gateway:
 
 @asynccontextmanager
 async def serving(app: Router) -> AsyncIterator[str]:
-    """Serve an ASGI application on a free port of loopback, as the command does; gives its URL."""
+    """Serve the router on a free port of loopback, as the command does. Yields its URL."""
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-        # As uvloop does, under which the command serves; asyncio leaves it out for a socket made like this one.
+        # The command runs on uvloop, which sets this option. asyncio does not set it for a socket made like this one.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(
             app,
@@ -169,7 +169,7 @@ async def serving(app: Router) -> AsyncIterator[str]:
         try:
             yield "http://{}:{}".format(*listener.getsockname())
         finally:
-            # Not server.shutdown(), which sleeps: whatever is still open here is cut.
+            # Not server.shutdown(), which sleeps. Connections that are still open are aborted.
             for listening in server.servers:
                 listening.close()
             for connection in list(server.server_state.connections):
@@ -179,7 +179,7 @@ async def serving(app: Router) -> AsyncIterator[str]:
 
 @contextmanager
 def emulated_workers(count: int, *flags: str) -> Iterator[list[str]]:
-    """Emulated workers as processes, as fast as they can; gives their URLs. Their model is called `m`."""
+    """Run emulated workers as processes, at full speed, with a model named `m`. Yields their URLs."""
     command = [sys.executable, "-m", "workers", "--port", "0", "--exit-with-parent", "--model", "m"]
     with start_emulated_workers(count, [*command, "--hardware", "instant", "--speed", "0", *flags]) as workers:
         yield [worker.url for worker in workers]

@@ -1,6 +1,6 @@
-"""An engine that says what a test tells it, byte for byte and when it is told, on a real socket.
+"""A fake engine on a real socket whose answers a test controls byte for byte.
 
-It answers polls by itself, like a vLLM that has nothing to do; every other request waits in `calls` for the test.
+The engine answers polls itself, like an idle vLLM. Every other request waits in `calls` for the test.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 TIMEOUT_S = 60.0
-"""Seconds after which a step that never comes fails the test instead of hanging it."""
+"""Seconds after which a wait fails the test instead of blocking it forever."""
 VLLM_METRICS = b"""\
 vllm:num_requests_running{engine="0",model_name="m"} 0.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 0.0
@@ -35,7 +35,7 @@ def chunk(content: str, finish: str | None = None, **more: object) -> bytes:
 
 
 def usage_chunk(prompt: int, completion: int, cached: int = 0) -> bytes:
-    """The last chunk before [DONE], which an engine sends to whom asked for usage."""
+    """The last chunk before [DONE], which an engine sends if usage was asked for."""
     counts = usage(prompt, completion, cached)
     return event({"id": "c", "object": "chat.completion.chunk", "choices": [], "usage": counts})
 
@@ -49,12 +49,12 @@ def usage(prompt: int, completion: int, cached: int = 0) -> dict[str, object]:
 
 @dataclass(slots=True)
 class Call:
-    """A request that the engine got, and the connection on which to answer it."""
+    """A request to the engine, and the connection to answer it on."""
 
     method: str
     path: str
     headers: dict[str, str]
-    """By lower-case name."""
+    """Headers by lower-case name."""
     body: bytes
     connection: "Connection" = field(repr=False)
 
@@ -64,12 +64,12 @@ class Call:
         return json.loads(self.body)
 
     async def raw(self, data: bytes) -> None:
-        """Send exactly these bytes; waits while nobody reads them."""
+        """Send exactly these bytes. Blocks while the other side does not read."""
         self.connection.writer.write(data)
         await self.connection.writer.drain()
 
     async def begin(self, status: int = 200, content_type: str = "text/event-stream; charset=utf-8") -> None:
-        """Send the head of a chunked answer."""
+        """Send the status line and headers of a chunked answer."""
         head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n"
         await self.raw(head.encode())
 
@@ -82,19 +82,19 @@ class Call:
         await self.raw(b"0\r\n\r\n")
 
     async def stream(self, *blocks: bytes) -> None:
-        """A whole chunked answer."""
+        """Send a complete chunked answer."""
         await self.begin()
         for block in blocks:
             await self.write(block)
         await self.end()
 
     async def respond(self, status: int, body: bytes, *headers: str, content_type: str = "application/json") -> None:
-        """A whole answer of known length."""
+        """Send a complete answer with a content length."""
         lines = [f"HTTP/1.1 {status} X", f"content-type: {content_type}", f"content-length: {len(body)}", *headers]
         await self.raw("\r\n".join([*lines, "", ""]).encode() + body)
 
     async def answer(self, text: str = "yes", prompt: int = 10, completion: int = 1) -> None:
-        """The usual answer to a chat, streamed or not as it was asked for."""
+        """Send the default answer to a chat, streamed if the call asked for it."""
         if self.json.get("stream"):
             await self.stream(chunk(text), chunk("", "stop"), usage_chunk(prompt, completion), DONE)
             return
@@ -115,7 +115,7 @@ class Call:
 
 
 class Connection:
-    """One connection to the engine; it is read all the time, so that its end is seen."""
+    """One connection to the engine, read continuously so that its close is detected."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -124,7 +124,7 @@ class Connection:
         self._read = b""
 
     async def requests(self) -> AsyncIterator[Call]:
-        """The requests as they come in, until the other side closes."""
+        """Yield the requests as they arrive, until the other side closes."""
         try:
             while True:
                 head = await self._until(b"\r\n\r\n")
@@ -158,16 +158,16 @@ class Connection:
 
 
 class ScriptedEngine:
-    """See the module. `polled` maps paths to what their polls are answered, and may be changed at any time."""
+    """A fake engine. `poll_answers` maps the paths of polls to status and body; a test may change it at any time."""
 
     def __init__(self, models: Sequence[str], send_buffer: int | None, host: str = "127.0.0.1", port: int = 0) -> None:
         self.calls: asyncio.Queue[Call] = asyncio.Queue()
         self.polls: list[Call] = []
-        """What came to the paths of `polled`."""
+        """The requests received on the paths in `poll_answers`."""
         self.forwards_vocabulary_probes = False
-        """Whether the test itself answers the question by which a router learns a vocabulary."""
+        """Whether the probe for the vocabulary size goes to `calls` instead of being answered."""
         self.ignores_polls = False
-        """Whether it answers no poll, either."""
+        """Whether polls get no answer."""
         self.poll_answers: dict[str, tuple[int, bytes]] = {}
         self.serve(*models)
         self.poll_answers["/health"] = (200, b"")
@@ -182,7 +182,7 @@ class ScriptedEngine:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL that the engine listens on."""
         return f"http://{self.host}:{self.port}"
 
     def serve(self, *models: str) -> None:
@@ -191,18 +191,18 @@ class ScriptedEngine:
         self.poll_answers["/v1/models"] = (200, json.dumps({"object": "list", "data": cards}).encode())
 
     async def call(self) -> Call:
-        """The next request that is no poll."""
+        """Wait for the next request that is not a poll."""
         async with asyncio.timeout(TIMEOUT_S):
             return await self.calls.get()
 
     async def start(self) -> Self:
-        """Listen; after `stop` on the same port as before."""
+        """Start to listen; after `stop`, on the same port as before."""
         self._server = await asyncio.start_server(self._serve, self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def stop(self) -> None:
-        """Close every connection and listen no more, as a process does that ends."""
+        """Close every connection and stop listening, as when the process ends."""
         assert self._server is not None
         self._server.close()
         for connection in self._connections:
@@ -221,7 +221,7 @@ class ScriptedEngine:
                 if VOCABULARY_PROBE in call.body and self.forwards_vocabulary_probes:
                     self.calls.put_nowait(call)
                 elif VOCABULARY_PROBE in call.body and call.path not in self.poll_answers:
-                    await call.respond(400, b"{}")  # a poll too, by which a router would learn its vocabulary
+                    await call.respond(400, b"{}")  # this probe for the vocabulary size is a poll, too
                 elif call.path in self.poll_answers:
                     self.polls.append(call)
                     status, body = self.poll_answers[call.path]
@@ -229,7 +229,7 @@ class ScriptedEngine:
                 else:
                     self.calls.put_nowait(call)
         except ConnectionError:
-            pass  # it was dropped while a poll was answered
+            pass  # the connection was closed while a poll was answered
         finally:
             self._connections.discard(connection)
 
@@ -238,7 +238,7 @@ class ScriptedEngine:
 async def scripted_engine(
     *models: str, send_buffer: int | None = None, host: str = "127.0.0.1", port: int = 0
 ) -> AsyncIterator[ScriptedEngine]:
-    """An engine that listens; it serves the model `m` unless told otherwise. `send_buffer`: bytes per connection."""
+    """Run an engine, with the model `m` by default. `send_buffer`: bytes of send buffer per connection."""
     engine = await ScriptedEngine(models or ("m",), send_buffer, host, port).start()
     try:
         yield engine

@@ -1,6 +1,6 @@
-"""What engines answer to calls of /v1/responses, for scripted ones.
+"""Answers to calls of /v1/responses, for scripted engines.
 
-`tests/engine/test_stored_responses.py` holds them to the real ones.
+`tests/engine/test_stored_responses.py` compares them with the answers of real engines.
 """
 
 import json
@@ -12,20 +12,20 @@ RESPONSES = "/v1/responses"
 def response(
     name: str, status: str = "completed", text: str = "yes", used: tuple[int, int, int] | None = (8, 0, 2)
 ) -> Any:
-    """A response as engines keep it. `used`: input, of it cached, and output tokens; None before it is finished."""
+    """A stored response. `used`: tokens of input, cached input and output; None before the response is finished."""
     content = [{"type": "output_text", "text": text, "annotations": []}]
     item = {"id": "msg", "type": "message", "role": "assistant", "status": "completed", "content": content}
     usage: dict[str, object] | None = None
     if used is not None:
-        given, cached, output = used
-        usage = {"input_tokens": given, "output_tokens": output, "total_tokens": given + output}
+        input_tokens, cached, output = used
+        usage = {"input_tokens": input_tokens, "output_tokens": output, "total_tokens": input_tokens + output}
         usage |= {"input_tokens_details": {"cached_tokens": cached}, "output_tokens_details": {"reasoning_tokens": 0}}
     output_items = [] if used is None else [item]
     return {"id": name, "object": "response", "status": status, "error": None, "output": output_items, "usage": usage}
 
 
 def encoded(name: str, status: str = "completed", used: tuple[int, int, int] | None = (8, 0, 2)) -> bytes:
-    """The same as JSON."""
+    """A stored response as JSON."""
     return json.dumps(response(name, status, used=used)).encode()
 
 
@@ -50,6 +50,6 @@ def completed(name: str, used: tuple[int, int, int] = (8, 0, 2)) -> bytes:
 
 
 def not_found(name: str) -> dict[str, object]:
-    """What both engines say of an id that they do not know, with status 404."""
+    """The body of both engines' 404 for an unknown id."""
     message = f"Response with id '{name}' not found."
     return {"error": {"message": message, "type": "invalid_request_error", "param": "response_id", "code": 404}}

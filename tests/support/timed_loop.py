@@ -1,4 +1,4 @@
-"""An event loop that measures what each callback costs its thread."""
+"""An event loop that measures the CPU time of each callback."""
 
 import asyncio
 import time
@@ -9,12 +9,12 @@ Ts = TypeVarTuple("Ts")
 
 
 class TimedLoop(asyncio.SelectorEventLoop):
-    """Notes the CPU time of every callback: whatever else runs on the machine, and whatever waits, costs none."""
+    """Records the CPU time of every callback, which waiting and other processes do not affect."""
 
     def __init__(self) -> None:
         self.measuring = False
         self.costs: list[tuple[float, str]] = []
-        """Seconds of CPU time, and what it was, of every callback while `measuring`."""
+        """CPU time in seconds, and the name, of every callback while `measuring`."""
         super().__init__()
 
     def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Any = None) -> asyncio.Handle:
@@ -40,18 +40,18 @@ class TimedLoop(asyncio.SelectorEventLoop):
 
     def _timed(self, callback: Callable[[Unpack[Ts]], object]) -> Callable[[Unpack[Ts]], None]:
         def run(*args: *Ts) -> None:
-            began = time.thread_time()
+            start = time.thread_time()
             try:
                 callback(*args)
             finally:
                 if self.measuring:
-                    self.costs.append((time.thread_time() - began, _name(callback)))
+                    self.costs.append((time.thread_time() - start, _name(callback)))
 
         return run
 
 
 def _name(callback: Callable[..., Any]) -> str:
-    """What it is; not its `repr`, which asks objects about themselves that are not finished yet."""
+    """The name of a callback. Not its `repr`, which fails for objects that are not fully initialised."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return str(getattr(owner.get_coro(), "__qualname__", owner.get_name()))

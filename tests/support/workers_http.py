@@ -1,4 +1,4 @@
-"""Emulated workers on real sockets, and a client that reads them byte by byte."""
+"""Runs emulated workers on real sockets, with helpers for a client that reads their answers byte by byte."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 @contextmanager
 def worker(**settings: Any) -> Iterator[str]:
-    """A worker with a thread and an event loop of its own; its address."""
+    """Run a worker in a thread with its own event loop. Yields its URL."""
     defaults: Json = {"port": 0, "model": "tiny", "hardware": "instant", "block_size": 4}
     server = WorkerServer(WorkerSettings(**(defaults | settings)))
     thread = Thread(target=asyncio.run, args=(server.run(),))
@@ -72,13 +72,13 @@ async def series(http: aiohttp.ClientSession, url: str) -> dict[str, float]:
     return values
 
 
-async def eventually(reading: Callable[[], Awaitable[bool]], tries: int = 2000) -> None:
-    """Ask again until it is so; a bounded number of times."""
+async def eventually(condition: Callable[[], Awaitable[bool]], tries: int = 2000) -> None:
+    """Poll until a condition is true, a bounded number of times."""
     for _ in range(tries):
-        if await reading():
+        if await condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it never came true")
+    raise AssertionError("the condition never became true")
 
 
 def content(events: list[Json], index: int = 0) -> str:
