@@ -1,4 +1,4 @@
-"""Who waits where, against a list of all that wait."""
+"""Backlogs, compared with a list of all waiting requests."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,27 +12,27 @@ CLIENTS = (ClientId("ada"), ClientId("bob"))
 Place = tuple[WorkerId | None, ClientId]
 
 
-class Listener(BacklogWatcher):
-    """Writes down what it hears."""
+class Recorder(BacklogWatcher):
+    """Record all notifications."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, WorkerId | None, ClientId, float]] = []
+        self.notifications: list[tuple[str, WorkerId | None, ClientId, float]] = []
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        self.heard.append(("began", queue, client, now))
+        self.notifications.append(("began", queue, client, now))
 
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        self.heard.append(("ended", queue, client, now))
+        self.notifications.append(("ended", queue, client, now))
 
 
 @given(places=st.lists(st.tuples(st.sampled_from(QUEUES), st.sampled_from(CLIENTS)), max_size=30), data=st.data())
-def test_counts_and_reports_are_those_of_the_list(places: list[Place], data: st.DataObject) -> None:
-    """A backlog begins with the first of a client's requests in a queue and ends with the last; every sum agrees."""
-    backlog, listener = Backlog(), Listener()
-    backlog.subscribe(listener)
+def test_counts_and_notifications_match_a_list(places: list[Place], data: st.DataObject) -> None:
+    """A backlog begins with a client's first request in a queue and ends with the last; all counts match the list."""
+    backlog, recorder = Backlog(), Recorder()
+    backlog.subscribe(recorder)
     waiting: list[Place] = []
     for now, place in enumerate(places):
-        before = len(listener.heard)
+        before = len(recorder.notifications)
         if bool(waiting) and data.draw(st.booleans()):
             place = data.draw(st.sampled_from(waiting))  # noqa: PLW2901 - one that waits leaves instead
             waiting.remove(place)
@@ -42,7 +42,7 @@ def test_counts_and_reports_are_those_of_the_list(places: list[Place], data: st.
             expected = [] if place in waiting else [("began", *place, now)]
             waiting.append(place)
             backlog.add(*place, now)
-        assert listener.heard[before:] == expected
+        assert recorder.notifications[before:] == expected
         assert {(at, who) for at, clients in backlog._waiting.items() for who in clients} == set(waiting)
         for queue in QUEUES:
             assert backlog.length(queue) == sum(at == queue for at, _ in waiting)

@@ -1,4 +1,4 @@
-"""Who holds most of what is short."""
+"""The holder with the most of a scarce resource."""
 
 from collections import Counter
 
@@ -13,30 +13,30 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_the_most_is_found_whatever_happened(steps: list[tuple[str, int, float]]) -> None:
-    """As a search through all holders would find it, of equals the first by name; the total is their sum."""
-    holdings: LongestQueueDrop[str] = LongestQueueDrop()
+def test_the_largest_holder_matches_a_linear_search(steps: list[tuple[str, int, float]]) -> None:
+    """The largest holder matches a linear search, with ties broken by name, and the total is the sum."""
+    drop: LongestQueueDrop[str] = LongestQueueDrop()
     amounts: Counter[str] = Counter()
     weights: dict[str, float] = {}
     for holder, change, weight in steps:
         if change > 0:
-            holdings.add(holder, change, weight)
+            drop.add(holder, change, weight)
             amounts[holder] += change
             weights[holder] = weight
         else:
             taken = min(-change, amounts[holder])
-            holdings.remove(holder, taken)
+            drop.remove(holder, taken)
             amounts[holder] -= taken
         held = {name: amount / weights[name] for name, amount in amounts.items() if amount}
-        assert holdings.largest_holder() == (min(held, key=lambda name: (-held[name], name)) if held else None)
-        assert (holdings.total, len(holdings)) == (sum(amounts.values()), len(held))
+        assert drop.largest_holder() == (min(held, key=lambda name: (-held[name], name)) if held else None)
+        assert (drop.total, len(drop)) == (sum(amounts.values()), len(held))
 
 
-def test_nothing_is_kept_of_those_who_hold_nothing() -> None:
-    """Many that come and go leave no memory behind."""
-    holdings: LongestQueueDrop[str] = LongestQueueDrop()
+def test_holders_without_an_amount_take_no_memory() -> None:
+    """Many holders that come and go leave no memory behind."""
+    drop: LongestQueueDrop[str] = LongestQueueDrop()
     for number in range(1000):
-        holdings.add(str(number), 1)
-        holdings.remove(str(number), 1)
-    assert len(holdings) == 0
-    assert len(holdings._heap) < 32
+        drop.add(str(number), 1)
+        drop.remove(str(number), 1)
+    assert len(drop) == 0
+    assert len(drop._heap) < 32

@@ -1,4 +1,4 @@
-"""Jain's index, waiting times, and whose gap is measured where."""
+"""Jain's index, waiting times, and which queue's gap is measured."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def backlogged(*clients: ClientId, queue: WorkerId | None = W1, pooled: bool = F
 
 @given(shares=st.lists(st.integers(0, 1000), min_size=1))
 def test_jain_lies_between_one_nth_and_one(shares: list[int]) -> None:
-    """1 when all are equal, 1/n when one has everything; no index where there is nothing to share."""
+    """Jain's index is 1 if all are equal and 1/n if one has everything; there is none if nothing was served."""
     index = jain_index(shares)
     if index is None:
         assert not any(shares)
@@ -45,34 +45,34 @@ def test_jain_lies_between_one_nth_and_one(shares: list[int]) -> None:
 
 @given(values=st.lists(st.integers(), min_size=1), share=st.floats(0.01, 1))
 def test_a_percentile_is_the_smallest_value_that_is_enough(values: list[int], share: float) -> None:
-    """At least the share of the values does not exceed it, and no smaller value has that."""
+    """At least the given share of values does not exceed the percentile, and no smaller value has that property."""
     found = percentile(values, share)
     enough = [v for v in values if sum(other <= v for other in values) >= share * len(values) - 1e-9]
     assert found == min(enough)
 
 
 def test_there_is_no_percentile_of_nothing() -> None:
-    """None, not zero."""
+    """A percentile of no values is None, not zero."""
     assert percentile([], 0.95) is None
 
 
 @given(steps=st.lists(st.tuples(st.floats(0, 40), st.integers(0, 100)), max_size=20), later=st.floats(0, 80))
 def test_recent_service_is_that_of_the_last_minute(steps: list[tuple[float, int]], later: float) -> None:
-    """To the second: what is older is forgotten, what is younger is counted."""
-    recent, now, diary = RecentService(), 0.0, []
+    """Older service is forgotten and younger service counted, to the second."""
+    recent, now, history = RecentService(), 0.0, []
     for pause, service in steps:
         now += pause
         recent.add(service, 2.0, now)
-        diary.append((now, service))
+        history.append((now, service))
     now += later
-    certain = sum(service for at, service in diary if at >= now - MINUTE + 1)
-    possible = sum(service for at, service in diary if at >= now - MINUTE)
+    certain = sum(service for at, service in history if at >= now - MINUTE + 1)
+    possible = sum(service for at, service in history if at >= now - MINUTE)
     assert certain <= recent.cost(now) <= possible
     assert recent.per_weight(now) == recent.cost(now) / 2
 
 
-def test_jain_looks_at_those_that_were_backlogged_lately() -> None:
-    """Who never had to wait had all it wanted, and who waited long ago is another time's matter."""
+def test_jain_covers_clients_backlogged_in_the_last_minute() -> None:
+    """Clients that never waited, or waited longer ago, do not count."""
     fairness = backlogged(ADA, BOB)
     for client, service in ((ADA, 30), (BOB, 10), (ClientId("never waited"), 1000)):
         fairness.add_service(request(client), W1, service, 1.0)
@@ -84,7 +84,7 @@ def test_jain_looks_at_those_that_were_backlogged_lately() -> None:
 
 
 def test_a_client_is_backlogged_while_it_waits_in_any_queue() -> None:
-    """The end of one of its backlogs is not the end of its waiting."""
+    """The end of one of a client's backlogs does not end the others."""
     fairness = backlogged(ADA)
     fairness.backlog_began(W2, ADA, 0.0)
     fairness.backlog_ended(W1, ADA, 0.0)
@@ -93,7 +93,7 @@ def test_a_client_is_backlogged_while_it_waits_in_any_queue() -> None:
 
 
 def test_service_counts_per_weight() -> None:
-    """Who weighs twice and gets twice is even."""
+    """A client with twice the weight and twice the service is even."""
     fairness = backlogged(ADA, BOB)
     fairness.add_service(request(ADA), W1, 30, 0.0)
     fairness.add_service(request(BOB, weight=2.0), W1, 60, 0.0)
@@ -102,7 +102,7 @@ def test_service_counts_per_weight() -> None:
 
 
 def test_each_worker_has_its_own_gap() -> None:
-    """Service elsewhere is not compared with service here."""
+    """Service at other workers does not count."""
     fairness = backlogged(ADA, BOB)
     fairness.add_service(request(ADA), W1, 30, 0.0)
     fairness.add_service(request(ADA), W2, 1000, 0.0)
@@ -110,7 +110,7 @@ def test_each_worker_has_its_own_gap() -> None:
 
 
 def test_a_pool_has_one_gap_over_all_workers() -> None:
-    """Who waits for all is compared by what it gets from all."""
+    """Clients that wait for any worker are compared by their service from all workers."""
     fairness = backlogged(ADA, BOB, queue=None, pooled=True)
     fairness.add_service(request(ADA), W1, 30, 0.0)
     fairness.add_service(request(ADA), W2, 30, 0.0)
@@ -119,7 +119,7 @@ def test_a_pool_has_one_gap_over_all_workers() -> None:
 
 @pytest.mark.parametrize("pooled", [True, False])
 def test_the_bound_is_kept_where_the_gap_is(pooled: bool) -> None:
-    """A worker's dispatches raise its own bound, or the pool's."""
+    """A dispatch raises the bound of its worker, or of the pool."""
     fairness = backlogged(ADA, pooled=pooled)
     fairness.request_dispatched(request(ADA), W1, Outstanding(10, 0, 50), waited=1.0)
     bound = fairness.bound(None if pooled else W1, 100)
@@ -130,8 +130,10 @@ def test_the_bound_is_kept_where_the_gap_is(pooled: bool) -> None:
         assert fairness.bound(W2, 100) == 200
 
 
-def test_no_bound_is_told_of_a_pool_whose_workers_serve_different_models() -> None:
-    """A refill for one of them reaches clients of others; what came of that is no gap once all are alike again."""
+def test_a_pool_of_different_models_has_no_bound() -> None:
+    """A refill for one model reaches clients of other models. The gap starts anew when all workers serve the same
+    models.
+    """
     talk = Scene("dlpm_home", settings=SchedulerSettings(window=FixedWindow(requests=1)))
     talk.join("w1", "llama", "ada's adapter")
     talk.join("w2", "llama")
@@ -150,14 +152,14 @@ def test_no_bound_is_told_of_a_pool_whose_workers_serve_different_models() -> No
 
 @pytest.mark.parametrize("change", [lambda talk: talk.leave("w2"), lambda talk: talk.join("w2", "b", "llama")])
 def test_a_queue_of_one_worker_has_its_bound_whatever_others_serve(change: Callable[[Scene], None]) -> None:
-    """Who waits in it waits for that worker alone."""
+    """Clients in a worker's queue wait for that worker alone."""
     talk = Scene("rr+dlpm", workers=("w1", "w2"))
     change(talk)
     assert talk.scheduler.fairness.bound(W1, 100) is not None
 
 
-def test_a_worker_that_is_gone_is_not_measured() -> None:
-    """If it comes back its gap begins anew; its bound does not, for the credit that its clients had there is theirs."""
+def test_a_departed_worker_keeps_its_bound_but_not_its_gap() -> None:
+    """The bound stays because the clients' deficits at that worker stay."""
     fairness = backlogged(ADA, BOB)
     fairness.request_dispatched(request(ADA), W1, Outstanding(10, 0, 50), waited=1.0)
     fairness.add_service(request(ADA), W1, 50, 0.0)
@@ -167,7 +169,7 @@ def test_a_worker_that_is_gone_is_not_measured() -> None:
 
 
 def test_waiting_times_are_those_of_the_last_requests() -> None:
-    """Old waits are forgotten, and nobody has the waits of another."""
+    """Old waits are forgotten, and clients do not share waits."""
     fairness = backlogged()
     for waited in [1000.0] + [1.0] * (WAITS_KEPT - 10) + [9.0] * 10:
         fairness.request_dispatched(request(ADA), W1, Outstanding(0, 0, 1), waited)
@@ -177,8 +179,8 @@ def test_waiting_times_are_those_of_the_last_requests() -> None:
     assert fairness.waits(ADA).p95 == 9.0
 
 
-def test_shares_are_of_what_all_were_served_lately() -> None:
-    """In cost units, whatever the weights; nobody has a share of nothing."""
+def test_shares_are_parts_of_all_recent_service() -> None:
+    """Shares are in cost units, whatever the weights; a client without service has none."""
     fairness = backlogged()
     assert fairness.share(ADA, 0.0) is None
     fairness.add_service(request(ADA), W1, 30, 0.0)

@@ -1,4 +1,4 @@
-"""Bounds on waiting, and who gives way where they are reached."""
+"""Limits on waiting, and which request gives way when one is reached."""
 
 from collections.abc import Sequence
 from math import inf
@@ -19,78 +19,80 @@ def waiter(name: str, client: str = "c", size: int = 0, weight: float = 1.0) -> 
 A, B, C = waiter("a"), waiter("b"), waiter("c")
 
 
-def room(requests: int = 2, time_to_live: float = 10.0) -> QueueLimits:
+def limits_of(requests: int = 2, time_to_live: float = 10.0) -> QueueLimits:
     return QueueLimits(WaitingLimits(requests, time_to_live))
 
 
 def fill(waiting: QueueLimits, requests: Sequence[Request]) -> list[Surplus]:
-    """Let these come one by one, and what is too much leave; returns what left."""
-    gone = []
+    """Let these requests arrive one by one, remove the surplus, and return it."""
+    removed = []
     for request in requests:
         waiting.enter(request, 0, request.weight)
         surplus = waiting.surplus(request.id)
         for each, _ in surplus:
             waiting.leave(each, 0, served=False)
-        gone += surplus
-    return gone
+        removed += surplus
+    return removed
 
 
 def numbered(client: str, count: int, size: int = 0, weight: float = 1.0) -> list[Request]:
     return [waiter(f"{client}{number}", client, size, weight) for number in range(1, count + 1)]
 
 
-def test_one_more_than_may_is_refused() -> None:
-    """As many wait as may, and one that leaves makes room."""
-    waiting = room(requests=2)
+def test_a_request_beyond_the_limit_is_refused() -> None:
+    """The queue takes as many requests as its limit, and one that leaves makes room."""
+    waiting = limits_of(requests=2)
     assert fill(waiting, [A, B, C]) == [Surplus(C.id, Refusal.QUEUE_FULL)]
     waiting.leave(A.id, 1, served=True)
     assert fill(waiting, [C]) == []
     assert len(waiting) == 2
 
 
-def test_who_was_served_takes_no_room() -> None:
-    """A request that waits no more when it is asked about is none too many."""
-    waiting = room(requests=0)
+def test_a_dispatched_request_is_no_surplus() -> None:
+    """A request that no longer waits is not surplus, even with a limit of 0."""
+    waiting = limits_of(requests=0)
     waiting.enter(A, 0, 1.0)
     waiting.leave(A.id, 0, served=True)
     assert waiting.surplus(A.id) == []
 
 
 def test_a_flood_costs_the_flooder() -> None:
-    """Whoever has less finds room in a full queue until it has as much; the newest of the other's give way."""
-    waiting = room(requests=6)
+    """A client with less waiting finds room in a full queue until it has as much, at the cost of the other's newest
+    requests.
+    """
+    waiting = limits_of(requests=6)
     assert fill(waiting, numbered("flood", 6)) == []
-    gone = fill(waiting, numbered("light", 4))
-    assert gone == [
+    removed = fill(waiting, numbered("light", 4))
+    assert removed == [
         *(Surplus(RequestId(f"flood{number}"), Refusal.DISPLACED) for number in (6, 5, 4)),
         Surplus(RequestId("light4"), Refusal.QUEUE_FULL),
     ]
 
 
-def test_whoever_is_at_its_share_displaces_nobody() -> None:
-    """Two with the same number take nothing from each other, and a third takes from the first by name."""
-    waiting = room(requests=4)
+def test_a_client_at_its_share_displaces_no_other() -> None:
+    """Clients with equally many requests do not displace each other; a third displaces the first by name."""
+    waiting = limits_of(requests=4)
     fill(waiting, [*numbered("x", 2), *numbered("y", 2)])
     assert fill(waiting, [waiter("x3", "x")]) == [Surplus(RequestId("x3"), Refusal.QUEUE_FULL)]
     assert fill(waiting, [waiter("z1", "z")]) == [Surplus(RequestId("x2"), Refusal.DISPLACED)]
 
 
 def test_weights_scale_shares() -> None:
-    """A client of weight 3 keeps three quarters of the room beside one of weight 1."""
-    waiting = room(requests=8)
+    """A client of weight 3 keeps three quarters of the queue beside one of weight 1."""
+    waiting = limits_of(requests=8)
     fill(waiting, [*numbered("heavy", 8, weight=3.0), *numbered("light", 8)])
     assert (waiting.waiting_of(ClientId("heavy")), waiting.waiting_of(ClientId("light"))) == (6, 2)
 
 
 def test_bytes_are_bounded_as_requests_are() -> None:
-    """One with few large requests makes way for small ones, and not the one with many small ones."""
+    """A client with few large requests gives way to small ones, not the client with many small ones."""
     waiting = QueueLimits(WaitingLimits(100, 10.0, body_bytes=1000))
     fill(waiting, [*numbered("large", 3, size=300), *numbered("small", 10, size=10)])
     assert fill(waiting, [waiter("new", "new", 50)]) == [Surplus(RequestId("large3"), Refusal.DISPLACED)]
 
 
-def test_nobody_gives_way_in_vain() -> None:
-    """A request that would not fit after all is refused alone, and everything else is as it was."""
+def test_no_request_is_displaced_in_vain() -> None:
+    """A request that would not fit anyway is refused alone, and nothing else changes."""
     waiting = QueueLimits(WaitingLimits(100, 10.0, body_bytes=100))
     fill(waiting, [*numbered("x", 5, size=10), *numbered("y", 5, size=10)])
     assert fill(waiting, [waiter("z", "z", 45)]) == [Surplus(RequestId("z"), Refusal.QUEUE_FULL)]
@@ -99,10 +101,12 @@ def test_nobody_gives_way_in_vain() -> None:
 
 @pytest.mark.parametrize("limits", [WaitingLimits(client_requests=2), WaitingLimits(client_bytes=200)])
 def test_a_client_has_limits_of_its_own(limits: WaitingLimits) -> None:
-    """Beyond them its own request is refused, be the room as empty as it may, and others do not notice."""
+    """A client beyond its own limit has its request refused, even if the queue is empty, and other clients are
+    unaffected.
+    """
     waiting = QueueLimits(limits)
-    gone = fill(waiting, [*numbered("x", 3, size=100), *numbered("y", 2, size=100)])
-    assert gone == [Surplus(RequestId("x3"), Refusal.CLIENT_FULL)]
+    removed = fill(waiting, [*numbered("x", 3, size=100), *numbered("y", 2, size=100)])
+    assert removed == [Surplus(RequestId("x3"), Refusal.CLIENT_FULL)]
 
 
 @given(
@@ -119,7 +123,9 @@ def test_a_client_has_limits_of_its_own(limits: WaitingLimits) -> None:
 def test_the_limits_hold_and_light_clients_are_spared(
     limits: WaitingLimits, arrivals: list[tuple[str, int, bool]]
 ) -> None:
-    """Never more than may waits; what gives way belongs to whoever has most, and what is refused is gone once."""
+    """The limits are never exceeded, displaced requests belong to other clients, and each refused request is removed
+    once.
+    """
     waiting = QueueLimits(limits)
     here: dict[RequestId, Request] = {}
     for number, (client, size, leaves) in enumerate(arrivals):
@@ -136,15 +142,15 @@ def test_the_limits_hold_and_light_clients_are_spared(
         assert len(waiting) == len(here) <= limits.requests
         assert sum(each.body_bytes for each in here.values()) <= (limits.body_bytes or 10**6) or not limits.body_bytes
         for name in "abcd":
-            theirs = [each for each in here.values() if each.client == name]
-            assert waiting.waiting_of(ClientId(name)) == len(theirs)
-            assert limits.client_requests is None or len(theirs) <= limits.client_requests
-            assert limits.client_bytes is None or sum(each.body_bytes for each in theirs) <= limits.client_bytes
+            of_client = [each for each in here.values() if each.client == name]
+            assert waiting.waiting_of(ClientId(name)) == len(of_client)
+            assert limits.client_requests is None or len(of_client) <= limits.client_requests
+            assert limits.client_bytes is None or sum(each.body_bytes for each in of_client) <= limits.client_bytes
 
 
-def test_requests_expire_in_the_order_in_which_they_came() -> None:
-    """At its deadline a request is late, and the next deadline is that of the first that stays."""
-    waiting = room()
+def test_requests_expire_in_order_of_arrival() -> None:
+    """A request expires at its deadline, and the next deadline is that of the first one that stays."""
+    waiting = limits_of()
     waiting.enter(A, 0, 1.0)
     waiting.enter(B, 3, 1.0)
     waiting.enter(C, 3, 1.0)
@@ -155,17 +161,17 @@ def test_requests_expire_in_the_order_in_which_they_came() -> None:
     assert waiting.next_deadline == 13
 
 
-def test_an_empty_room_has_no_deadline() -> None:
-    """When the last has left, nobody is waited for."""
-    waiting = room()
+def test_an_empty_queue_has_no_deadline() -> None:
+    """The deadline is infinite after the last request has left."""
+    waiting = limits_of()
     waiting.enter(A, 0, 1.0)
     waiting.leave(A.id, 1, served=False)
     assert (len(waiting), waiting.next_deadline) == (0, inf)
 
 
 def test_retry_follows_the_drain_rate() -> None:
-    """Four that wait behind a queue that serves one every two seconds are a matter of eight seconds."""
-    waiting = room(requests=100)
+    """If one request is served every two seconds, four waiting requests take eight seconds."""
+    waiting = limits_of(requests=100)
     for second in range(0, 40, 2):
         waiting.enter(A, second, 1.0)
         waiting.leave(A.id, second, served=True)
@@ -174,9 +180,9 @@ def test_retry_follows_the_drain_rate() -> None:
     assert waiting.retry_after(40) == 8
 
 
-def test_a_request_that_gave_up_drains_nothing() -> None:
+def test_a_request_that_gave_up_does_not_count_as_drained() -> None:
     """Clients that leave do not make the queue look fast."""
-    waiting = room(requests=100)
+    waiting = limits_of(requests=100)
     waiting.enter(C, 0, 1.0)
     for second in range(20):
         waiting.enter(A, second, 1.0)
@@ -186,8 +192,8 @@ def test_a_request_that_gave_up_drains_nothing() -> None:
 
 @given(steps=st.lists(st.tuples(st.booleans(), st.floats(0, 100)), max_size=30))
 def test_a_retry_is_never_immediate_nor_far_away(steps: list[tuple[bool, float]]) -> None:
-    """Whatever the history, the answer lies within a second and a minute."""
-    waiting = room(requests=100)
+    """The estimate is between one second and one minute, whatever the history."""
+    waiting = limits_of(requests=100)
     now = 0.0
     for number, (served, pause) in enumerate(steps):
         now += pause
@@ -198,9 +204,9 @@ def test_a_retry_is_never_immediate_nor_far_away(steps: list[tuple[bool, float]]
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_before_anything_was_served_a_guess_is_made(waits: bool) -> None:
-    """Without a rate, a queue is worth the longest answer and an empty one the shortest."""
-    waiting = room()
+def test_retry_is_a_guess_before_anything_was_served(waits: bool) -> None:
+    """Without a drain rate, a queue gives the longest time and an empty queue the shortest."""
+    waiting = limits_of()
     if waits:
         waiting.enter(A, 0, 1.0)
     assert waiting.retry_after(5) == (LONGEST_RETRY if waits else 1.0)

@@ -1,4 +1,4 @@
-"""However many clients come, a bounded number is remembered, and no debt is forgiven by being forgotten."""
+"""A bounded number of clients is remembered, and no debt is forgiven because its client is forgotten."""
 
 from collections import deque
 
@@ -27,7 +27,7 @@ POLICIES = ("dlpm_home", "d2lpm", "vtc", "lcf", "vtc_predict", "client_rr+dlpm",
 
 
 def entries(of: object, client: str, seen: set[int] | None = None) -> int:
-    """How many containers inside an object have keys or members that name a client whose name begins like this."""
+    """Count the containers inside an object with keys or members that are clients with this prefix."""
     seen = set() if seen is None else seen
     if id(of) in seen or isinstance(of, str | bytes | int | float | type(None)):
         return 0
@@ -48,7 +48,7 @@ def entries(of: object, client: str, seen: set[int] | None = None) -> int:
 
 
 def crowd(scene: Scene, first: int) -> None:
-    """Strangers come, one after the other, while others are waiting; each is served once."""
+    """Let strangers arrive one after the other while others wait; each is served once."""
     for number in range(first, first + STRANGERS):
         scene.now += 1.0
         request = scene.arrive(f"stranger{number}.", "xy", limit=5)
@@ -58,8 +58,8 @@ def crowd(scene: Scene, first: int) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_strangers_leave_is_bounded(policy: str) -> None:
-    """After twice as many there are no more entries of them anywhere in the scheduler than after the first half."""
+def test_entries_of_strangers_are_bounded(policy: str) -> None:
+    """After twice as many strangers the scheduler holds no more entries of them."""
     scene = Scene(policy, *SMALL, workers=("w1", "w2"), settings=SETTINGS)
     counts = []
     for turn in range(3):
@@ -75,7 +75,9 @@ def test_what_strangers_leave_is_bounded(policy: str) -> None:
 
 
 def entries_after(scene: Scene) -> int:
-    """How many entries are left of strangers when nothing runs any more; the estimates have a limit of their own."""
+    """Count the entries of strangers when nothing runs any more, except in the estimates, which
+    have their own limit.
+    """
     scene.serve_all()
     scheduler = scene.scheduler
     watched = (scheduler.weights, scheduler.ledger, scheduler.fairness, scheduler.policy, scheduler.backlog)
@@ -84,7 +86,7 @@ def entries_after(scene: Scene) -> int:
 
 @pytest.mark.parametrize("policy", ["dlpm_home", "d2lpm"])
 def test_a_debt_outlives_its_client(policy: str) -> None:
-    """Who comes back after a crowd of others finds what it owed, less the refills that came since."""
+    """A client that comes back after many others finds its debt, minus the refills since."""
     settings = SchedulerSettings(client_limit=LIMIT, debtor_limit=STRANGERS, window=FixedWindow(requests=1))
     scene = Scene(policy, *SMALL, workers=("w1",), settings=settings)
     first = scene.arrive("ann", "xxxx", limit=5000)
@@ -105,8 +107,8 @@ def test_a_debt_outlives_its_client(policy: str) -> None:
     assert owed <= kept < -1000
 
 
-def test_a_client_with_anything_under_way_is_remembered() -> None:
-    """However long ago it came."""
+def test_a_busy_client_is_remembered() -> None:
+    """A client with a request in flight is remembered, however long ago it came."""
     clients = RecentClients(2)
     for number in range(100):
         clients.touch(ClientId(f"c{number}"))
@@ -115,23 +117,23 @@ def test_a_client_with_anything_under_way_is_remembered() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(-100, 20)), max_size=200), st.integers(1, 12))
-def test_of_too_many_debtors_those_go_that_owe_least(debts: list[tuple[int, float]], limit: int) -> None:
-    """Never more than the limit are kept; but for one at a time, only those go that owe nothing."""
+def test_the_smallest_debts_are_dropped_first(debts: list[tuple[int, float]], limit: int) -> None:
+    """The limit is never exceeded, and at most one debtor with a positive debt is dropped at a time."""
     debtors: Debtors[int] = Debtors(limit)
     owed: dict[int, float] = {}
     for debtor, debt in debts:
         owed[debtor] = debt
-        gone = debtors.add(debtor, lambda key: owed[key])
+        dropped = debtors.add(debtor, lambda key: owed[key])
         assert len(debtors) <= limit
-        assert len(gone) <= SAMPLE
-        assert len([each for each in gone if owed[each] > 0]) <= 1
-        for each in gone:
+        assert len(dropped) <= SAMPLE
+        assert len([each for each in dropped if owed[each] > 0]) <= 1
+        for each in dropped:
             del owed[each]
         assert len(debtors) == len(owed)
 
 
-def test_who_owes_nothing_is_forgotten_by_the_table() -> None:
-    """One with less than a quantum stays with what it has, and is found by its key again."""
+def test_clients_without_debt_are_dropped_from_the_table() -> None:
+    """A deficit below the quantum stays in the table and is found by its key again."""
     table: DeficitTable[str] = DeficitTable(debtors=10)
     for key, cost in (("even", 0.0), ("less", 1.0), ("debt", 500.0)):
         table.join(key, 100.0, 100.0)
@@ -145,8 +147,8 @@ def test_who_owes_nothing_is_forgotten_by_the_table() -> None:
     assert list(table) == []
 
 
-def test_vtc_forgets_who_would_be_lifted_above_its_counter() -> None:
-    """And nobody above that level, nor whose level it is."""
+def test_vtc_forgets_counters_that_would_be_lifted_anyway() -> None:
+    """Counters at or above the current level are kept."""
     counters = VirtualCounters()
     for name, cost in (("low", 1.0), ("last", 5.0), ("high", 9.0)):
         client = ClientId(name)
@@ -162,22 +164,22 @@ def test_vtc_forgets_who_would_be_lifted_above_its_counter() -> None:
     assert [counters.value(ClientId(name)) for name in ("low", "last", "high")] == [None, 15.0, 18.0]
 
 
-def test_vtc_passes_over_the_place_of_a_client_that_is_forgotten() -> None:
-    """It waited behind another, left, and was forgotten; then the other is served, and would come after it."""
+def test_vtc_skips_the_heap_entry_of_a_forgotten_client() -> None:
+    """A client that waited behind another one, left and was forgotten is skipped when the other one is served."""
     counters = VirtualCounters()
-    first, gone, last = clients = [ClientId(name) for name in ("first", "gone", "last")]
+    first, dropped, last = clients = [ClientId(name) for name in ("first", "dropped", "last")]
     for client in clients:
         counters.set_weight(client, 1.0)
         counters.join(client)
-    counters.leave(gone)
+    counters.leave(dropped)
     counters.leave(last)
-    counters.forget(gone)
+    counters.forget(dropped)
     counters.charge(first, 5.0, 1.0)
     assert counters.least_served() == first
 
 
-async def test_what_forgotten_clients_were_served_stays_counted() -> None:
-    """In the report, and in the metrics as that of others: no count falls."""
+async def test_service_of_forgotten_clients_stays_counted() -> None:
+    """The report and the metrics count it as service of other clients, so that no count decreases."""
     async with scripted_engine() as engine, running_router(engine.url, client_limit=1) as router:
         for user in ("ann", "bob", "cy"):
             async with router.post(chat(user=user)) as post:

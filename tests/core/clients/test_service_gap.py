@@ -1,4 +1,4 @@
-"""The measured gap against one computed from the whole history; the bound against the formula."""
+"""The measured gap, compared with the whole history; the bound, compared with the formula."""
 
 from itertools import combinations
 
@@ -16,12 +16,12 @@ ADA, BOB, CYD, _ = CLIENTS
 
 
 class Gaps(RuleBasedStateMachine):
-    """Backlogs that begin, end and begin again, beside a diary of all service."""
+    """Backlogs that begin, end and begin again, compared with a list of all service."""
 
     def __init__(self) -> None:
         super().__init__()
         self.meter = GapMeter()
-        self.diary: list[tuple[ClientId, int]] = []
+        self.history: list[tuple[ClientId, int]] = []
         self.since: dict[ClientId, int] = {}
 
     @rule(client=st.sampled_from(CLIENTS))
@@ -30,20 +30,20 @@ class Gaps(RuleBasedStateMachine):
             del self.since[client]
             self.meter.end(client)
         else:
-            self.since[client] = len(self.diary)
+            self.since[client] = len(self.history)
             self.meter.begin(client)
 
     @rule(client=st.sampled_from(CLIENTS), service=st.integers(-10, 50))
     def serve(self, client: ClientId, service: int) -> None:
-        self.diary.append((client, service))
+        self.history.append((client, service))
         self.meter.add_service(client, service)
 
     def service(self, client: ClientId, since: int) -> int:
-        return sum(service for served, service in self.diary[since:] if served == client)
+        return sum(service for served, service in self.history[since:] if served == client)
 
     @invariant()
-    def gap_is_that_of_the_diary(self) -> None:
-        """The largest difference between two that are backlogged, since the later of the two began."""
+    def gap_matches_the_history(self) -> None:
+        """The gap is the largest difference between two backlogged clients since the later backlog began."""
         gaps = [0]
         for one, other in combinations(self.since, 2):
             since = max(self.since[one], self.since[other])
@@ -56,7 +56,7 @@ TestGaps.settings = settings(max_examples=60)
 
 
 def test_a_backlog_that_began_again_is_compared_anew() -> None:
-    """What a client was served in an earlier backlog is not held against the one that stayed."""
+    """Service in an earlier backlog does not count against a client."""
     meter = GapMeter()
     meter.begin(ADA)
     meter.begin(BOB)
@@ -67,8 +67,8 @@ def test_a_backlog_that_began_again_is_compared_anew() -> None:
     assert meter.gap() == 0
 
 
-def test_only_so_many_are_compared() -> None:
-    """Beyond the limit a newcomer is not measured, and its end is no error."""
+def test_clients_beyond_the_limit_are_not_compared() -> None:
+    """A client beyond the limit is not measured, and the end of its backlog is no error."""
     meter = GapMeter()
     for number in range(PAIR_LIMIT):
         meter.begin(ClientId(str(number)))
@@ -79,7 +79,9 @@ def test_only_so_many_are_compared() -> None:
 
 
 def test_the_bound_is_the_formula() -> None:
-    """2(U' + E + Q) + 2R with each term the largest seen of one client, per weight of the lightest client."""
+    """The bound is 2(U' + E + Q) + 2R with each term the largest seen of one client, per weight of
+    the lightest client.
+    """
     bound = BoundMeter(LinearCost(extend=1.0, output=2.0))
     bound.add(ADA, 0.5, Outstanding(expected_output=10, cached=60, extend=40))
     bound.add(ADA, 0.5, Outstanding(expected_output=20, cached=0, extend=70))
@@ -89,15 +91,15 @@ def test_the_bound_is_the_formula() -> None:
 
 
 def test_the_lightest_client_may_weigh_more_than_one() -> None:
-    """No client of weight 1 is assumed that was never seen."""
+    """The bound assumes no client of weight 1 unless one was seen."""
     bound = BoundMeter(LinearCost(extend=1.0, output=2.0))
     bound.add(ADA, 4.0, Outstanding(expected_output=0, cached=0, extend=100))
     bound.add(BOB, 2.0, Outstanding(expected_output=0, cached=0, extend=80))
     assert bound.bound(500) == 2 * (200 / 2.0 + 500)
 
 
-def test_what_was_underestimated_widens_the_bound() -> None:
-    """By the worst request's excess, for each of the most requests that a client had in flight at once."""
+def test_an_underestimate_widens_the_bound() -> None:
+    """The bound grows by the largest excess of a request, times the most requests that one client had in flight."""
     bound = BoundMeter(LinearCost(extend=1.0, output=2.0))
     for _ in range(3):
         bound.add(ADA, 1.0, Outstanding(expected_output=10, cached=60, extend=40))
@@ -110,7 +112,7 @@ def test_what_was_underestimated_widens_the_bound() -> None:
 
 @given(sizes=st.lists(st.builds(Outstanding, *[st.integers(1, 99)] * 3), min_size=1, max_size=8), gap=st.integers(1, 8))
 def test_the_bound_never_falls(sizes: list[Outstanding], gap: int) -> None:
-    """It holds for all time that was measured, so an end does not lower it, and a dispatch may raise it."""
+    """The bound covers all the time measured, so the end of a request does not lower it."""
     meter = BoundMeter(LinearCost())
     bounds = []
     for index, size in enumerate(sizes):
@@ -123,8 +125,8 @@ def test_the_bound_never_falls(sizes: list[Outstanding], gap: int) -> None:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_what_has_ended_is_not_outstanding(together: bool) -> None:
-    """Requests one after the other need half the bound's outstanding part of two at a time."""
+def test_an_ended_request_is_not_outstanding(together: bool) -> None:
+    """Requests one after the other need half the outstanding part of two at a time."""
     meter = BoundMeter(LinearCost(extend=0.0, output=1.0))
     for _ in range(2):
         meter.add(ADA, 1.0, Outstanding(100, 1, 1))

@@ -1,4 +1,4 @@
-"""The lag of each client against one computed from a diary of all that happened."""
+"""The lag of each client, compared with a list of all service."""
 
 from typing import NamedTuple
 
@@ -16,46 +16,46 @@ ADA, BOB, CYD, _ = CLIENTS
 
 
 class Moment(NamedTuple):
-    """Something that was served."""
+    """Service at one moment."""
 
     client: ClientId
     cost: float
     weights: dict[ClientId, float]
-    """Of those with a call open."""
+    """Weights of the clients with an open request."""
     waiting: frozenset[ClientId]
     since: dict[ClientId, int]
-    """Where in the diary each client's interval began."""
+    """Index in the list at which each client's interval began."""
 
 
 class Lags(RuleBasedStateMachine):
-    """Calls that come, are answered and go, with pauses in between."""
+    """Requests that arrive, are answered and end, with pauses in between."""
 
     @initialize(weights=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=4, max_size=4))
     def begin(self, weights: list[float]) -> None:
         self.turns = Turns()
         self.weights = dict(zip(CLIENTS, weights, strict=True))
         self.now = 0.0
-        self.calls = 0
+        self.count = 0
         self.open: dict[RequestId, tuple[ClientId, bool]] = {}
-        """The calls that are there, and whether they wait."""
-        self.diary: list[Moment] = []
+        """Open requests, and whether they wait."""
+        self.history: list[Moment] = []
         self.since: dict[ClientId, int] = {}
-        """Where in the diary each client's interval began."""
+        """Index in the list at which each client's interval began."""
         self.idle: dict[ClientId, float] = {}
 
     @rule(client=st.sampled_from(CLIENTS))
-    def open_call(self, client: ClientId) -> None:
-        self.calls += 1
-        request = RequestId(str(self.calls))
+    def open_request(self, client: ClientId) -> None:
+        self.count += 1
+        request = RequestId(str(self.count))
         if client not in self.since or (client in self.idle and self.now - self.idle[client] > IDLE_SECONDS):
-            self.since[client] = len(self.diary)
+            self.since[client] = len(self.history)
         self.idle.pop(client, None)
         self.open[request] = client, True
         self.turns.request_opened(client, request, self.weights[client], self.now, self.now)
 
     @rule(data=st.data(), answered=st.booleans())
-    def go_on(self, data: st.DataObject, answered: bool) -> None:
-        """A call is answered, or goes."""
+    def answer_or_close(self, data: st.DataObject, answered: bool) -> None:
+        """Answer or close a request."""
         if not self.open:
             return
         request = data.draw(st.sampled_from(sorted(self.open)))
@@ -76,19 +76,21 @@ class Lags(RuleBasedStateMachine):
         client, _ = self.open[request]
         weights = {each: self.weights[each] for each, _ in self.open.values()}
         waiting = frozenset(each for each, waits in self.open.values() if waits)
-        self.diary.append(Moment(client, cost, weights, waiting, dict(self.since)))
+        self.history.append(Moment(client, cost, weights, waiting, dict(self.since)))
         self.turns.add_service(client, request, cost, self.weights[client], self.now)
 
     @rule(seconds=st.sampled_from([0.5 * IDLE_SECONDS, 2 * IDLE_SECONDS]))
-    def let_pass(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         self.now += seconds
 
     def lag(self, client: ClientId) -> float:
-        """The most that even shares while it waited exceed its own service by, up to now, from any moment on."""
+        """Compute the lag: the most by which even shares while waiting exceed the client's own service, from any moment
+        on.
+        """
         if client not in self.since or self.now - self.idle.get(client, self.now) > IDLE_SECONDS:
             return 0.0
         behind = most = 0.0
-        for moment in reversed(self.diary[self.since[client] :]):
+        for moment in reversed(self.history[self.since[client] :]):
             if client in moment.waiting:
                 behind += moment.cost / sum(moment.weights.values())
             if client == moment.client:
@@ -97,8 +99,8 @@ class Lags(RuleBasedStateMachine):
         return most
 
     @invariant()
-    def lags_are_those_of_the_diary(self) -> None:
-        """Of every client, at every time."""
+    def lags_match_the_history(self) -> None:
+        """Every client's lag matches the list at every time."""
         for client in CLIENTS:
             assert self.turns.client_turns(client, self.now).lag == pytest.approx(self.lag(client), abs=1e-6)
 
@@ -113,7 +115,7 @@ def waiting(turns: Turns, *clients: ClientId) -> None:
 
 
 def test_a_client_that_waits_falls_behind_one_that_comes_back() -> None:
-    """With one call open each, of which only one client's are served: no interval ends with a call."""
+    """With one request at a time, the end of a request does not end an interval."""
     turns = Turns()
     waiting(turns, ADA)
     for number in range(10):
@@ -126,8 +128,8 @@ def test_a_client_that_waits_falls_behind_one_that_comes_back() -> None:
     assert turns.client_turns(BOB, 10.0).lag == 0.0
 
 
-def test_who_asks_for_nothing_more_does_not_fall_behind() -> None:
-    """Neither while its call is answered, nor while it has none: others may have what it leaves."""
+def test_a_client_with_nothing_waiting_does_not_fall_behind() -> None:
+    """Neither while its request is answered nor while it has none: others may have what it leaves."""
     turns = Turns()
     waiting(turns, ADA, BOB)
     turns.request_answered(ADA, RequestId(ADA), 0.0)
@@ -138,8 +140,8 @@ def test_who_asks_for_nothing_more_does_not_fall_behind() -> None:
     assert turns.client_turns(ADA, 0.1).lag == 0.0
 
 
-def test_a_pause_ends_what_is_remembered() -> None:
-    """After half a second without a call a client begins anew; before, it is as far behind as it was."""
+def test_a_long_pause_resets_the_lag() -> None:
+    """After `IDLE_SECONDS` without a request a client starts anew; before, its lag is unchanged."""
     for pause, lag in ((0.5 * IDLE_SECONDS, 50.0), (2 * IDLE_SECONDS, 0.0)):
         turns = Turns()
         waiting(turns, ADA, BOB)
@@ -150,8 +152,8 @@ def test_a_pause_ends_what_is_remembered() -> None:
         assert turns.client_turns(ADA, 1.0 + pause).lag == lag
 
 
-def test_what_is_given_back_leaves_no_lag_that_was_not_there() -> None:
-    """A charge that was too high for a client that was not behind, and one for a client that was."""
+def test_a_refund_leaves_no_new_lag() -> None:
+    """A refund leaves no lag, neither for a client that was not behind nor for one that was."""
     even, lag = EvenShare(), Lag()
     even.weight = 2.0
     even.begin_waiting(lag)

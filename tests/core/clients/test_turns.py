@@ -1,4 +1,4 @@
-"""Who waits, for how long, and how long rounds take: beside a slow model, and in small examples."""
+"""Waits and rounds, compared with a simple model, and in small examples."""
 
 from dataclasses import dataclass, field
 
@@ -22,109 +22,109 @@ def opened(turns: Turns, client: ClientId, now: float, name: str = "1", weight: 
 
 
 @dataclass
-class Call:
-    """One in the model."""
+class ModelRequest:
+    """A request in the model."""
 
     client: ClientId
     since: float
     waits: bool = True
     others: int = 0
-    """Of its client's, answered since it came."""
+    """Requests of its client that were answered since it arrived."""
 
 
 @dataclass
-class Round:
-    """One in the model: who is still to be served."""
+class ModelRound:
+    """A round in the model: which clients are still to be served."""
 
     begin: float
     left: set[ClientId] = field(default_factory=set)
 
 
 class Rounds(RuleBasedStateMachine):
-    """Calls that come, are answered, are served more and go; the model looks through all of them each time."""
+    """Requests that arrive, are answered, served and closed. The model checks all of them each time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.turns = Turns()
         self.now = 0.0
         self.count = 0
-        self.calls: dict[RequestId, Call] = {}
+        self.requests: dict[RequestId, ModelRequest] = {}
         self.unserved: dict[ClientId, float] = {}
-        """Since when, of those that began to wait and were not served or away since."""
+        """Since when clients with waiting requests are unserved."""
         self.left: dict[ClientId, float] = {}
-        """When each had its last call."""
-        self.round: Round | None = None
+        """When each client's last request was closed."""
+        self.round: ModelRound | None = None
         self.last: float | None = None
 
     @rule(client=st.sampled_from(CLIENTS))
-    def open_call(self, client: ClientId) -> None:
+    def open_request(self, client: ClientId) -> None:
         self.count += 1
-        if not self.having(client) and self.now - self.left.get(client, -1.0) > IDLE_SECONDS:
+        if not self.requests_of(client) and self.now - self.left.get(client, -1.0) > IDLE_SECONDS:
             self.unserved.pop(client, None)
         self.unserved.setdefault(client, self.now)
         request = opened(self.turns, client, self.now, str(self.count))
-        self.calls[request] = Call(client, self.now)
+        self.requests[request] = ModelRequest(client, self.now)
         if self.round is None:
-            self.round = Round(self.now, {client})
+            self.round = ModelRound(self.now, {client})
 
-    def having(self, client: ClientId) -> list[Call]:
-        return [call for call in self.calls.values() if call.client == client]
+    def requests_of(self, client: ClientId) -> list[ModelRequest]:
+        return [entry for entry in self.requests.values() if entry.client == client]
 
     def turn(self, client: ClientId) -> None:
         assert self.round is not None
         self.round.left.discard(client)
         if not self.round.left:
             self.last = self.now - self.round.begin
-            left = {call.client for call in self.calls.values()}
-            self.round = Round(self.now, left) if left else None
+            left = {entry.client for entry in self.requests.values()}
+            self.round = ModelRound(self.now, left) if left else None
 
     @rule(data=st.data())
     def answer(self, data: st.DataObject) -> None:
-        """A second first token changes nothing."""
-        if self.calls:
-            request = data.draw(st.sampled_from(sorted(self.calls)))
-            call = self.calls[request]
-            self.turns.request_answered(call.client, request, self.now)
-            if call.waits:
-                call.waits = False
-                for other in self.having(call.client):
+        """Answer a request. A second first token changes nothing."""
+        if self.requests:
+            request = data.draw(st.sampled_from(sorted(self.requests)))
+            entry = self.requests[request]
+            self.turns.request_answered(entry.client, request, self.now)
+            if entry.waits:
+                entry.waits = False
+                for other in self.requests_of(entry.client):
                     other.others += 1
-                self.serve_now(call.client)
+                self.serve_now(entry.client)
 
     @rule(data=st.data())
     def serve(self, data: st.DataObject) -> None:
-        if self.calls:
-            request = data.draw(st.sampled_from(sorted(self.calls)))
-            call = self.calls[request]
-            self.turns.add_service(call.client, request, 10.0, 1.0, self.now)
-            if not call.waits:
-                self.serve_now(call.client)
+        if self.requests:
+            request = data.draw(st.sampled_from(sorted(self.requests)))
+            entry = self.requests[request]
+            self.turns.add_service(entry.client, request, 10.0, 1.0, self.now)
+            if not entry.waits:
+                self.serve_now(entry.client)
 
     def serve_now(self, client: ClientId) -> None:
         self.unserved.pop(client, None)
-        if any(call.waits for call in self.having(client)):
+        if any(entry.waits for entry in self.requests_of(client)):
             self.unserved[client] = self.now
         self.turn(client)
 
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        if self.calls:
-            request = data.draw(st.sampled_from(sorted(self.calls)))
-            client = self.calls.pop(request).client
+        if self.requests:
+            request = data.draw(st.sampled_from(sorted(self.requests)))
+            client = self.requests.pop(request).client
             self.turns.request_closed(client, request, self.now)
-            if not self.having(client):
+            if not self.requests_of(client):
                 self.left[client] = self.now
                 self.turn(client)
 
     @rule(seconds=st.sampled_from([0.25, 4 * IDLE_SECONDS]))
-    def let_pass(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         self.now += seconds
 
     @invariant()
-    def waits_are_those_of_the_model(self) -> None:
-        """The oldest call's, and since when its client was served nothing."""
+    def waits_match_the_model(self) -> None:
+        """The oldest request's wait and the time unserved match the model."""
         for client in CLIENTS:
-            waits = [call for call in self.having(client) if call.waits]
+            waits = [entry for entry in self.requests_of(client) if entry.waits]
             seen = self.turns.client_turns(client, self.now)
             if not waits:
                 assert seen.unserved_s is None
@@ -135,11 +135,11 @@ class Rounds(RuleBasedStateMachine):
             assert seen.unserved_s == self.now - self.unserved[client]
 
     @invariant()
-    def rounds_are_those_of_the_model(self) -> None:
-        """When the one under way began, who is left in it, and how long the last one took."""
+    def rounds_match_the_model(self) -> None:
+        """The current round's time and unserved clients, and the last round's time, match the model."""
         seen = self.turns.rounds(None, self.now)
-        assert seen.clients == len({call.client for call in self.calls.values()})
-        begun = Round(self.now) if self.round is None else self.round
+        assert seen.clients == len({entry.client for entry in self.requests.values()})
+        begun = ModelRound(self.now) if self.round is None else self.round
         assert (seen.current_s, seen.unserved) == (self.now - begun.begin, len(begun.left))
         assert seen.last_s == self.last
 
@@ -148,8 +148,8 @@ TestRounds = Rounds.TestCase
 TestRounds.settings = settings(max_examples=100, stateful_step_count=40)
 
 
-def test_a_fair_round_is_a_mean_call_for_each() -> None:
-    """Clients with a call open, times what a call cost of late, over what is served in a second."""
+def test_a_fair_round_is_one_mean_request_per_client() -> None:
+    """A fair round is the clients with an open request, times the recent mean cost, divided by the service rate."""
     turns = Turns()
     for client in CLIENTS:
         request = opened(turns, client, 0.0)
@@ -162,8 +162,8 @@ def test_a_fair_round_is_a_mean_call_for_each() -> None:
     assert turns.rounds(1e9, 1.0).fair_s == LEAST_ROUND_SECONDS
 
 
-def test_a_call_is_to_wait_a_round_for_each_of_its_clients_that_go_before() -> None:
-    """So who has many calls open is not taken for starved; who has one is."""
+def test_waits_count_the_clients_earlier_requests() -> None:
+    """A client with many open requests does not look starved, but a client with one does."""
     turns = Turns()
     waiting = opened(turns, ADA, 0.0, "last")
     for number in range(4):
@@ -177,8 +177,8 @@ def test_a_call_is_to_wait_a_round_for_each_of_its_clients_that_go_before() -> N
     assert turns.longest_waits(12.0 + MINUTE + 1) == (0.0, 0.0)
 
 
-def test_who_weighs_less_than_the_mean_is_to_wait_longer() -> None:
-    """And who weighs more, not less: a round serves it more than once."""
+def test_a_client_of_small_weight_is_expected_to_wait_longer() -> None:
+    """A client of large weight is not expected to wait less, since a round serves it more than once."""
     turns = Turns()
     opened(turns, ADA, 0.0, weight=1.0)
     opened(turns, BOB, 0.0, weight=3.0)
@@ -186,16 +186,16 @@ def test_who_weighs_less_than_the_mean_is_to_wait_longer() -> None:
     assert [turns.client_turns(client, 10.0).wait_even for client in (ADA, BOB)] == [5.0, 10.0]
 
 
-def test_an_answer_that_goes_on_elsewhere_waits_for_nothing() -> None:
-    """Its client has its first token."""
+def test_a_resumed_request_does_not_wait() -> None:
+    """Its client already has the first token."""
     turns = Turns()
     turns.request_resumed(ADA, 1.0, 0.0)
     assert turns.client_turns(ADA, 9.0).unserved_s is None
     assert turns.rounds(None, 9.0).clients == 1
 
 
-def test_nothing_is_remembered_of_who_is_gone() -> None:
-    """A thousand clients that came once each leave no more than the few of the last half second."""
+def test_departed_clients_are_forgotten() -> None:
+    """Of a thousand clients with one request each, only those of the last half second are remembered."""
     turns = Turns()
     for number in range(1000):
         client, now = ClientId(str(number)), 0.1 * number
@@ -207,8 +207,8 @@ def test_nothing_is_remembered_of_who_is_gone() -> None:
 
 
 @pytest.mark.parametrize("clients", [10, 1000])
-def test_rounds_end_whoever_comes_and_goes(clients: int) -> None:
-    """With a newcomer at every turn: it is no part of the round under way."""
+def test_rounds_end_despite_arrivals(clients: int) -> None:
+    """A client that arrives during a round takes no part in it."""
     turns = Turns()
     for number in range(clients):
         opened(turns, ClientId(str(number)), 0.0)
@@ -220,8 +220,8 @@ def test_rounds_end_whoever_comes_and_goes(clients: int) -> None:
     assert turns.rounds(None, 2.0) == (2 * clients, None, 1.0, 2 * clients, 1.0)
 
 
-def test_who_gives_up_and_asks_again_is_still_unserved() -> None:
-    """Until it is served, or stays away."""
+def test_a_client_that_retries_is_still_unserved() -> None:
+    """A client stays unserved until it is served or stays away."""
     turns = Turns()
     turns.request_closed(ADA, opened(turns, ADA, 0.0), 30.0)
     turns.request_closed(ADA, opened(turns, ADA, 30.1, "2"), 40.0)

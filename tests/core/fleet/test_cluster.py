@@ -21,14 +21,14 @@ def cluster(*workers: WorkerId) -> Cluster:
 
 
 def test_workers_serve_their_models_in_the_order_in_which_they_joined() -> None:
-    """New facts about a worker change what it serves, not its place."""
+    """New facts about a worker change its models, not its position."""
     made = cluster(W2, W1)
     made.join(Worker(W2, frozenset(["llama", "qwen"])))
     assert (made.serving("llama"), made.serving("qwen")) == ([W2, W1], [W2])
 
 
 def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_ended() -> None:
-    """What runs there is counted to its end; then the worker is forgotten."""
+    """A worker is forgotten when the last of its requests has ended."""
     made = cluster()
     made[W1].add(A, 10, 5, 0.0, streamed=True)
     assert made.serving("llama") == [W1, W2]
@@ -39,14 +39,14 @@ def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_end
 
 
 def test_an_idle_worker_that_leaves_is_forgotten_at_once() -> None:
-    """Nothing holds it."""
+    """A worker without requests need not be kept."""
     made = cluster()
     made.leave(W1)
     assert [state.worker.id for state in made] == [W2]
 
 
 def test_a_worker_that_comes_back_keeps_what_runs_there() -> None:
-    """A worker that was away for a moment has not lost its load."""
+    """A worker that was away for a moment keeps its load."""
     made = cluster()
     made[W1].add(A, 10, 5, 0.0, streamed=True)
     made.leave(W1)
@@ -56,8 +56,8 @@ def test_a_worker_that_comes_back_keeps_what_runs_there() -> None:
     assert W1 in made
 
 
-def test_a_capacity_once_told_stays() -> None:
-    """A worker that falls silent about its cache has not lost it, nor one that joins again."""
+def test_a_reported_capacity_stays() -> None:
+    """Neither a report nor a join without a capacity removes a known one."""
     made = cluster()
     made.on_report(WorkerReported(W1, running=3, waiting=2, kv_tokens=500), 1.0)
     made.on_report(WorkerReported(W1, running=1, waiting=0), 2.0)
@@ -65,8 +65,8 @@ def test_a_capacity_once_told_stays() -> None:
     assert made[W1].worker.kv_tokens == 500
 
 
-def test_a_worker_that_tells_its_capacity_when_it_joins_is_held_to_it() -> None:
-    """Its window knows from the beginning."""
+def test_a_capacity_known_at_the_join_limits_the_window() -> None:
+    """The window knows the capacity from the beginning."""
     made = Cluster(LearnedWindow())
     made.join(Worker(W1, frozenset(["llama"]), kv_tokens=100))
     made[W1].add(A, 90, 50, 0.0, streamed=True)
@@ -74,7 +74,7 @@ def test_a_worker_that_tells_its_capacity_when_it_joins_is_held_to_it() -> None:
 
 
 def busy(made: Cluster, worker: WorkerId, rate: float) -> None:
-    """A worker that has no room for more serves so much in each of thirty seconds."""
+    """Keep a worker full for thirty seconds while it serves `rate` cost units in each."""
     state = made[worker]
     state.add(A, 1, 5, 0.0, streamed=True)
     state.start(A, 0.0, seen=True)
@@ -84,7 +84,7 @@ def busy(made: Cluster, worker: WorkerId, rate: float) -> None:
 
 
 def test_speed_is_the_rate_of_service_over_the_fleets_mean() -> None:
-    """Of those that have no room; workers whose rate is not known are taken to be as fast as the mean."""
+    """The mean covers full workers; a worker of unknown rate counts as the mean."""
     made = Cluster(FixedWindow(requests=1))
     for worker in (W1, W2, W3):
         made.join(Worker(worker, frozenset(["llama"])))
@@ -97,7 +97,7 @@ def test_speed_is_the_rate_of_service_over_the_fleets_mean() -> None:
 
 
 def test_workers_that_are_about_equally_fast_are_equal() -> None:
-    """What they serve differs too, and that must not move their shares."""
+    """Rates also differ with what is served, which must not move shares."""
     made = Cluster(FixedWindow(requests=1))
     for worker in (W1, W2):
         made.join(Worker(worker, frozenset(["llama"])))
@@ -107,7 +107,7 @@ def test_workers_that_are_about_equally_fast_are_equal() -> None:
 
 
 def test_a_deadline_is_gone_with_its_worker() -> None:
-    """A guess that is due at a worker that was forgotten wakes nobody."""
+    """A forgotten worker has no deadline."""
     made = cluster()
     made[W1].add(A, 10, 5, 0.0, streamed=False)
     assert made.next_deadline < inf
@@ -116,8 +116,8 @@ def test_a_deadline_is_gone_with_its_worker() -> None:
     assert made.next_deadline == inf
 
 
-def test_invented_models_leave_no_trace() -> None:
-    """Clients may name models without end; only those that somebody serves are remembered."""
+def test_unknown_models_are_not_cached() -> None:
+    """Clients may name any number of models; only served ones are cached."""
     made = cluster()
     for number in range(1000):
         assert made.serving(f"invented {number}") == []

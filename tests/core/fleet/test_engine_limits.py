@@ -1,4 +1,4 @@
-"""What a learned window finds out of an engine."""
+"""What a learned window finds out about an engine."""
 
 from math import inf
 
@@ -27,13 +27,13 @@ def report(
     kv_tokens: int = 0,
     places: int | None = None,
 ) -> EngineReport:
-    """Unless told otherwise, all that the engine has is from here."""
+    """Build a report. By default all requests of the engine are from this router."""
     here = running + waiting if requests is None else requests
     return EngineReport(running, waiting, here, unstarted, new, guessed, kv_tokens, kv_tokens, places)
 
 
-def test_an_engine_that_tells_its_places_is_sent_a_few_requests_more() -> None:
-    """From its first report on, though none of its reports shows a request that runs beside those that wait."""
+def test_reported_places_limit_requests_from_the_first_report() -> None:
+    """The limit is a few requests above the places, even if no report shows running and waiting requests together."""
     limit = RequestLimit()
     limit.on_report(report(places=4))
     spare = limit.limit - 4
@@ -44,20 +44,20 @@ def test_an_engine_that_tells_its_places_is_sent_a_few_requests_more() -> None:
 
 
 def test_a_share_of_the_places_stays_a_share() -> None:
-    """Where another router's requests run too, there are fewer than the engine tells."""
+    """If another router's requests run there, this router has fewer places than the engine reports."""
     limit = RequestLimit()
     limit.on_report(report(4, 4, requests=4, places=4))
     assert limit.places == 2
 
 
 def test_until_something_is_learned_two_steps_of_prefill_may_wait() -> None:
-    """And with half of that ahead, one of any size."""
+    """With half of that ahead, a request of any size may go."""
     limit = TokenLimit(16_384)
     assert (limit.limit, limit.low) == (FEWEST_TOKENS, FEWEST_TOKENS / 2)
 
 
 def test_the_budget_follows_what_an_engine_starts_in_a_step() -> None:
-    """The more of an average of two and a half steps and of two such as the largest, within the operator's limit."""
+    """The limit is the larger of 2.5 average steps and 2 of the largest bursts, up to the operator's limit."""
     for turnover, expected in (
         (Turnover(4.0, 3000.0), 7500),
         (Turnover(4.0, 1000.0, burst_tokens=5000), 10_000),
@@ -69,7 +69,7 @@ def test_the_budget_follows_what_an_engine_starts_in_a_step() -> None:
 
 
 def test_a_lull_does_not_make_a_fast_engine_slow() -> None:
-    """What was seen once wears away slowly."""
+    """Observed maxima decay slowly."""
     limit = TokenLimit(16_384)
     limit.learn(Turnover(4.0, 4000.0))
     for _ in range(20):
@@ -77,8 +77,8 @@ def test_a_lull_does_not_make_a_fast_engine_slow() -> None:
     assert limit.limit > 0.9 * 10_000
 
 
-def test_what_was_not_seen_to_start_follows_what_an_engine_starts_in_a_step() -> None:
-    """A few at first, then those of a few steps, and a lull changes little."""
+def test_the_unstarted_limit_follows_starts_per_step() -> None:
+    """It begins low, grows to the requests of a few steps, and decays slowly."""
     limit = UnstartedLimit()
     assert limit.limit == FEWEST_REQUESTS
     limit.learn(Turnover(1.0, 3000.0))
@@ -90,23 +90,23 @@ def test_what_was_not_seen_to_start_follows_what_an_engine_starts_in_a_step() ->
     assert 144 < limit.limit < 160
 
 
-def test_an_engine_with_requests_waiting_inside_it_runs_all_that_it_can() -> None:
-    """The limit is there, and one more that waits for the next place."""
+def test_running_requests_are_the_places_while_others_wait() -> None:
+    """The limit is the running requests and one more that waits for the next place."""
     limit = RequestLimit()
     assert (limit.places, limit.limit) == (inf, inf)
     limit.on_report(report(8, 12))
     assert (limit.places, limit.limit) == (8.0, 9.0)
 
 
-def test_a_report_that_is_older_than_what_was_sent_since_is_read_as_a_proportion() -> None:
-    """Half of what the engine knew of ran, so half of what is in flight now is taken to run."""
+def test_an_old_report_is_read_as_a_proportion() -> None:
+    """If half of the requests known to the engine run, half of those in flight now are assumed to run."""
     limit = RequestLimit()
     limit.on_report(report(10, 10, requests=40))
     assert limit.places == 20.0
 
 
 def test_a_limit_that_was_reached_with_nothing_waiting_is_raised() -> None:
-    """While it is not reached nothing is learned."""
+    """A limit that is not reached is unchanged."""
     limit = RequestLimit()
     limit.on_report(report(4, 4))
     limit.on_report(report(2, 0))
@@ -115,8 +115,8 @@ def test_a_limit_that_was_reached_with_nothing_waiting_is_raised() -> None:
     assert limit.places == 6.0
 
 
-def test_what_waits_for_the_next_step_to_begin_shows_nothing() -> None:
-    """Neither that the engine is full, nor that it has room."""
+def test_requests_waiting_for_the_next_step_show_nothing() -> None:
+    """They show neither that the engine is full nor that it has room."""
     limit = RequestLimit()
     limit.on_report(report(1, 79, unstarted=79, new=79))
     assert limit.places == inf
@@ -126,15 +126,15 @@ def test_what_waits_for_the_next_step_to_begin_shows_nothing() -> None:
 
 
 def test_a_limit_falls_slowly() -> None:
-    """One report of a few that wait does not close the window."""
+    """One report of a few waiting requests does not close the window."""
     limit = RequestLimit()
     limit.on_report(report(80, 20))
     limit.on_report(report(40, 40))
     assert limit.places == 80 - 0.25 * (80 - 40)
 
 
-def test_where_many_start_in_a_step_as_many_may_wait() -> None:
-    """So that a place that falls free is taken at once."""
+def test_as_many_may_wait_as_start_in_a_step() -> None:
+    """A place that becomes free is then taken at once."""
     limit = RequestLimit()
     limit.on_report(report(20, 10))
     limit.learn(Turnover(10.0, 500.0))
@@ -143,16 +143,16 @@ def test_where_many_start_in_a_step_as_many_may_wait() -> None:
     assert not limit.admit(36, 16, 0)
 
 
-def test_an_idle_engine_has_every_place() -> None:
-    """What was learned of a crowded one is not kept for ever."""
+def test_an_idle_engine_has_no_limit_of_places() -> None:
+    """A limit learned under load does not persist."""
     limit = RequestLimit()
     limit.on_report(report(4, 4))
     limit.on_report(report(0, 0))
     assert limit.places == inf
 
 
-def test_beyond_the_limit_one_may_go_while_fewer_wait_than_are_to() -> None:
-    """Those that wait in the engine and are not known to be from here count too."""
+def test_the_limit_may_be_exceeded_while_too_few_wait() -> None:
+    """Requests of other routers that wait in the engine count, too."""
     limit = RequestLimit()
     limit.on_report(report(8, 1, unstarted=1))
     assert limit.admit(20, 0, 0)
@@ -161,8 +161,8 @@ def test_beyond_the_limit_one_may_go_while_fewer_wait_than_are_to() -> None:
     assert not limit.admit(20, 0, 0)
 
 
-def test_a_start_that_is_only_guessed_is_taken_to_wait_until_a_report() -> None:
-    """Else whole answers would fill the engine's queue without end."""
+def test_a_guessed_start_counts_as_waiting_until_a_report() -> None:
+    """Otherwise answers without streaming would fill the engine's queue without limit."""
     limit = RequestLimit()
     limit.on_report(report(8, 1, unstarted=1))
     assert not limit.admit(20, 0, 1)
@@ -170,8 +170,8 @@ def test_a_start_that_is_only_guessed_is_taken_to_wait_until_a_report() -> None:
     assert limit.admit(20, 0, 1)
 
 
-def test_a_capacity_that_was_told_is_not_sought() -> None:
-    """Whatever is thrown out."""
+def test_a_reported_capacity_is_not_learned() -> None:
+    """Preemptions do not change a reported capacity."""
     limit = KvLimit()
     limit.set_capacity(1000)
     for _ in range(3):
@@ -179,8 +179,8 @@ def test_a_capacity_that_was_told_is_not_sought() -> None:
     assert limit.limit == 1000
 
 
-def test_a_capacity_is_found_when_what_had_started_waits_again() -> None:
-    """At two reports in a row, since one alone may be older than what is known here."""
+def test_a_capacity_is_learned_from_preempted_requests() -> None:
+    """Two reports in a row are needed, since a single one may be outdated."""
     limit = KvLimit()
     limit.on_report(report(8, 2, kv_tokens=5000), held_back=False)
     assert limit.limit == inf
@@ -188,8 +188,8 @@ def test_a_capacity_is_found_when_what_had_started_waits_again() -> None:
     assert limit.limit == 5000
 
 
-def test_what_waits_for_its_start_was_not_thrown_out() -> None:
-    """Nor what another router sent."""
+def test_unstarted_and_foreign_requests_are_not_preempted() -> None:
+    """Requests that wait for their start, or belong to another router, do not lower the limit."""
     limit = KvLimit()
     for _ in range(3):
         limit.on_report(report(8, 2, unstarted=2, kv_tokens=5000), held_back=False)
@@ -200,10 +200,8 @@ def test_what_waits_for_its_start_was_not_thrown_out() -> None:
 @pytest.mark.parametrize(
     ("held_back", "kv_tokens", "grows"), [(True, 4900, True), (False, 4900, False), (True, 900, False)]
 )
-def test_a_capacity_that_was_found_grows_while_it_holds_requests_back(
-    held_back: bool, kv_tokens: int, grows: bool
-) -> None:
-    """And while it is nearly reached; else nothing would show whether there is more."""
+def test_a_learned_capacity_grows_while_it_holds_requests_back(held_back: bool, kv_tokens: int, grows: bool) -> None:
+    """It also has to be nearly used up; otherwise nothing would show whether there is more."""
     limit = KvLimit()
     for _ in range(2):
         limit.on_report(report(8, 2, kv_tokens=5000), held_back=False)
@@ -212,8 +210,8 @@ def test_a_capacity_that_was_found_grows_while_it_holds_requests_back(
     assert (limit.limit > 5000) == grows
 
 
-def test_what_was_held_and_ran_was_not_too_much() -> None:
-    """The capacity is at least what was held while nothing waited."""
+def test_the_capacity_is_at_least_what_ran_without_waiting() -> None:
+    """Tokens held while nothing waited are a lower bound of the capacity."""
     limit = KvLimit()
     for _ in range(2):
         limit.on_report(report(8, 2, kv_tokens=5000), held_back=False)

@@ -1,4 +1,4 @@
-"""Whom to trust with requests: breakers, slow start, pauses, the retry budget and patience."""
+"""Which workers to trust: circuit breakers, slow start, backoff, the retry budget and silence timeouts."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ W1, W2, W3 = (WorkerId(name) for name in ("w1", "w2", "w3"))
 
 
 def fail(health: Health, times: int, now: float = 0.0) -> float | None:
-    """What the last of so many failures comes to."""
+    """Return the outcome of the last of this many failures."""
     until = None
     for _ in range(times):
         until = health.on_failure(now)
@@ -35,17 +35,17 @@ def fail(health: Health, times: int, now: float = 0.0) -> float | None:
 
 
 def condition(health: Health) -> Condition:
-    """As it is now."""
+    """Return the current condition; a function, so that mypy does not narrow it."""
     return health.condition
 
 
 def trusts(health: Health) -> bool:
-    """Whether one more may be sent now."""
+    """Return whether one more request may be sent; a function, so that mypy does not narrow it."""
     return health.trusted
 
 
 def test_a_breaker_opens_when_half_of_the_last_calls_failed() -> None:
-    """Not before enough have, and not for a few among many."""
+    """A breaker does not open before enough calls failed, nor for a few failures among many calls."""
     health = Health(HealthRules(failures=5))
     assert fail(health, 4) is None
     assert fail(health, 1, now=7.0) == 12.0
@@ -60,7 +60,7 @@ def test_a_breaker_opens_when_half_of_the_last_calls_failed() -> None:
 
 
 def test_a_probe_closes_the_breaker_or_opens_it_for_longer() -> None:
-    """One request goes there, and no other until it has its first token."""
+    """One request is sent as a probe, and no other until it has its first token."""
     health = Health(FAST)
     assert fail(health, 2, now=10.0) == 14.0
     health.half_open()
@@ -77,7 +77,7 @@ def test_a_probe_closes_the_breaker_or_opens_it_for_longer() -> None:
 
 
 def test_trust_grows_with_each_first_token() -> None:
-    """Each lets one more be on its way unproven, until only the window counts; one that ends frees its place."""
+    """Each first token lets one more request be in flight unproven, until only the window limits them."""
     health = Health(FAST)
     health.half_open()
     sent = 0
@@ -97,7 +97,7 @@ def test_trust_grows_with_each_first_token() -> None:
 
 
 def test_a_breaker_may_be_switched_off() -> None:
-    """Whatever fails, it stays closed."""
+    """With `failures=0` it stays closed."""
     health = Health(HealthRules(failures=0))
     assert fail(health, 100) is None
     assert trusts(health)
@@ -105,7 +105,7 @@ def test_a_breaker_may_be_switched_off() -> None:
 
 @given(st.lists(st.booleans(), max_size=300), st.integers(0, 12))
 def test_retries_are_a_share_of_the_requests_and_a_floor(attempts: list[bool], floor: int) -> None:
-    """However they come, in an instant no more are made than that."""
+    """At one moment there are never more retries than that."""
     budget = RetryBudget(0.1, floor)
     requests = retries = 0
     for is_request in attempts:
@@ -117,27 +117,27 @@ def test_retries_are_a_share_of_the_requests_and_a_floor(attempts: list[bool], f
         assert retries <= floor + 0.1 * requests + 1e-6
 
 
-def test_the_floor_of_the_budget_comes_again() -> None:
-    """With time, and no more than once."""
+def test_the_floor_of_the_retry_budget_is_refilled() -> None:
+    """It is refilled with time, up to the floor."""
     budget = RetryBudget(0.0, 5)
     assert [budget.take(0.0) for _ in range(6)] == [True] * 5 + [False]
     assert [budget.take(4.0) for _ in range(3)] == [True, True, False]
     assert sum(budget.take(1000.0) for _ in range(9)) == 5
 
 
-def test_patience_follows_what_a_worker_has_shown() -> None:
-    """Ten times its slowest first token, but never less than is set; and it forgets slowly."""
-    patience = SilenceTimeout(SilenceRules(2.0, 1.0))
-    assert (patience.first_token, patience.between_tokens) == (2.0, 1.0)
-    patience.on_first_token(3.0)
-    patience.on_tokens(10.0, 100)
-    assert patience.first_token == 30.0
-    assert patience.between_tokens == pytest.approx(10.0)
-    assert patience.whole(50) == pytest.approx(30.0 + 10.0 + 50.0)
-    assert patience.whole(None) is None
+def test_silence_timeouts_follow_the_workers_slowest_times() -> None:
+    """They are ten times the slowest first token and at least the configured minimum, and decay slowly."""
+    timeout = SilenceTimeout(SilenceRules(2.0, 1.0))
+    assert (timeout.first_token, timeout.between_tokens) == (2.0, 1.0)
+    timeout.on_first_token(3.0)
+    timeout.on_tokens(10.0, 100)
+    assert timeout.first_token == 30.0
+    assert timeout.between_tokens == pytest.approx(10.0)
+    assert timeout.whole(50) == pytest.approx(30.0 + 10.0 + 50.0)
+    assert timeout.whole(None) is None
     for _ in range(500):
-        patience.on_first_token(0.001)
-    assert patience.first_token == 2.0
+        timeout.on_first_token(0.001)
+    assert timeout.first_token == 2.0
     never = SilenceTimeout(SilenceRules(0.0, 0.0))
     assert (never.first_token, never.between_tokens, never.whole(5)) == (None, None, None)
 
@@ -146,7 +146,7 @@ def test_patience_follows_what_a_worker_has_shown() -> None:
 
 
 def scene(*workers: str, policy: str = "rr+fcfs", requests: int = 9, rules: HealthRules = FAST) -> Scene:
-    """A scheduler before these workers."""
+    """Return a scheduler with these workers."""
     settings = SchedulerSettings(window=FixedWindow(requests, 10**6), health=rules)
     return Scene(policy, workers=workers, settings=settings)
 
@@ -154,13 +154,13 @@ def scene(*workers: str, policy: str = "rr+fcfs", requests: int = 9, rules: Heal
 def give_back(
     talk: Scene, request: RequestId, fault: Fault = Fault.BROKEN, *, accepted: bool = True, begun: bool = False
 ) -> None:
-    """Its worker does not answer it, and another may."""
+    """Return a request that its worker did not answer, so that another worker may."""
     talk.tell(Returned(request, accepted, fault, begun=begun))
 
 
 @pytest.mark.parametrize("policy", ["rr+fcfs", "d2lpm", "dlpm_home", "rpm", "preble", "rr+vtc"])
 def test_a_failed_request_goes_to_a_worker_that_has_not_failed_it(policy: str) -> None:
-    """At once where there is room, until none is left: then it is refused, and everything is at rest."""
+    """It goes at once if there is room. When no worker is left it is refused, and nothing stays in flight."""
     talk = scene("w1", "w2", policy=policy)
     request = talk.arrive("ada", "doc")
     first = talk.worker_of(request)
@@ -175,7 +175,7 @@ def test_a_failed_request_goes_to_a_worker_that_has_not_failed_it(policy: str) -
 
 @pytest.mark.parametrize(("accepted", "charged"), [(True, 96.0 + 2 * 7), (False, 96.0 + 2 * 7)])
 def test_a_client_pays_for_its_prompt_once(accepted: bool, charged: float) -> None:
-    """Whether the first worker computed it or not, and although the second one does anew."""
+    """A retry is not charged again, whether the first worker computed the prompt or not."""
     talk = scene("w1", "w2")
     request = talk.arrive("ada", "doc")
     give_back(talk, request, accepted=accepted)
@@ -184,7 +184,7 @@ def test_a_client_pays_for_its_prompt_once(accepted: bool, charged: float) -> No
 
 
 def test_a_continued_answer_is_charged_once() -> None:
-    """The prompt and 5 tokens at the first worker, 3 more at the second: the usage of the whole is 8."""
+    """The prompt and 5 tokens at the first worker and 3 more at the second make 8 output tokens."""
     talk = scene("w1", "w2")
     request = talk.arrive("ada", "doc")
     talk.progress(request, 5)
@@ -196,8 +196,8 @@ def test_a_continued_answer_is_charged_once() -> None:
     assert talk.charged("ada") == 96.0 + 2 * 8
 
 
-def test_a_worker_that_takes_no_connection_is_no_try() -> None:
-    """Neither of the request's tries nor of the budget is used up, and none is asked twice."""
+def test_a_refused_connection_does_not_count_as_a_try() -> None:
+    """It uses up neither the request's tries nor the retry budget, and no worker is asked twice."""
     talk = scene("w1", "w2", "w3", "w4", rules=HealthRules(failures=0, tries=2, budget=0.0, floor=1))
     request = talk.arrive("ada", "doc")
     asked = []
@@ -218,7 +218,7 @@ def test_a_worker_that_takes_no_connection_is_no_try() -> None:
 
 
 def test_what_was_begun_and_then_fails_is_not_refunded() -> None:
-    """Nor is it if the worker tried last took no connection."""
+    """It is not refunded even if the last worker tried refused the connection."""
     talk = scene("w1", "w2")
     request = talk.arrive("ada", "doc")
     give_back(talk, request)
@@ -227,7 +227,7 @@ def test_what_was_begun_and_then_fails_is_not_refunded() -> None:
 
 
 def test_a_failed_request_goes_before_those_that_wait() -> None:
-    """It has had its turn: the first room at another worker is its own."""
+    """A failed request has had its turn and gets the first room at another worker."""
     talk = scene("w1", "w2", requests=1)
     first, second, _, waiting = [talk.arrive("ada", letter) for letter in "abcd"]
     give_back(talk, first)
@@ -240,9 +240,9 @@ def test_a_failed_request_goes_before_those_that_wait() -> None:
 
 
 @pytest.mark.parametrize(("chunks", "output", "goes"), [(19, 0, False), (20, 0, True), (20, 1, False), (21, 1, True)])
-def test_a_failed_request_finds_nothing_of_what_is_being_computed(chunks: int, output: int, goes: bool) -> None:
-    """An SGLang worker computes anew what its batch computes already: the request takes as much of the window as if
-    nothing was cached, and what it had of an answer comes on top; when the batch is over, almost all is found.
+def test_a_failed_request_matches_no_prefix_still_in_prefill(chunks: int, output: int, goes: bool) -> None:
+    """An SGLang worker computes a prefix again that its current batch computes. So the request takes as much of the
+    window as if nothing was cached, plus the part of the answer it had. After the batch, almost everything is cached.
     """
     talk = Scene("rr+fcfs", workers=(), settings=SchedulerSettings(window=FixedWindow(9, chunks * CHUNK_TOKENS)))
     for worker in ("w1", "w2"):
@@ -257,7 +257,7 @@ def test_a_failed_request_finds_nothing_of_what_is_being_computed(chunks: int, o
 
 
 def test_a_failed_request_waits_no_longer_than_others() -> None:
-    """If no room comes elsewhere in time, it is refused."""
+    """It is refused if no other worker has room in time."""
     talk = scene("w1", "w2", requests=1)
     first = talk.arrive("ada", "a")
     talk.arrive("bob", "b")
@@ -268,7 +268,7 @@ def test_a_failed_request_waits_no_longer_than_others() -> None:
 
 
 def test_retries_end_with_the_budget_and_continuations_do_not() -> None:
-    """A failure of everything is not multiplied; a stream under way is gone on with."""
+    """A widespread failure is not multiplied, but a stream under way is continued."""
     rules = HealthRules(failures=0, budget=0.0, floor=1)
     talk = scene("w1", "w2", rules=rules)
     requests = [talk.arrive("ada", letter) for letter in "abc"]
@@ -281,8 +281,8 @@ def test_retries_end_with_the_budget_and_continuations_do_not() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["breaker", "left"])
-def test_what_dies_with_its_worker_is_no_storm_of_retries(leaves: bool) -> None:
-    """From when nothing is sent there any more, what ran there goes elsewhere whatever the budget says."""
+def test_requests_of_a_failed_worker_do_not_use_the_budget(leaves: bool) -> None:
+    """Once nothing is sent to the worker any more, its requests go elsewhere whatever the retry budget."""
     talk = scene("w1", "w2", requests=200, rules=HealthRules(failures=5, budget=0.0, floor=4))
     sent = [talk.arrive("ada", f"{number:03}") for number in range(180)]
     there = [request for request in sent if talk.worker_of(request) == W1]
@@ -296,7 +296,7 @@ def test_what_dies_with_its_worker_is_no_storm_of_retries(leaves: bool) -> None:
 
 
 def test_an_open_breaker_keeps_requests_away_until_a_probe_succeeds() -> None:
-    """Its queue moves to the others; after the cooldown one request tries it."""
+    """The worker's queue moves to other workers, and after the cooldown one request is sent as a probe."""
     talk = scene("w1", "w2", requests=2)
     for _ in range(2):
         request = talk.arrive("ada", "a")
@@ -317,8 +317,8 @@ def test_an_open_breaker_keeps_requests_away_until_a_probe_succeeds() -> None:
     assert talk.scheduler.cluster[W1].health.condition is Condition.CLOSED
 
 
-def test_the_only_worker_of_a_model_is_never_left_out() -> None:
-    """Neither when it fails, nor when those that stood in for it leave."""
+def test_the_only_worker_of_a_model_is_never_ejected() -> None:
+    """It is sent requests although it fails, and again when the other workers of its model leave."""
     talk = scene("w1")
     for _ in range(9):
         give_back(talk, talk.arrive("ada", "a"))
@@ -334,8 +334,8 @@ def test_the_only_worker_of_a_model_is_never_left_out() -> None:
     assert talk.worker_of(talk.arrive("ada", "z")) == W1
 
 
-def test_a_worker_left_out_that_turns_to_another_model_is_tried_with_that() -> None:
-    """Whose only worker it is, although something still runs there."""
+def test_an_ejected_worker_is_readmitted_for_a_new_model() -> None:
+    """If it is the only worker of the new model, it is readmitted although something still runs there."""
     talk = scene("w1", "w2", requests=3)
     there: list[RequestId] = []
     while len(there) < 3:
@@ -351,7 +351,7 @@ def test_a_worker_left_out_that_turns_to_another_model_is_tried_with_that() -> N
 
 
 def test_a_request_that_every_worker_fails_opens_no_breaker() -> None:
-    """An engine's own error counts only when another worker has done the same request."""
+    """An engine's own error counts only when another worker has served the same request."""
     talk = scene("w1", "w2", "w3")
     for letter in "abcdef":
         request = talk.arrive("ada", letter)
@@ -369,7 +369,7 @@ def test_a_request_that_every_worker_fails_opens_no_breaker() -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_an_engines_error_counts_as_soon_as_another_answers(streamed: bool) -> None:
-    """At the first token of a stream, which may last long; and at the end of an answer that comes in one piece."""
+    """It counts at the first token of a stream, and at the end of an answer without streaming."""
     talk = scene("w1", "w2")
     for letter in "abcdef":
         request = talk.arrive("ada", letter, streamed=streamed)
@@ -382,8 +382,8 @@ def test_an_engines_error_counts_as_soon_as_another_answers(streamed: bool) -> N
     assert set(talk.scheduler.cluster.ejected) == {W1}
 
 
-def test_a_worker_that_comes_back_is_trusted_little_by_little() -> None:
-    """One request first, and more as they start; a new worker is not held back."""
+def test_trust_in_a_worker_that_comes_back_grows_slowly() -> None:
+    """It gets one request first, and more as they start; a new worker is not limited."""
     talk = scene("w1", "w2")
     assert len([talk.arrive("ada", letter) for letter in "abcdef"]) == len(talk.dispatched)
     talk.serve_all()
@@ -398,7 +398,7 @@ def test_a_worker_that_comes_back_is_trusted_little_by_little() -> None:
 
 
 def test_a_worker_that_comes_back_without_metrics_is_not_filled_when_it_is_trusted() -> None:
-    """Of short calls it gets what it runs and a few that wait, by their number, since their tokens come to little."""
+    """It gets the short requests that it runs and a limited number that wait, since their tokens are no bound."""
     talk = Scene("rr+fcfs")
     talk.leave("w1")
     talk.join("w1")
@@ -419,8 +419,10 @@ def test_a_worker_that_comes_back_without_metrics_is_not_filled_when_it_is_trust
     assert FULL_TRUST < most <= places + FEWEST_REQUESTS
 
 
-def test_a_worker_that_is_full_is_left_alone_for_a_while() -> None:
-    """What it turned away waits, is refunded, counts as no failure, and goes there again if nobody else takes it."""
+def test_a_full_worker_gets_no_requests_during_its_backoff() -> None:
+    """The refused request waits, is refunded, counts as no failure, and goes there again if no
+    other worker takes it.
+    """
     talk = scene("w1")
     request = talk.arrive("ada", "doc")
     give_back(talk, request, Fault.FULL, accepted=False)

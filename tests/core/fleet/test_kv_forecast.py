@@ -1,4 +1,4 @@
-"""What the requests in flight will hold in the KV cache when they hold most."""
+"""The peak of the KV cache that the requests in flight will use."""
 
 from math import inf
 
@@ -10,7 +10,7 @@ from router.core.model.request import RequestId
 
 
 def forecast(*spans: tuple[int, int]) -> KvPeakForecast:
-    """Requests that hold so many tokens and grow by so many."""
+    """Return a forecast of requests with these tokens and growths."""
     made = KvPeakForecast()
     for number, (tokens, growth) in enumerate(spans):
         made.put(RequestId(str(number)), tokens, growth)
@@ -18,7 +18,7 @@ def forecast(*spans: tuple[int, int]) -> KvPeakForecast:
 
 
 def peak_step_by_step(spans: list[tuple[int, int]], growth: int) -> int:
-    """With one more request, which stays."""
+    """Compute the peak step by step, with one more request."""
     last = max(max((end for _, end in spans), default=0), growth)
     return max(
         sum(tokens + step for tokens, end in spans if step <= end) + min(step, growth) for step in range(last + 1)
@@ -26,14 +26,14 @@ def peak_step_by_step(spans: list[tuple[int, int]], growth: int) -> int:
 
 
 @given(spans=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 12)), max_size=8), growth=st.integers(0, 12))
-def test_any_bound_is_as_good_as_the_peak_where_it_is_low_enough(spans: list[tuple[int, int]], growth: int) -> None:
-    """Then nothing has to be looked through, and what is answered is not below the peak."""
+def test_the_upper_bound_is_not_below_the_peak(spans: list[tuple[int, int]], growth: int) -> None:
+    """If the upper bound is low enough, nothing has to be searched."""
     made = forecast(*spans)
     assert made.peak(growth, enough=inf) >= made.peak(growth, enough=0)
 
 
-def test_what_has_ended_holds_nothing() -> None:
-    """Whether or not it was there."""
+def test_a_removed_request_holds_nothing() -> None:
+    """Removing an unknown request changes nothing."""
     made = forecast((10, 5), (20, 5))
     made.remove(RequestId("0"))
     made.remove(RequestId("unknown"))
@@ -43,15 +43,15 @@ def test_what_has_ended_holds_nothing() -> None:
 
 
 def test_growth_goes_with_the_engines_steps() -> None:
-    """One that began earlier ends earlier, so that both are never at their ends together."""
+    """A request that began earlier ends earlier, so that the two are never at their ends together."""
     made = forecast((10, 10))
     made.advance(6.0)
     made.put(RequestId("late"), 10, 10)
     assert made.peak(0, enough=0) == (10 + 10) + (10 + 4)
 
 
-def test_one_that_outlives_its_forecast_is_foreseen_to_grow_as_much_again() -> None:
-    """And no further than the most that it may have, which it may come to at the pace of others a little early."""
+def test_a_request_that_outlives_its_forecast_grows_as_much_again() -> None:
+    """It grows up to its maximum, which the average clock may reach a little early."""
     made = KvPeakForecast()
     made.put(RequestId("long"), 10, 50, most=130)
     peaks = [made.peak(0, enough=0)]
@@ -67,10 +67,8 @@ def test_one_that_outlives_its_forecast_is_foreseen_to_grow_as_much_again() -> N
     spans=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30), st.integers(0, 200)), min_size=1, max_size=6),
     steps=st.lists(st.floats(0.25, 40), max_size=12),
 )
-def test_what_runs_is_foreseen_to_hold_no_less_than_it_does(
-    spans: list[tuple[int, int, int]], steps: list[float]
-) -> None:
-    """However long it goes on, and no more than twice what it has grown, or the growth foreseen."""
+def test_the_forecast_is_at_least_what_is_held(spans: list[tuple[int, int, int]], steps: list[float]) -> None:
+    """It is at most twice what the requests have grown by, or their predicted growth."""
     made = KvPeakForecast()
     for number, (tokens, growth, most) in enumerate(spans):
         made.put(RequestId(str(number)), tokens, growth, most)
@@ -84,7 +82,7 @@ def test_what_runs_is_foreseen_to_hold_no_less_than_it_does(
 
 
 def test_a_request_that_is_put_again_counts_once() -> None:
-    """With what is known now."""
+    """The latest values replace the earlier ones."""
     made = forecast((10, 5))
     made.put(RequestId("0"), 30, 1)
     assert made.peak(0, enough=0) == 31

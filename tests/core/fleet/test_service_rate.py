@@ -1,4 +1,4 @@
-"""How fast one worker is, as its answers show."""
+"""How fast one worker is, measured from its answers."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN, LEAST_STEP_T
 
 
 def learned(seconds_per_token: float, starts: int = 200, *, had_place: bool = True) -> ServiceRate:
-    """A pace after so many starts of 1000 tokens, each computed right after the one before."""
+    """Return the rate after a number of starts of 1000 tokens, each computed right after the one before."""
     service_rate = ServiceRate()
     now = 0.0
     for _ in range(starts):
@@ -18,19 +18,19 @@ def learned(seconds_per_token: float, starts: int = 200, *, had_place: bool = Tr
 
 
 def test_prefill_is_guessed_until_it_is_seen() -> None:
-    """In proportion to the tokens."""
+    """The guess is proportional to the tokens."""
     assert ServiceRate().prefill_seconds(500) == 500 * FIRST_SECONDS_PER_TOKEN
 
 
 @pytest.mark.parametrize("seconds_per_token", [1e-5, 1e-4, 2e-3])
 def test_prefill_is_learned_from_what_starts(seconds_per_token: float) -> None:
-    """Within a few per cent, however far the first guess was off."""
+    """The learned time is within a few per cent, however wrong the first guess was."""
     assert learned(seconds_per_token).prefill_seconds(1000) == pytest.approx(1000 * seconds_per_token, rel=0.1)
 
 
 @pytest.mark.parametrize(("had_place", "slower"), [(False, False), (True, True)])
-def test_only_what_had_a_place_shows_that_prefill_is_slow(had_place: bool, slower: bool) -> None:
-    """Any other may have waited for something else."""
+def test_only_requests_with_a_place_show_slow_prefill(had_place: bool, slower: bool) -> None:
+    """Other requests may have waited for something else."""
     service_rate = learned(1e-4)
     known = []
     for number in range(10):
@@ -42,7 +42,7 @@ def test_only_what_had_a_place_shows_that_prefill_is_slow(had_place: bool, slowe
 
 
 def test_a_first_start_that_waited_for_a_cold_engine_is_soon_forgotten() -> None:
-    """What comes sooner after it is believed at once."""
+    """Faster starts after it are believed at once."""
     service_rate = ServiceRate()
     service_rate.observe_start(30.0, 0.0, 300, had_place=True)
     for number in range(1, 4):
@@ -50,8 +50,8 @@ def test_a_first_start_that_waited_for_a_cold_engine_is_soon_forgotten() -> None
     assert service_rate.prefill_seconds(1000) == pytest.approx(0.1, rel=0.05)
 
 
-def test_an_answer_that_comes_all_at_once_does_not_show_how_fast_answers_grow() -> None:
-    """It was computed before; a second of streaming is needed to tell."""
+def test_an_answer_at_once_does_not_show_the_output_rate() -> None:
+    """It was computed before; a second of streaming is needed."""
     service_rate = ServiceRate()
     first = service_rate.seconds_per_output_token
     service_rate.advance(0.1, streams=1, busy=True, full=False, seen_answers=1)
@@ -60,7 +60,7 @@ def test_an_answer_that_comes_all_at_once_does_not_show_how_fast_answers_grow() 
 
 
 def test_small_prompts_show_the_cost_of_a_step_and_not_of_tokens() -> None:
-    """A start of a few tokens says nothing of prefill."""
+    """A start of few tokens does not change the prefill time."""
     service_rate = ServiceRate()
     for number in range(1, 50):
         service_rate.observe_start(float(number), number - 0.9, 10, had_place=True)
@@ -68,7 +68,7 @@ def test_small_prompts_show_the_cost_of_a_step_and_not_of_tokens() -> None:
 
 
 def test_turnover_is_what_starts_while_every_stream_gains_a_token() -> None:
-    """Eight streams gain a token a step of 0.1 s, and two requests of 50 tokens start in each."""
+    """Eight streams gain a token per step of 0.1 s, and two requests of 50 tokens start in each step."""
     service_rate = ServiceRate()
     for step in range(1, 200):
         service_rate.advance(0.1 * step, streams=8, busy=True, full=True)
@@ -83,14 +83,14 @@ def test_turnover_is_what_starts_while_every_stream_gains_a_token() -> None:
     assert turnover.burst_tokens == 50
 
 
-def test_nothing_is_told_before_it_worked_for_a_while() -> None:
+def test_there_are_no_averages_before_enough_work() -> None:
     """A single answer is no average."""
     assert ServiceRate().turnover == Turnover()
     assert (ServiceRate().rate, ServiceRate().least_rate, ServiceRate().streams) == (None, None, 1.0)
 
 
-def test_the_rate_is_of_the_time_without_room_for_more() -> None:
-    """One that has little to do serves little, however fast it is; that it serves at least so much is known."""
+def test_the_rate_covers_only_the_time_when_full() -> None:
+    """A worker with little to do serves little, which is only a lower bound of its rate."""
     service_rate = ServiceRate()
     for second in range(1, 30):
         service_rate.advance(float(second), streams=1, busy=True, full=False)
@@ -103,8 +103,8 @@ def test_the_rate_is_of_the_time_without_room_for_more() -> None:
     assert service_rate.rate == pytest.approx(700.0, rel=0.05)
 
 
-def test_rest_wears_nothing_away() -> None:
-    """After a night without work it is known to be as fast as in the evening."""
+def test_idle_time_decays_nothing() -> None:
+    """After a night without work the rate is the same."""
     service_rate = learned(1e-4)
     service_rate.add_service(500.0, 0, full=True)
     rate = service_rate.rate
@@ -113,8 +113,8 @@ def test_rest_wears_nothing_away() -> None:
     assert service_rate.rate == rate
 
 
-def test_whole_answers_show_that_prefill_is_at_least_so_fast() -> None:
-    """What ended in a while was computed in no more time, though none of it showed its start."""
+def test_answers_without_streaming_bound_the_prefill_time() -> None:
+    """What ended within a time was computed in at most that time, although no start was seen."""
     service_rate = ServiceRate()
     for second in range(1, 400):
         service_rate.advance(float(second), streams=0, busy=True, full=False)
@@ -123,7 +123,7 @@ def test_whole_answers_show_that_prefill_is_at_least_so_fast() -> None:
 
 
 def test_one_long_prompt_does_not_show_what_a_step_takes() -> None:
-    """It may have been computed in several; only what started together with another was computed in one."""
+    """It may have been computed in several steps; only requests that start together share one step."""
     service_rate = ServiceRate()
     service_rate.advance(2.0, streams=0, busy=True, full=True)
     service_rate.observe_start(2.0, 0.0, 20_000, had_place=True)
@@ -132,15 +132,15 @@ def test_one_long_prompt_does_not_show_what_a_step_takes() -> None:
     assert service_rate.turnover.burst_tokens == 0
 
 
-def test_a_long_prefill_is_no_rate_of_nothing() -> None:
+def test_a_long_prefill_is_not_a_rate_of_zero() -> None:
     """A worker that is full for seconds before it has served anything is not infinitely slow."""
     service_rate = ServiceRate()
     service_rate.advance(5.0, streams=0, busy=True, full=True)
     assert (service_rate.rate, service_rate.least_rate) == (None, None)
 
 
-def test_what_is_taken_back_makes_no_rate_below_zero() -> None:
-    """An engine's usage may take back more than was charged of late."""
+def test_refunds_make_no_negative_rate() -> None:
+    """An engine's usage may refund more than was charged recently."""
     service_rate = ServiceRate()
     service_rate.advance(5.0, streams=1, busy=True, full=True)
     service_rate.add_service(-10.0, -5, full=True)
@@ -148,7 +148,7 @@ def test_what_is_taken_back_makes_no_rate_below_zero() -> None:
 
 
 def test_a_decode_step_is_learned_while_nothing_is_prefilled() -> None:
-    """Steps that share their time with prefill count for nothing, and none is taken for shorter than it can be."""
+    """Steps with prefill do not count, and the learned time is never below the minimum."""
     service_rate = ServiceRate()
     least = service_rate.prefill_seconds(LEAST_STEP_TOKENS)
     assert service_rate.decode_seconds == least

@@ -36,29 +36,29 @@ def test_what_admits_a_larger_request_admits_a_smaller(window: FixedWindow, load
     ],
 )
 def test_a_fixed_window(load: Load, tokens: int, admitted: bool) -> None:
-    """At most two requests and a hundred unstarted tokens; even a larger request goes where nothing waits to start."""
+    """It admits two requests and a hundred unstarted tokens, and a larger request if nothing waits to start."""
     assert FixedWindow(requests=2, unstarted_tokens=100).admits(load, tokens) == admitted
 
 
-def test_windows_tell_their_limits() -> None:
-    """A fixed window has the limits that it was given, and no window has none."""
+def test_windows_have_limits() -> None:
+    """A fixed window has the limits that it was given, and `NoWindow` has none."""
     assert FixedWindow(2, 100).limits == Limits(2, 100)
     assert NoWindow().limits is None
 
 
 @given(load=loads(), tokens=st.integers(0, 10**9))
 def test_without_a_window_everything_goes(load: Load, tokens: int) -> None:
-    """The engine's own queue takes all."""
+    """The engine's own queue takes all requests."""
     assert NoWindow().admits(load, tokens)
 
 
-def reported(window: LearnedWindow, load: Load, running: int, waiting: int) -> None:
-    """The engine's word, where it holds nothing."""
+def report(window: LearnedWindow, load: Load, running: int, waiting: int) -> None:
+    """Report these requests of an engine that holds nothing."""
     window.on_report(load, EngineReport(running, waiting, load.requests, load.unstarted, 0, load.guessed, 0, 0))
 
 
 def test_a_learned_window_lets_a_few_steps_of_prefill_wait() -> None:
-    """Those that fit the budget, and one of any size when little is ahead; where nothing waits, all of any size."""
+    """It admits requests that fit the budget, one of any size if little is ahead, and any if nothing waits."""
     window = LearnedWindow()
     assert window.limits == Limits(1024, 4096)
     assert window.admits(Load(9, 9, 4000, 4000), 96)
@@ -68,17 +68,17 @@ def test_a_learned_window_lets_a_few_steps_of_prefill_wait() -> None:
     assert window.admits(Load(9, 0, 0, 0), 10**6)
 
 
-def test_what_is_computed_of_a_prompt_is_not_ahead_any_more() -> None:
-    """So the next may go while a long one is still computed."""
+def test_computed_tokens_are_no_longer_ahead() -> None:
+    """The next request may go while a long one is still being computed."""
     window = LearnedWindow()
     assert not window.admits(Load(1, 1, 9000, 9000), 500)
     assert window.admits(Load(1, 1, 9000, 1000), 500)
 
 
 def test_a_learned_window_stays_at_what_the_engine_runs_and_one_that_waits() -> None:
-    """As the engine told when it had others waiting."""
+    """The engine report how many ran while others waited."""
     window = LearnedWindow()
-    reported(window, Load(20, 12, 100, 100), running=8, waiting=12)
+    report(window, Load(20, 12, 100, 100), running=8, waiting=12)
     assert window.limits == Limits(9, 4096)
     assert window.admits(Load(8), 1)
     assert not window.full(Load(7))
@@ -87,7 +87,7 @@ def test_a_learned_window_stays_at_what_the_engine_runs_and_one_that_waits() -> 
 
 
 def test_one_may_wait_for_room_in_the_cache() -> None:
-    """A second may not; and an empty engine takes any."""
+    """A second request must not wait there, and an empty engine takes any request."""
     window = LearnedWindow()
     window.set_kv_capacity(1000)
     assert window.admits(Load(3, 0, 0, 0, kv_peak=1000), 1)
@@ -96,8 +96,8 @@ def test_one_may_wait_for_room_in_the_cache() -> None:
     assert window.admits(Load(0, 0, 0, 0, kv_peak=9000), 9000)
 
 
-def test_an_engine_without_metrics_gets_few_requests_that_were_not_seen_to_start() -> None:
-    """However short they are, and until it reports again; where it does, tokens alone count."""
+def test_without_metrics_few_unstarted_requests_are_admitted() -> None:
+    """The limit holds however short the requests are, until the engine reports again; then only tokens count."""
     window = LearnedWindow()
     many = Load(30, FEWEST_REQUESTS, 20, 20)
     assert window.admits(many, 1)
@@ -108,20 +108,20 @@ def test_an_engine_without_metrics_gets_few_requests_that_were_not_seen_to_start
     assert window.admits(many, 1)
     window.on_empty_report()
     assert not window.admits(Load(120, 80, 90, 90), 1)
-    reported(window, Load(120, 80, 90, 90), running=120, waiting=0)
+    report(window, Load(120, 80, 90, 90), running=120, waiting=0)
     assert window.admits(Load(120, 80, 90, 90), 1)
 
 
-def test_the_operators_limit_is_never_passed() -> None:
-    """Whatever was learned."""
+def test_the_operators_limit_is_never_exceeded() -> None:
+    """It holds whatever was learned."""
     window = LearnedWindow(requests=4)
     assert not window.admits(Load(4), 1)
-    reported(window, Load(4), running=4, waiting=1)
+    report(window, Load(4), running=4, waiting=1)
     assert window.limits.requests <= 4
 
 
 def test_each_worker_learns_for_itself() -> None:
-    """A fresh window has the limits of the one that it is made from, and nothing of what that learned."""
+    """A fresh window has the same settings, and nothing that the other window learned."""
     window = LearnedWindow(requests=7)
     assert window.limits == Limits(7, 4096)
     window.on_start(Turnover(3.0, 3000.0))

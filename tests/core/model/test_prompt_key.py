@@ -26,8 +26,8 @@ def test_extending_a_prompt_gives_the_key_of_the_whole(head: bytes, more: bytes)
 
 
 @given(head=texts, one=texts, other=texts)
-def test_extending_leaves_the_prompt_as_it_was(head: bytes, one: bytes, other: bytes) -> None:
-    """Several continuations of one prompt, as several choices are, do not see each other."""
+def test_extending_does_not_change_the_prompt(head: bytes, one: bytes, other: bytes) -> None:
+    """Several continuations of one prompt, such as several choices, do not affect each other."""
     prompt = PromptHasher(SECRET, SMALL).prompt(head)
     before = prompt.key
     first = prompt.extend(one)
@@ -38,22 +38,22 @@ def test_extending_leaves_the_prompt_as_it_was(head: bytes, one: bytes, other: b
 
 @given(one=texts, other=texts)
 def test_hashes_are_equal_exactly_where_the_prefixes_are(one: bytes, other: bytes) -> None:
-    """Hash i of two prompts is the same if and only if they agree up to the end of chunk i."""
+    """Hash i of two prompts is equal if and only if they agree up to the end of chunk i."""
     for index, (left, right) in enumerate(zip(hashes_of(one), hashes_of(other), strict=False), start=1):
         assert (left == right) == (one[: index * SMALL] == other[: index * SMALL])
 
 
 @given(text=texts)
 def test_there_is_a_hash_for_each_full_chunk(text: bytes) -> None:
-    """A part shorter than a chunk has no hash, yet counts in the size."""
+    """A part shorter than a chunk has no hash, but counts in the size."""
     key = PromptHasher(SECRET, SMALL).prompt(text).key
     assert len(key.hashes) == len(text) // SMALL * HASH_BYTES
     assert key.size == len(text)
 
 
 @given(text=texts)
-def test_no_chunk_hashes_alike_with_its_place_or_history_changed(text: bytes) -> None:
-    """Within one prompt every hash differs, though the chunks repeat: each covers all before it."""
+def test_all_hashes_of_one_prompt_differ(text: bytes) -> None:
+    """Every hash differs although chunks repeat, because each hash covers everything before it."""
     hashes = hashes_of(text)
     assert len(set(hashes)) == len(hashes)
 
@@ -66,14 +66,14 @@ def test_another_secret_gives_other_hashes(text: bytes, secret: bytes, other: by
 
 
 def test_hashes_do_not_change_between_releases() -> None:
-    """A kept secret reads a kept tree: the hashes are a format, and this is a sample of it."""
+    """The hashes are a format: a saved tree must be readable with a saved secret. This is a sample."""
     key = PromptHasher(b"\x01" * 32).prompt(bytes(range(256))).key
     assert key.hashes.hex() == "f4b3ae15df341bea754aa7e3b16a9fc9"
 
 
 @given(head=counts, more=counts)
-def test_tokens_add_up_where_both_parts_know_theirs(head: int | None, more: int | None) -> None:
-    """The token count of an extended prompt is the exact sum, or unknown where a part's is unknown."""
+def test_token_counts_add_up_if_both_are_known(head: int | None, more: int | None) -> None:
+    """The token count of an extended prompt is the exact sum, or None if one part's is unknown."""
     prompt = PromptHasher(SECRET).prompt(b"x", tokens=head)
     assert prompt.key.tokens == head
     assert prompt.extend(b"y", tokens=more).tokens == (None if head is None or more is None else head + more)
@@ -92,7 +92,7 @@ def test_a_prompt_keeps_less_than_one_chunk_of_its_text(size: int) -> None:
 
 
 def test_a_continuation_hashes_only_what_is_new() -> None:
-    """Extending a long prompt feeds the hash function the rest and the addition, never the prompt again."""
+    """Extending a long prompt hashes only the rest of its last chunk and the new text."""
     prompt = PromptHasher(SECRET, SMALL).prompt(b"t" * 10_001)
     fed = CountingDigest()
     prompt._digest = fed
@@ -101,7 +101,7 @@ def test_a_continuation_hashes_only_what_is_new() -> None:
 
 
 class CountingDigest:
-    """Stands in for a hashlib object and notes what it is fed."""
+    """A stand-in for a hashlib object that records what it is fed."""
 
     def __init__(self) -> None:
         self.fed: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Prompts whose size an engine has told, and what begins like them."""
+"""Prompts that an engine has measured, and prompts that share their beginnings."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,15 +8,15 @@ from router.core.predict.measured_prefixes import MeasuredPrefixes
 from tests.core.scenario import key
 
 
-def test_without_any_a_prompt_has_the_usual_ratio() -> None:
-    """Evenly spread, and never all of it cached."""
+def test_an_unknown_prompt_has_the_mean_ratio() -> None:
+    """Tokens are spread evenly, and never all of them are cached."""
     measure = MeasuredPrefixes().measure(key("abcd", exact=False), 0.25)
     assert measure.tokens == CHUNK_BYTES
     assert [measure.held(chunks) for chunks in range(5)] == [0, 32, 64, 96, 127]
 
 
-def test_what_begins_like_a_prompt_that_was_counted_is_known_as_far() -> None:
-    """What follows has the usual ratio; what is between two measured_prefixes is spread evenly."""
+def test_a_shared_beginning_is_known_exactly() -> None:
+    """The rest has the mean ratio, and tokens between two known places are spread evenly."""
     measured_prefixes = MeasuredPrefixes()
     measured_prefixes.record_count(key("ab", exact=False), 100, 0.25)
     measured_prefixes.record_count(key("abcd", exact=False), 300, 0.25)
@@ -26,8 +26,8 @@ def test_what_begins_like_a_prompt_that_was_counted_is_known_as_far() -> None:
     assert measured_prefixes.measure(key("abxx", exact=False), 0.25).tokens == 164
 
 
-def test_the_oldest_goes_where_there_are_too_many() -> None:
-    """One that was told again is not the oldest."""
+def test_the_least_recently_recorded_place_is_dropped() -> None:
+    """Recording a place again makes it the most recent."""
     measured_prefixes = MeasuredPrefixes(limit=2)
     for text in ("a", "b", "a", "c"):
         measured_prefixes.record_count(key(text, exact=False), 100, 0.25)
@@ -35,9 +35,9 @@ def test_the_oldest_goes_where_there_are_too_many() -> None:
     assert sizes == [100, 32, 100]
 
 
-def test_what_an_engine_found_where_prompts_part_it_finds_of_the_next_that_parts_there() -> None:
-    """To the token, and not in whole chunks; before that place tokens are spread evenly, and behind it a half chunk is
-    taken for shared.
+def test_a_match_is_the_same_for_the_next_prompt_that_diverges_there() -> None:
+    """It is exact to the token. Before that place tokens are spread evenly, and half a chunk after
+    it counts as shared.
     """
     measured_prefixes = MeasuredPrefixes()
     measured_prefixes.record_match(key("abcd", exact=False), 3, 150)
@@ -47,8 +47,8 @@ def test_what_an_engine_found_where_prompts_part_it_finds_of_the_next_that_parts
     assert measured_prefixes.measure(key("abxx", exact=False), 0.25).held(2) == 64
 
 
-def test_what_was_found_counts_more_than_what_was_counted() -> None:
-    """An engine that counted up to a chunk's end finds what prompts share behind it as well."""
+def test_a_match_takes_precedence_over_a_count() -> None:
+    """A match includes the bytes that prompts share after the end of a chunk."""
     measured_prefixes = MeasuredPrefixes()
     measured_prefixes.record_match(key("ab", exact=False), 2, 80)
     measured_prefixes.record_count(key("ab", exact=False), 64, 0.25)
@@ -56,14 +56,14 @@ def test_what_was_found_counts_more_than_what_was_counted() -> None:
 
 
 @given(
-    told=st.lists(st.tuples(st.text("xy", max_size=6), st.integers(0, 10**6), st.booleans()), max_size=8),
+    recorded=st.lists(st.tuples(st.text("xy", max_size=6), st.integers(0, 10**6), st.booleans()), max_size=8),
     asked=st.text("xy", max_size=8),
     ratio=st.floats(0.01, 4.0),
 )
-def test_more_chunks_are_never_fewer_tokens(told: list[tuple[str, int, bool]], asked: str, ratio: float) -> None:
-    """However little sense there is in what engines told."""
+def test_more_chunks_are_never_fewer_tokens(recorded: list[tuple[str, int, bool]], asked: str, ratio: float) -> None:
+    """Held tokens never decrease for any counts, however inconsistent."""
     measured_prefixes = MeasuredPrefixes()
-    for text, tokens, found in told:
+    for text, tokens, found in recorded:
         if found:
             measured_prefixes.record_match(key(text, exact=False), len(text), tokens)
         else:

@@ -24,7 +24,9 @@ def request(*sizes: int, client: str = "ada", model: str = "llama", tokens: int 
     data=st.data(),
 )
 def test_a_match_is_never_the_whole_prompt(size: int, tokens: int | None, data: st.DataObject) -> None:
-    """More chunks are worth more tokens, and at least one token is left: an engine always computes the last."""
+    """More chunks are worth more tokens, and at least one token is left, because an engine always computes the last
+    one.
+    """
     prompt = PromptKey(b"", size, tokens)
     estimates = Estimates()
     chunks = data.draw(st.integers(0, size // CHUNK_BYTES))
@@ -33,8 +35,8 @@ def test_a_match_is_never_the_whole_prompt(size: int, tokens: int | None, data: 
     assert 0 <= less <= more < measure.tokens
 
 
-def test_input_is_exact_where_token_ids_came() -> None:
-    """A prompt of token ids needs no estimate, and teaches nothing about text."""
+def test_input_is_exact_for_token_ids() -> None:
+    """A prompt of token ids needs no estimate and teaches nothing about text."""
     estimates = Estimates()
     exact = request(4000, tokens=77)
     assert estimates.input_tokens(exact) == 77
@@ -44,13 +46,13 @@ def test_input_is_exact_where_token_ids_came() -> None:
 
 
 def test_several_prompts_add_up() -> None:
-    """A call with a list of prompts is as large as all of them."""
+    """A request with a list of prompts is as large as all of them."""
     estimates = Estimates()
     assert estimates.input_tokens(request(400, 800)) == sum(estimates.input_tokens(request(s)) for s in (400, 800))
 
 
 def test_the_ratio_follows_the_engine_model_by_model() -> None:
-    """After some prompts of two bytes a token the next is estimated so, and other models as before."""
+    """After prompts of two bytes per token the estimate follows, and other models are unchanged."""
     estimates = Estimates()
     untouched = estimates.input_tokens(request(4000, model="qwen"))
     for _ in range(20):
@@ -60,15 +62,15 @@ def test_the_ratio_follows_the_engine_model_by_model() -> None:
 
 
 def test_an_engine_that_counts_no_input_teaches_nothing() -> None:
-    """Zeros in place of usage must not drive the worth of a chunk to nothing."""
+    """Zero usage must not reduce the tokens per chunk."""
     estimates = Estimates()
     before = estimates.tokens_per_chunk("llama")
     estimates.learn(request(4000), Usage(0, 0))
     assert estimates.tokens_per_chunk("llama") == before
 
 
-def test_expected_output_is_the_limit_or_what_is_usual() -> None:
-    """The client's limit; else its own mean; else the model's; else a constant."""
+def test_expected_output_is_the_limit_or_the_mean() -> None:
+    """It is the request's limit; else the client's mean; else the model's mean; else a constant."""
     estimates = Estimates()
     assert estimates.expected_output(request(1)) == FIRST_OUTPUT
     estimates.learn(request(1, client="bob"), Usage(1, 40))
@@ -81,8 +83,8 @@ def test_expected_output_is_the_limit_or_what_is_usual() -> None:
 
 
 @given(lengths=st.lists(st.integers(0, 5000), min_size=1))
-def test_the_mean_stays_among_what_was_seen(lengths: list[int]) -> None:
-    """An expected output lies between the shortest and the longest so far."""
+def test_the_mean_is_between_the_extremes(lengths: list[int]) -> None:
+    """The expected output is between the shortest and the longest answer so far."""
     estimates = Estimates()
     for length in lengths:
         estimates.learn(request(1), Usage(1, length))
@@ -90,7 +92,7 @@ def test_the_mean_stays_among_what_was_seen(lengths: list[int]) -> None:
 
 
 def test_clients_that_are_long_gone_are_forgotten() -> None:
-    """The least recently learned means go first, so that a stream of new clients takes no more room."""
+    """The least recently updated means are dropped first, so that new clients take no more memory."""
     estimates = Estimates(client_limit=3)
     for client in ("ada", "bob", "ada", "cyd"):
         estimates.learn(request(1, client=client), Usage(1, {"ada": 100, "bob": 10, "cyd": 1}[client]))
@@ -98,8 +100,8 @@ def test_clients_that_are_long_gone_are_forgotten() -> None:
     assert estimates.expected_output(request(1, client="bob")) not in (10, 100)
 
 
-def test_a_call_without_output_says_nothing_about_others() -> None:
-    """As an embedding: its client's next answer is expected as before."""
+def test_a_request_without_output_does_not_change_the_mean() -> None:
+    """An embedding does not change what is expected of the client's next answer."""
     estimates = Estimates()
     estimates.learn(request(1), Usage(1, 40))
     embedding = Request(RequestId("r"), ClientId("ada"), "llama", (PromptKey(b"", 4),), output_limit=0)
@@ -108,7 +110,7 @@ def test_a_call_without_output_says_nothing_about_others() -> None:
 
 
 def test_a_prompt_of_a_guessed_size_teaches_no_ratio() -> None:
-    """What is no text at all, as audio, would spoil the estimates of what is."""
+    """Audio and other input that is not text would spoil the estimates of text."""
     estimates = Estimates()
     before = estimates.tokens_per_chunk("llama")
     guessed = Request(RequestId("r"), ClientId("ada"), "llama", (unmatched(7).key,))
@@ -118,7 +120,7 @@ def test_a_prompt_of_a_guessed_size_teaches_no_ratio() -> None:
 
 
 def test_the_next_turn_is_found_up_to_the_last_token_of_the_answer() -> None:
-    """Which no engine has computed; the bytes of it that fill no chunk count as well."""
+    """No engine has computed that last token. Bytes of the answer that fill no chunk count as well."""
     estimates = Estimates()
     asked, answered, again = (HASHER.prompt(b"x" * size).key for size in (400, 700, 1400))
     estimates.learn(replace(request(400), prompts=(asked,)), Usage(100, 90), (answered,))
@@ -126,8 +128,10 @@ def test_the_next_turn_is_found_up_to_the_last_token_of_the_answer() -> None:
 
 
 @pytest.mark.parametrize(("found", "learned"), [(100, 100), (40, 64), (400, 64)])
-def test_a_find_teaches_only_where_it_can_be_what_was_believed(found: int, learned: int) -> None:
-    """Far less was evicted in part, and far more was there without our knowledge: neither says what a chunk has."""
+def test_a_cache_hit_teaches_only_if_it_is_plausible(found: int, learned: int) -> None:
+    """Far fewer tokens mean a partial eviction, and far more an unknown prefix: neither shows how many tokens a chunk
+    has.
+    """
     estimates = Estimates()
     prompt = HASHER.prompt(b"x" * 1000).key
     assert estimates.measure("llama", prompt).held(2) == 64
@@ -135,8 +139,8 @@ def test_a_find_teaches_only_where_it_can_be_what_was_believed(found: int, learn
     assert estimates.measure("llama", prompt).held(2) == learned
 
 
-def test_a_find_says_nothing_of_a_prompt_of_token_ids() -> None:
-    """Its chunks are exact without."""
+def test_a_cache_hit_teaches_nothing_about_token_ids() -> None:
+    """The size of its chunks is exact already."""
     estimates = Estimates()
     prompt = replace(HASHER.prompt(b"x" * 1024).key, tokens=256)
     estimates.on_cache_hit("llama", prompt, 2, 80)
