@@ -1,4 +1,4 @@
-"""The demo: its figures, what it makes of failures, and the whole of it as processes."""
+"""The demo: its figures, how it handles failures, and the complete demo as processes."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from router.core.model.cost import Tokens
 from tests.support.scripted_engine import DONE, event, scripted_engine, usage_chunk
 from tests.support.scripted_engine import Call as Received
 
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 TIMES = Timetable(alone=10, heavy=100, measured=200, end=300)
 NAMES = ("heavy", "light-1")
 ASKED = Call(0.0, Prompt(EMPTY, (1, 2, 3)), output_tokens=5)
@@ -38,7 +38,7 @@ Answer = Callable[[Received], Awaitable[None]]
 
 
 def live(client: str, arrived: float, started: float | None, finished: float | None, extend: int = 100) -> ObservedCall:
-    """Finished, it came to `extend` + 100 cost units, and it found 100 tokens in the cache."""
+    """A finished call costs `extend` + 100 cost units and hit 100 cached tokens."""
     return ObservedCall(client, arrived, started, finished, Tokens(extend, 100, 50))
 
 
@@ -46,8 +46,8 @@ def at_end(*calls: ObservedCall, reading: Reading | None = None) -> Figures:
     return figures(calls, NAMES, TIMES, TIMES.end, reading or Reading())
 
 
-def test_what_ends_in_the_time_measured_counts() -> None:
-    """Cost, hit rate and Jain's index are of those calls alone, be they begun before or not."""
+def test_only_calls_that_end_in_the_measured_time_count() -> None:
+    """Cost, hit rate and Jain's index cover these calls only, whether or not they began before."""
     seen = at_end(
         live("heavy", 150, 160, 199, extend=9999),
         live("heavy", 150, 160, 201, extend=300),
@@ -60,14 +60,14 @@ def test_what_ends_in_the_time_measured_counts() -> None:
     assert seen.jain == pytest.approx(600**2 / (2 * (400**2 + 200**2)))
 
 
-def test_who_still_waits_at_the_end_has_waited_so_long() -> None:
-    """A call without a token is not left out: a policy that starves would look quick."""
+def test_a_call_still_waiting_at_the_end_counts_with_its_wait_so_far() -> None:
+    """A call without a token is not left out: otherwise a policy that starves clients would look fast."""
     seen = at_end(live("light-1", 220, 221, 222), live("light-1", 230, None, None))
     assert (seen.light.ttft_p50_s, seen.light.ttft_p95_s) == (1, 70)
 
 
 def test_light_clients_are_measured_alone_before_the_heavy_one() -> None:
-    """Neither the first moments nor what came beside the heavy client is in that figure."""
+    """Neither the first moments nor the time beside the heavy client count there."""
     seen = at_end(live("light-1", 5, 50, 51), live("light-1", 60, 62, 63), live("light-1", 150, 199, 200))
     assert (seen.light_alone.requests, seen.light_alone.ttft_p95_s) == (2, 2)
 
@@ -78,7 +78,7 @@ def result(light_p95: float | None, cost: float = 1000.0, token_s: float = 0.01)
 
 
 def test_the_findings_follow_the_figures() -> None:
-    """They say who waits how long of whom, whichever way it is, and a dash where nobody knows."""
+    """The findings compare the waits, whichever is longer, and print a dash for a missing figure."""
     results = {"d2lpm": result(3.0, cost=900), "vtc": result(2.0), "rr+fcfs": result(12.0)}
     waits, compared = findings(results)
     assert "within 3.00 s under d2lpm, 2.00 s under vtc and 12.00 s under rr+fcfs" in waits
@@ -86,15 +86,15 @@ def test_the_findings_follow_the_figures() -> None:
     assert "d2lpm: - of that wait" in findings({**results, "d2lpm": result(None)})[1]
 
 
-def test_a_machine_that_is_too_busy_is_told() -> None:
-    """Where the workers' pace was not the same under every policy, the figures are not taken at their word."""
+def test_a_machine_that_is_too_busy_causes_a_warning() -> None:
+    """If the workers' pace was not the same under every policy, the demo warns about the figures."""
     results = {"d2lpm": result(3.0, token_s=0.012), "vtc": result(2.0), "rr+fcfs": result(12.0)}
     assert "under d2lpm they took 20% longer for a token than under vtc" in findings(results)[-1]
     assert "busy" not in findings({**results, "d2lpm": result(3.0)})[-1]
 
 
-def test_the_pace_is_that_of_all_tokens_but_the_first() -> None:
-    """The wait for the first is no part of it."""
+def test_the_token_time_excludes_the_first_token() -> None:
+    """The wait for the first token does not count."""
     assert at_end(live("heavy", 150, 201, 250), live("heavy", 150, 240, 289)).token_s == 1.0
 
 
@@ -112,7 +112,7 @@ def snapshot(phase: Phase, waits: float = 1.0) -> Snapshot:
 
 
 def drawn(columns: int, lines: int, *snapshots: Snapshot) -> str:
-    """What a terminal of this size is sent."""
+    """Return what is written to a terminal of this size."""
     stream = StringIO()
     screen = TerminalScreen(stream, ["d2lpm", "vtc"], lambda: os.terminal_size((columns, lines)))
     screen.start_policy("d2lpm", "http://127.0.0.1:1")
@@ -122,7 +122,7 @@ def drawn(columns: int, lines: int, *snapshots: Snapshot) -> str:
 
 
 def test_a_table_is_drawn_over_the_one_before() -> None:
-    """The cursor goes up by as many lines as there are, and what is there then is the new table alone."""
+    """The cursor moves up by the height of the last table, and the new table replaces it completely."""
     first, last = snapshot(Phase.ALONE), snapshot(Phase.DONE, waits=77.0)
     table = drawn(200, 50, last).removeprefix("\x1b[J")
     assert "77.00" in table
@@ -131,14 +131,14 @@ def test_a_table_is_drawn_over_the_one_before() -> None:
 
 @pytest.mark.parametrize(("columns", "lines"), [(40, 50), (200, 8)])
 def test_a_small_terminal_is_not_overrun(columns: int, lines: int) -> None:
-    """No line wraps and nothing scrolls, or the next table would not cover this one."""
+    """No line wraps and nothing scrolls; otherwise the next table would not cover this one."""
     table = drawn(columns, lines, snapshot(Phase.MEASURED)).removeprefix("\x1b[J").splitlines()
     assert len(table) < lines
     assert max(map(len, table)) < columns
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
-    """No escapes; each phase has a line, and a long one has more."""
+    """There are no escape sequences; each phase has a line, and a long phase has more."""
     stream, now = StringIO(), 0.0
     screen = PlainScreen(stream, lambda: now)
     screen.start_policy("d2lpm", "http://127.0.0.1:1")
@@ -151,7 +151,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
 
 
 async def played(answer: Answer) -> list[ObservedCall]:
-    """What a client sees of one call that is answered like this."""
+    """Return what a client sees of one call that is answered like this."""
     async with scripted_engine() as router:
         clients = Clients(router.url, speed=1.0)
         playing = asyncio.create_task(clients.play(Client("light-1", [ASKED]), 0.0))
@@ -161,8 +161,8 @@ async def played(answer: Answer) -> list[ObservedCall]:
     return clients.calls
 
 
-async def test_a_call_is_what_the_workload_asks() -> None:
-    """The router gets prompt and length as they are, and the client's name; tokens are counted by the usage."""
+async def test_a_call_sends_what_the_workload_asks() -> None:
+    """The router gets the unchanged prompt and length and the client's name; tokens come from the usage."""
     received = []
 
     async def answer(call: Received) -> None:
@@ -177,7 +177,7 @@ async def test_a_call_is_what_the_workload_asks() -> None:
 
 
 def test_a_comment_is_no_token() -> None:
-    """What the router sends to a client that waits does not end the wait for the first token."""
+    """A comment that the router sends to a waiting client does not end the wait for the first token."""
     call = ObservedCall("light-1", arrived=1.0)
     read_answer_line(call, ": waiting for a worker", now=2.0)
     assert call.started is None
@@ -204,7 +204,7 @@ async def dropped(call: Received) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         (unavailable, 'answered 503: {"error": {"message": "nobody"}}'),
         (broken, "a request failed: .*worker_broke"),
@@ -212,20 +212,20 @@ async def dropped(call: Received) -> None:
         (dropped, "the router at http://127.0.0.1:[0-9]+ broke off"),
     ],
 )
-async def test_a_call_that_fails_ends_the_trial(answer: Answer, told: str) -> None:
-    """Figures of a fleet that fails would mean nothing; what is told is one line."""
+async def test_a_call_that_fails_ends_the_trial(answer: Answer, message: str) -> None:
+    """Figures of a failing fleet would mean nothing; the error is one line."""
     async with scripted_engine() as router:
         router.poll_answers["/fairness"] = (200, b'{"workers": {}}')
         trial = Trial(router.url, 5.0, [Client("heavy", []), Client("light-1", [ASKED])], TIMES, lambda _: None)
         running = asyncio.create_task(trial.run())
         await answer(await router.call())
-        with pytest.raises(DemoError, match=told) as caught:
+        with pytest.raises(DemoError, match=message) as caught:
             await running
         assert "\n" not in str(caught.value)
 
 
 async def test_a_router_that_is_gone_ends_the_trial() -> None:
-    """The same if it is the demo's own question that finds nobody."""
+    """The trial also ends if the demo's own poll cannot connect."""
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         trial = Trial(f"http://127.0.0.1:{deaf.getsockname()[1]}", 1.0, [Client("heavy", [])], TIMES, lambda _: None)
@@ -234,7 +234,7 @@ async def test_a_router_that_is_gone_ends_the_trial() -> None:
 
 
 async def test_a_router_that_fails_ends_the_trial() -> None:
-    """The same if that is answered by an error."""
+    """The trial also ends if that poll is answered by an error."""
     async with scripted_engine() as router:
         router.poll_answers["/fairness"] = (500, b"")
         trial = Trial(router.url, 5.0, [Client("heavy", [])], TIMES, lambda _: None)
@@ -243,15 +243,15 @@ async def test_a_router_that_fails_ends_the_trial() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_worker_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    """Its own words go to standard error, ours are one line."""
+def test_a_worker_that_does_not_start_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    """The worker's own message goes to standard error; the demo's is one line."""
     with pytest.raises(DemoError, match="worker did not start"), fleet(1, ["--hardware", "abacus"], []):
         pass
     assert "unknown hardware 'abacus'" in capfd.readouterr().err
 
 
-def test_a_router_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    """The same of the router."""
+def test_a_router_that_does_not_start_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    """The same holds for the router."""
     with pytest.raises(DemoError, match="router did not start"), fleet(0, [], ["--policy", "nobody's"]):
         pass
     assert 'there is no policy "nobody\'s"' in capfd.readouterr().err
@@ -259,7 +259,7 @@ def test_a_router_that_does_not_start_is_told(capfd: pytest.CaptureFixture[str])
 
 @contextmanager
 def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A module as a program, in a session of its own, with a setting around that is meant for other routers."""
+    """Run a module as a program in its own session, with an environment setting meant for other routers."""
     environment = {**os.environ, "D2LPM_EMULATE": "1"}
     command = [sys.executable, "-m", *arguments]
     with subprocess.Popen(
@@ -268,13 +268,13 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         try:
             yield started
         finally:
-            started.terminate()  # and not killed, which would leave its children to themselves
+            started.terminate()  # killing it would leave its children running
 
 
 def test_the_whole_demo() -> None:
-    """Even in a few seconds every policy serves the load, within its bound where it has one."""
+    """Even in a few seconds every policy serves the load, within its bound if it has one."""
     with process("bench", "demo", "--json", "--seconds", "10", "--speed", "10") as demo:
-        output, log = demo.communicate(timeout=PATIENCE)
+        output, log = demo.communicate(timeout=TIMEOUT_SECONDS)
     assert (demo.returncode, log) == (0, "")
     report = json.loads(output)
     assert report["load"]["in_flight"] == 96
@@ -294,16 +294,16 @@ def test_the_whole_demo() -> None:
 
 
 def test_ctrl_c_leaves_nothing_running() -> None:
-    """The exit code is a shell's, one line says so, and nobody listens any more at any of the addresses."""
+    """The exit code is a shell's, one line reports the interrupt, and all listening sockets are closed."""
     with process("router", "demo") as demo:
         assert demo.stdout is not None
         url = demo.stdout.readline().split()[-1]
         assert demo.stdout.readline().startswith("d2lpm: light alone")
-        workers = [worker["url"] for worker in httpx.get(f"{url}/workers", timeout=PATIENCE).json()["workers"]]
+        workers = [worker["url"] for worker in httpx.get(f"{url}/workers", timeout=TIMEOUT_SECONDS).json()["workers"]]
         os.killpg(demo.pid, signal.SIGINT)
-        _, log = demo.communicate(timeout=PATIENCE)
+        _, log = demo.communicate(timeout=TIMEOUT_SECONDS)
     assert (demo.returncode, log) == (130, "demo: interrupted; the router and its workers have ended\n")
     assert len(workers) == 2
     for address in map(urlsplit, [url, *workers]):
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((address.hostname, address.port), timeout=PATIENCE)
+            socket.create_connection((address.hostname, address.port), timeout=TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""Rows of experiments for tests, without the processes."""
+"""Rows of experiments for tests, computed without processes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -16,7 +16,7 @@ Wanted = Callable[[Mapping[str, str]], bool]
 def rows_of(
     name: str, wanted: Wanted = lambda _labels: True, *, quick: bool = True, seeds: Sequence[int] = QUICK_SEEDS
 ) -> Sequence[Row]:
-    """The rows that are wanted, each simulated once for all that ask for the same."""
+    """Return the wanted rows; each is simulated once for all callers."""
     experiment = EXPERIMENTS[name]
     cells = [cell for cell in experiment.cells(quick=quick) if wanted(dict(cell.labels))]
     rows = []
@@ -27,7 +27,7 @@ def rows_of(
 
 
 def figure(rows: Sequence[Row], measured: str, **labels: str) -> float:
-    """A figure of the row with these labels."""
+    """Return a figure of the row with these labels."""
     (row,) = [r for r in rows if all(r.labels[name] == value for name, value in labels.items())]
     median = row.median(measured)
     assert median is not None

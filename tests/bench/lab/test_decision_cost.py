@@ -1,4 +1,4 @@
-"""What a decision costs with a long queue, in calls of functions: a count, the same on every machine."""
+"""The cost of a decision with a long queue, in function calls: a count that is equal on every machine."""
 
 import sys
 from types import FrameType
@@ -11,7 +11,7 @@ TURNS = 40
 
 
 def calls(setting: Setting) -> int:
-    """How many functions are called for some arrivals and as many dispatches."""
+    """Count the function calls of some arrivals and as many dispatches."""
     fleet = Fleet(setting)
     count = 0
 
@@ -29,7 +29,7 @@ def calls(setting: Setting) -> int:
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
 @pytest.mark.parametrize("clients", [5, 200])
-def test_a_decision_does_not_cost_more_because_more_wait(policy: str, clients: int) -> None:
-    """With a hundred times as many requests that wait, an arrival and a dispatch take at most 1.5 times the calls."""
+def test_a_decision_does_not_cost_more_with_a_longer_queue(policy: str, clients: int) -> None:
+    """With a queue a hundred times as long, an arrival and a dispatch take at most 1.5 times the calls."""
     short, long = (calls(Setting(policy, waiting, clients, chunks=5_000)) for waiting in (20, 2_000))
     assert long <= 1.5 * short

@@ -68,7 +68,7 @@ def test_the_digest_sets_each_policy_beside_the_best_on_every_workload() -> None
     }
 
 
-def test_what_served_nothing_counts_as_nothing() -> None:
+def test_a_workload_without_service_divides_by_no_zero() -> None:
     """A figure that is missing in every policy divides by no zero."""
     assert "| fair | 0.00 | qa | 0.00 | 0 | 1 |" in PolicyTable().digest([row("qa", "fair", None)])
 

@@ -36,7 +36,7 @@ def rows() -> Sequence[Row]:
 
 
 def test_rows_come_in_the_order_of_the_cells(tmp_path: Path) -> None:
-    """A row is where its cell is, though the simulation of the first ends last."""
+    """A row is at its cell's place, even if the first simulation ends last."""
     os.mkfifo(tmp_path / "pipe")
     over: list[int] = []
     held = run(Held(tmp_path / "pipe"), quick=True, seeds=[0], jobs=2, done=lambda done, _of: over.append(done))
@@ -44,8 +44,8 @@ def test_rows_come_in_the_order_of_the_cells(tmp_path: Path) -> None:
     assert over == [1, 2, 3, 4]
 
 
-async def test_simulations_end_with_whoever_wanted_them(tmp_path: Path) -> None:
-    """A run that is killed leaves no process behind, not even in the middle of a simulation."""
+async def test_simulations_end_with_their_parent_process(tmp_path: Path) -> None:
+    """A killed run leaves no process behind, not even in the middle of a simulation."""
     os.mkfifo(tmp_path / "pipe")
     program = (sys.executable, "-m", TINY, "held", str(tmp_path / "pipe"))
     runner = await asyncio.create_subprocess_exec(*program)
@@ -68,7 +68,7 @@ async def test_simulations_end_with_whoever_wanted_them(tmp_path: Path) -> None:
 
 
 def test_a_row_holds_the_values_of_all_seeds(rows: Sequence[Row]) -> None:
-    """Each in its place, and the same as of a simulation by itself."""
+    """Each value is at its place and equal to that of a separate simulation."""
     for cell, row in zip(Tiny().cells(quick=False), rows, strict=True):
         assert dict(row.labels) == dict(cell.labels)
         alone = [figures_of(Task(Tiny(), cell, seed)) for seed in SEEDS]
@@ -78,7 +78,7 @@ def test_a_row_holds_the_values_of_all_seeds(rows: Sequence[Row]) -> None:
 
 
 def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
-    """The JSON does not depend on the hash seed of the interpreters, nor the plot and the table."""
+    """Neither JSON nor plot nor table depends on the hash seed of the interpreters."""
     for seed in ("1", "2"):
         (tmp_path / seed).mkdir()
         subprocess.run(
@@ -92,7 +92,7 @@ def test_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_all_that_was_measured_is_written(rows: Sequence[Row], tmp_path: Path) -> None:
-    """JSON holds every seed's values, Markdown a line for each row with the medians, and the plot is a PNG."""
+    """The JSON has every seed's values, the Markdown a line per row with the medians, and the plot is a PNG."""
     write("tiny", Tiny(), rows, SEEDS, tmp_path)
     document = json.loads((tmp_path / "tiny.json").read_text())
     assert document["seeds"] == list(SEEDS)
@@ -110,7 +110,7 @@ def test_all_that_was_measured_is_written(rows: Sequence[Row], tmp_path: Path) -
     [([3.0, 1.0, 2.0], 2.0), ([4.0, 1.0, 3.0, 2.0], 2.0), ([1.0, None, 2.0], None), ([7], 7)],
 )
 def test_a_median_is_one_of_the_values(values: Sequence[float | None], median: float | None) -> None:
-    """The middle one, the lower of two, and none where a seed has none."""
+    """The median is the middle value, the lower of two, and none if a seed has none."""
     assert Row({}, {"figure": values}).median("figure") == median
 
 
@@ -123,10 +123,10 @@ def test_a_median_is_one_of_the_values(values: Sequence[float | None], median: f
         (["fig7", "--out", __file__], "cannot write to"),
     ],
 )
-def test_what_cannot_be_done_is_refused(
+def test_an_impossible_command_is_refused(
     arguments: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line says why, the status is 2, and nothing has run."""
+    """One line names the reason, the status is 2, and nothing has run."""
     with pytest.raises(SystemExit) as ended:
         main(["experiment", *arguments])
     assert ended.value.code == 2
@@ -141,8 +141,8 @@ def cells_of(name: str, *, quick: bool) -> Sequence[Cell]:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("quick", [False, True])
-def test_cells_are_told_apart(name: str, quick: bool) -> None:
-    """All cells of an experiment have the same columns, and no two have the same values in them."""
+def test_cells_have_distinct_labels(name: str, quick: bool) -> None:
+    """All cells of an experiment have the same columns, and no two have equal values in them."""
     cells = cells_of(name, quick=quick)
     assert len({tuple(column for column, _ in cell.labels) for cell in cells}) == 1
     assert len({cell.labels for cell in cells}) == len(cells) > 1
@@ -150,7 +150,7 @@ def test_cells_are_told_apart(name: str, quick: bool) -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_quick_runs_are_of_the_same_shape(name: str) -> None:
-    """Every cell of the quick run is one of the whole run's, and there the simulation is no shorter."""
+    """Every cell of the quick run is also in the full run, where its simulation is no shorter."""
     whole = {cell.labels: cell.scenario for cell in cells_of(name, quick=False)}
     for cell in cells_of(name, quick=True):
         assert cell.scenario.seconds <= whole[cell.labels].seconds
@@ -163,14 +163,14 @@ def record(client: str, arrived: float, started: float | None, finished: float |
 
 
 def test_what_has_not_begun_counts_until_the_end() -> None:
-    """A call without a first token by the end took at least until then, in spans and in lines alike."""
+    """A call without a first token counts as having waited until the end, in spans and in lines."""
     calls = [record("a", 0.0, 1.0, 2.0), record("a", 1.0, None, None), record("a", 5.0, 6.0, 7.0)]
     assert list(first_token_spans(calls[:2], 4.5)) == [(1.0, True), (3.5, False)]
     assert first_token_line(calls, 2.0, 10.0) == [(1.0, 5.0), (5.0, 1.0)]
 
 
 def result(*services: tuple[float, float]) -> Result:
-    """What two clients had been served, second by second; both wait all the time."""
+    """Return the service of two clients, second by second; both wait all the time."""
     timeline = tuple(ServiceSample(float(t), {"a": a, "b": b}, {}) for t, (a, b) in enumerate(services))
     end = float(len(services))
     calls = (record("a", 0.0, 1.0, end), record("b", 0.0, 1.0, end))
@@ -178,12 +178,12 @@ def result(*services: tuple[float, float]) -> Result:
 
 
 def test_the_spread_is_the_largest_at_any_time() -> None:
-    """It is that between the clients' services since all were active, even if they are equal at the end."""
+    """The spread is the largest since all clients were active, even if they are equal at the end."""
     assert worst_spread(result((5, 0), (10, 2), (20, 10), (20, 15))) == 5.0
 
 
-def test_alone_is_who_gets_nearly_all() -> None:
-    """The longest time in a row counts, of whichever client; where nobody is served, nobody is alone."""
+def test_a_client_with_nearly_all_service_counts_as_alone() -> None:
+    """The longest consecutive time of any client counts; without service, no client is alone."""
     services = [(0, 0), (10, 0), (20, 1), (20, 11), (20, 21), (20, 31), (20, 31), (30, 41)]
     assert longest_alone(result(*services), 0.9, 1.0) == 3.0
     assert longest_alone(result(*services), 0.95, 1.0) == 3.0

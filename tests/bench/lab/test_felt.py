@@ -1,4 +1,4 @@
-"""What clients feel: the figures, of records made up and of small simulations."""
+"""The experience of clients: its figures, from constructed records and from small simulations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ BEGIN, END = 10.0, 110.0
 def call(
     client: str, arrived: float, started: float | None, finished: float | None, output: int = 11, size: int = 28
 ) -> Record:
-    """A call of 50 units: 28 and twice 11 tokens."""
+    """Return a call of 50 units: 28 and twice 11 tokens."""
     outcome = Outcome.UNFINISHED if finished is None else Outcome.DONE
     name = f"{client}{arrived}"
     return Record(name, client, outcome, arrived, None, started, finished, None, None, size, 0, None, output)
@@ -38,8 +38,8 @@ def measured(calls: Sequence[Record], service: Mapping[str, float]) -> Mapping[s
     return Felt().measure(run, summarise(run))
 
 
-def test_waits_go_on_to_the_first_token_or_the_end() -> None:
-    """Also of calls that came in the warm-up, if they still waited then; others are left out."""
+def test_waits_last_until_the_first_token_or_the_end() -> None:
+    """Calls from the warm-up count if they still waited after it; others are left out."""
     calls = [
         call("light-1", 0.0, 9.0, 9.5),
         call("light-1", 9.5, 12.0, 13.0),
@@ -55,15 +55,15 @@ def test_waits_go_on_to_the_first_token_or_the_end() -> None:
 
 
 def test_a_fair_round_serves_every_client_once() -> None:
-    """Clients over calls a second; the longest time unserved is told in it."""
+    """A round is the number of clients over calls per second; the longest time unserved is counted in rounds."""
     calls = [call("a", 0.0, 20.0, 21.0), call("b", 0.0, 60.0, 61.0), call("a", 21.0, 30.0, 31.0)]
     figures = measured(calls, {"a": 100.0, "b": 50.0})
     assert figures["fair round"] == pytest.approx(2 / (3 / 100))
     assert figures["unserved rounds"] == pytest.approx(60 / (2 / (3 / 100)))
 
 
-def test_who_calls_whenever_another_ends_would_take_all() -> None:
-    """Others want what their calls cost: at their own mean, or everybody's where none of theirs was done."""
+def test_a_closed_loop_client_has_infinite_demand() -> None:
+    """The demand of other clients is the cost of their calls, at their own mean or, if none was done, everybody's."""
     calls = [
         call("busy", 0.0, 5.0, 20.0),
         call("busy", 20.0, 25.0, 40.0),
@@ -80,14 +80,14 @@ def test_who_calls_whenever_another_ends_would_take_all() -> None:
 
 
 def test_calls_of_a_program_do_not_make_a_closed_loop() -> None:
-    """They follow each other, whenever the programs come."""
+    """They follow each other, whenever their programs arrive."""
     steps = [(12.0, "1"), (14.0, "1"), (40.0, "2"), (42.0, "2"), (70.0, "3")]
     calls = [call("tree", at, at + 1, at + 2)._replace(program=program, id=f"r{at}") for at, program in steps]
     assert asked(result(calls, {"tree": 0.0})) == {"tree": 250.0}
 
 
 def test_shares_are_what_the_smaller_ones_leave() -> None:
-    """Jain's index of service over these is 1 where all have them, however little some asked."""
+    """Jain's index over the shares is 1 if all clients got theirs, however little some asked."""
     assert max_min({"a": inf, "b": 10.0, "c": inf}, 100.0) == {"b": 10.0, "a": 45.0, "c": 45.0}
     calls = [call("light", 20.0, 21.0, 22.0), call("a", 0.0, 5.0, 30.0), call("a", 30.0, 33.0, 50.0)]
     calls += [call("b", 0.0, 5.0, 30.0), call("b", 30.0, 33.0, 50.0)]
@@ -101,8 +101,8 @@ def summed(calls: Sequence[Record], service: Mapping[str, float]) -> tuple[Resul
     return run, summarise(run)
 
 
-def test_light_are_those_so_called_or_those_who_ask_for_little() -> None:
-    """No more than twice the mean; equal clients are all of them."""
+def test_light_clients_are_named_light_or_ask_for_little() -> None:
+    """Little is no more than twice the mean; equal clients are all light."""
     calls = [call(client, 20.0, 21.0, 22.0) for client in "abcd"] + [call("a", 20.0, 21.0, 22.0, output=900)]
     assert modest(result(calls, dict.fromkeys("abcd", 0.0))) == ["b", "c", "d"]
     assert modest(result(calls[:4], dict.fromkeys("abcd", 0.0))) == ["a", "b", "c", "d"]
@@ -111,7 +111,7 @@ def test_light_are_those_so_called_or_those_who_ask_for_little() -> None:
 
 
 def test_light_times_count_what_has_not_ended() -> None:
-    """As the longest with what it has taken; nothing of the warm-up counts, and calls that were given up neither."""
+    """It counts with its duration so far; nothing from the warm-up counts, and neither do cancelled calls."""
     calls = [
         call("light", 5.0, 100.0, 101.0),
         call("light", 20.0, 21.0, 25.0),
@@ -128,7 +128,7 @@ def test_light_times_count_what_has_not_ended() -> None:
 
 @pytest.mark.parametrize("load", FELT_LOADS)
 def test_every_load_can_be_run(load: str) -> None:
-    """A few seconds of each, under any contender; and its light clients are told from others."""
+    """Each load runs for a few seconds under any policy, and its light clients can be distinguished."""
     made = cell("dlpm_home", CONTENDERS["dlpm_home"], load).scenario
     run = Simulation(replace(made, seconds=1.0, warmup=0.0)).run()
     assert len(made.workers) == WORKERS
@@ -137,7 +137,7 @@ def test_every_load_can_be_run(load: str) -> None:
 
 
 def test_a_trace_takes_the_place_of_what_stands_in_for_it() -> None:
-    """In that load alone."""
+    """It replaces the stand-in in that load alone."""
     played = Crowd(crowd=POLITE, light=LIGHT)
     experiment = Felt(traces={"servegen": played})  # type: ignore[dict-item]
     replaced = {
@@ -149,7 +149,7 @@ def test_a_trace_takes_the_place_of_what_stands_in_for_it() -> None:
 
 
 def test_a_starved_crowd_shows() -> None:
-    """Longest match alone leaves most of a crowd unserved, and first come, first served leaves nobody."""
+    """Longest match alone leaves most of a crowd unserved, and first-come-first-served leaves nobody unserved."""
     workload = Crowd(crowd=replace(POLITE, client_count=60), light=LIGHT)
     unserved = {}
     for policy in ("rr+lpm", "pooled_fcfs"):
@@ -160,7 +160,7 @@ def test_a_starved_crowd_shows() -> None:
 
 
 def test_honest_clients_are_set_beside_their_share() -> None:
-    """With nothing but equal chats they have it; beside a flood of cold prompts under FCFS they do not."""
+    """Beside equal chats they get their share; beside a flood of cold prompts under FCFS they do not."""
     equal = replace(CHATS, client_count=1)
     share = {}
     for name, heavy in (("equal", equal), ("flood", replace(equal, input=20_000, output=16))):

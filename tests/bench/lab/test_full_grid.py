@@ -75,7 +75,7 @@ def test_no_median_and_no_p99_lies_at_the_end_of_a_run() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.5])
-def test_a_load_is_so_many_times_what_is_sustained(factor: float) -> None:
+def test_a_load_is_a_multiple_of_the_sustained_rate(factor: float) -> None:
     """Sessions a second, a trace's speed, clients with one call open, calls open of the others; never the light."""
     assert at_load("judge", factor, {}).workload == loaded("judge", 2, factor)
     crowd, usual = at_load("crowd of 60", factor, {}).workload, FELT_LOADS["crowd of 60"].workload
@@ -114,7 +114,7 @@ def test_the_default_is_set_beside_the_best_that_serves_enough() -> None:
     assert (second.load, second.service, second.waits) == ("1.5", 1.0, (1.0, 1.0))
 
 
-def test_the_digest_marks_what_misses_the_aim() -> None:
+def test_the_digest_marks_missed_targets() -> None:
     """In bold, and counted."""
     rows = [row(DEFAULT, 90.0, 3.0, 8.0), row("best", 100.0, 2.0, 8.0), row(DEFAULT, 1.0, 1.0, 1.0, load="2")]
     head, _, *_, first, second = FullGrid().digest(rows)

@@ -1,4 +1,4 @@
-"""An experiment that is resumed runs what is missing, and what was run under other conditions."""
+"""A resumed experiment runs what is missing, and what was run under other conditions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,14 +15,14 @@ TASK = Task(Tiny(), Tiny().cells(quick=True)[0], 0)
 
 
 def resumed(kept: Kept) -> tuple[Sequence[Row], int]:
-    """The rows, and how many simulations were run for them."""
+    """Return the rows, and how many simulations were run for them."""
     over: list[int] = []
     rows = run(Tiny(), quick=True, seeds=SEEDS, jobs=1, done=lambda done, _of: over.append(done), kept=kept)
     return rows, len(over)
 
 
 def test_what_is_kept_is_not_run_again(tmp_path: Path) -> None:
-    """Rows are the same, whether all, some or none of their simulations were run before; a file is one simulation."""
+    """Rows are the same, whether all, some or none of their simulations were kept; each has its own file."""
     kept = Kept(tmp_path / "cells")
     first, all_of_them = resumed(kept)
     files = sorted((tmp_path / "cells").iterdir())
@@ -37,7 +37,7 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_other_conditions_are_other_simulations(tmp_path: Path) -> None:
-    """Of the scenario or of the code; a seed has its own file, and a label as odd as any makes a name."""
+    """Other scenarios and other code count; a seed has its own file, and any label makes a valid file name."""
     kept = Kept(tmp_path)
     figures = figures_of(TASK)
     kept.keep(TASK, figures)
@@ -53,7 +53,7 @@ def test_other_conditions_are_other_simulations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", '{"conditions": {', "{}", "[]"])
 def test_half_a_file_counts_as_none(tmp_path: Path, text: str) -> None:
-    """Whatever ended the run before."""
+    """An incomplete file of an interrupted run is ignored."""
     kept = Kept(tmp_path)
     kept.keep(TASK, {"calls": 1})
     (file,) = tmp_path.iterdir()

@@ -1,4 +1,4 @@
-"""Noisy neighbours: who asks what, the command, the routers that take part, and that every call is counted."""
+"""Noisy neighbours: their traffic, the command, the routers that are compared, and that every call is counted."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ SPEED = 8.0
 
 
 def test_heavy_clients_have_a_prefix_of_their_own() -> None:
-    """All calls of one begin with it, those of the other and of the light ones do not; a word is a token."""
+    """All calls of a heavy client begin with it, those of other clients do not; a word is a token."""
     clients = Neighbours(heavy=2, light=1, prefix=50).clients(seed=1)
     prompts = [[spoken(call.prompt) for call in islice(client.calls, 3)] for client in clients]
     heads = [{" ".join(prompt.split()[:50]) for prompt in of_one} for of_one in prompts]
@@ -48,7 +48,7 @@ def test_heavy_clients_have_a_prefix_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"light": 0}, {"open": 0}, {"heavy": -1}, {"light_output": 0}, {"rate": 0.0}])
-def test_traffic_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
+def test_invalid_traffic_is_refused(wrong: dict[str, int]) -> None:
     """Before anything is started."""
     with pytest.raises(ValueError, match="must be"):
         Neighbours(**wrong)
@@ -88,7 +88,7 @@ def measured(*records: Record, **service: float) -> dict[str, Value]:
 
 
 def test_figures_are_of_the_time_measured() -> None:
-    """A wait that has not ended counts as so long at least; a call from before the warm-up's end is in no wait."""
+    """An unfinished wait counts with its length so far; a call from the warm-up counts in no wait."""
     figures = measured(
         record("light-1", 0.5, 5.0),
         record("light-1", 2.0, 3.0),
@@ -106,8 +106,8 @@ def test_figures_are_of_the_time_measured() -> None:
     assert [figures[name] for name in ("calls", "done", "unfinished", "failed")] == [6, 4, 1, 1]
 
 
-def test_nobody_knows_the_fair_share_of_who_was_never_answered() -> None:
-    """There is no figure then, and none where nothing at all was served."""
+def test_there_is_no_fair_share_without_an_answered_call() -> None:
+    """Neither is there one if nothing at all was served."""
     starved = measured(record("light-1", 2.0, None, Outcome.UNFINISHED), light_1=0.0, heavy_1=240.0)
     assert (starved["light share"], starved["fair share"]) == (0.0, None)
     assert measured(light_1=0.0)["light share"] is None
@@ -143,10 +143,10 @@ async def whole(call: Received) -> None:
         (cut_short, Outcome.FAILED, "ended before its usage"),
     ],
 )
-async def test_a_call_is_text_and_whatever_comes_of_it_is_a_record(
+async def test_a_call_is_text_and_every_outcome_is_recorded(
     answer: Callable[[Received], Awaitable[None]], outcome: Outcome, told: str | None
 ) -> None:
-    """The client is named by key and by `user`; the reason of a failure is told in one line."""
+    """Key and `user` name the client; the reason of a failure is one line."""
     asked = Scripted((("light-1", Call(0.0, own_prompt(1, 40), 5)),))
     async with scripted_engine() as server:
         running = asyncio.create_task(drive(Target([server.url], "m"), asked, Span(1000.0, 0.0), 0))
@@ -163,7 +163,7 @@ async def test_a_call_is_text_and_whatever_comes_of_it_is_a_record(
 
 
 def test_a_contest_counts_every_call(tmp_path: Path) -> None:
-    """Over real sockets: none is lost, shares sum to one, and the table has a row for each router and load."""
+    """Over real sockets no call is lost, shares sum to one, and the table has a row for each router and load."""
     plan = Plan([ROUTERS[0], DIRECT], [TINY], Span(8.0, 1.0), SPEED, ("--max-running", "4"))
     heard: list[tuple[int, int]] = []
     (rows,) = run(plan, [0], lambda over, of: heard.append((over, of)))
@@ -183,8 +183,8 @@ def test_a_contest_counts_every_call(tmp_path: Path) -> None:
     assert {"neighbour.json", "neighbour.md", "neighbour.png"} == {path.name for path in tmp_path.iterdir()}
 
 
-def test_ctrl_c_gives_the_runs_that_are_over(tmp_path: Path) -> None:
-    """None of them here: the table is empty, the exit status a shell's."""
+def test_ctrl_c_prints_the_finished_runs(tmp_path: Path) -> None:
+    """Here none has finished: the table is empty, and the exit status is a shell's."""
     out = tmp_path / "out.json"
     with worker() as url:
         line = [sys.executable, "-m", "bench", "neighbour", url, "--seconds", "900", "--json", str(out)]
@@ -206,7 +206,7 @@ async def answered(url: str) -> None:
 
 
 async def finished_calls(urls: list[str]) -> list[float]:
-    """How many each worker has answered."""
+    """Return how many calls each worker has answered."""
     async with aiohttp.ClientSession() as http:
         return [(await series(http, url))["vllm:request_success_total"] for url in urls]
 
@@ -253,7 +253,7 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], flags: tuple[
 
 
 def test_any_router_takes_part_by_its_command_line() -> None:
-    """An argument with the worker comes once for each of them."""
+    """An argument with the worker's placeholder is repeated for each worker."""
     own = contestant("own=serve --port {port} --worker={worker} --metrics {other_port}")
     line = expanded(own.command, 80, 81, ["http://a", "http://b"])
     assert line == ["serve", "--port", "80", "--worker=http://a", "--worker=http://b", "--metrics", "81"]
@@ -268,7 +268,7 @@ def test_a_router_needs_a_name_and_a_port(text: str) -> None:
         contestant(text)
 
 
-def test_an_absent_sglang_router_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_absent_sglang_router_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """Its rows are left out, and the others are there."""
     own = "own=serve {port}"
     names = [who.name for who in contestants([own], "python -m sglang_router.launch_router")]
@@ -285,14 +285,14 @@ def test_an_absent_sglang_router_is_said(capsys: pytest.CaptureFixture[str]) -> 
         (("/nowhere/router",), "own does not start: No such file or directory: /nowhere/router"),
     ],
 )
-def test_a_router_that_does_not_start_is_told(command: tuple[str, ...], told: str) -> None:
-    """With its own last words."""
+def test_a_router_that_does_not_start_is_reported(command: tuple[str, ...], told: str) -> None:
+    """The report contains its last output."""
     with pytest.raises(ServerError, match=told), started("own", command):
         pass
 
 
-def test_a_machine_that_was_too_slow_is_told() -> None:
-    """Even if it was in one round only, which no median shows."""
+def test_a_machine_that_was_too_slow_is_reported() -> None:
+    """It is reported even if it was so in one round only, which no median shows."""
     lost = {"1": [0.0, 0.01, 0.0], "2": [0.0, 0.3, 0.0]}
     rows = [Row({"router": "d2lpm", "heavy": heavy}, {"time lost": each}) for heavy, each in lost.items()]
     assert list(doubts(rows)) == ["d2lpm, 2: in 1 of 3 rounds the workers were too slow"]
@@ -302,6 +302,6 @@ def test_a_machine_that_was_too_slow_is_told() -> None:
     ("lost", "kept"), [((0.0, 0.5), 0.0), ((0.5, 0.02, 0.0), 0.02), ((0.5, 0.4, 0.3, 0.0), 0.3)], ids=str
 )
 def test_a_run_that_was_disturbed_is_made_again(lost: tuple[float, ...], kept: float) -> None:
-    """A bounded number of times, and never because of what it showed."""
+    """It is repeated a bounded number of times, whatever its results."""
     tries = iter(lost)
     assert undisturbed(lambda: {"time lost": next(tries)}) == {"time lost": kept}

@@ -24,7 +24,7 @@ def counted(at: float, values: Mapping[str, float], name: str = "c") -> Scrape:
     return scrape(at, f"# TYPE {name}_total counter", *lines)
 
 
-def test_a_counter_grows_by_what_came_within_the_window() -> None:
+def test_an_increase_covers_the_window() -> None:
     """Since the first scrape within it; who was not there yet had nothing."""
     scrapes = [counted(0, {"a": 5}), counted(1, {"a": 7}), counted(2, {"a": 7, "b": 3}), counted(3, {"a": 9, "b": 4})]
     assert increases(scrapes, "c_total", "who", 2.0) == {"a": [(1, 2), (2, 2), (3, 2)], "b": [(2, 3), (3, 4)]}
@@ -59,7 +59,7 @@ def test_its_panels_are_the_dashboards() -> None:
     assert set(PANELS) <= titles
 
 
-def test_it_is_drawn_from_what_there_is(tmp_path: Path) -> None:
+def test_missing_metrics_make_empty_panels(tmp_path: Path) -> None:
     """A router that has told nothing yet makes empty panels, and no error."""
     path = tmp_path / "dashboard.png"
     draw([scrape(0), scrape(1)], "nothing", path)

@@ -36,7 +36,6 @@ class Tiny(Experiment):
     decimals: ClassVar[Mapping[str, int]] = {"calls": 0, "Jain": 3, "none": 0}
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`."""
         workload = SharedDocuments(documents=3, tokens=800, client_count=3, rate=20.0)
         workers = (WorkerSpec(kv_tokens=20_000),) * 2
         return [
@@ -49,7 +48,6 @@ class Tiny(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """See `Experiment`."""
         return {
             "calls": len(result.records),
             "Jain": summary["jain"],
@@ -58,25 +56,22 @@ class Tiny(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """See `Experiment`."""
         draw_policies(figure.subplots(), rows, lambda row: float(row.labels["seconds"]), "calls")
         draw_legend(figure)
 
 
 @dataclass(frozen=True)
 class Held(Tiny):
-    """The first simulation ends after the last has: it waits for what that writes."""
+    """The first simulation ends last: it waits for what the last one writes."""
 
     fifo: Path
     """A named pipe."""
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """See `Experiment`."""
         one = super().cells(quick=quick)[0].scenario
         return [Cell((("seconds", f"{s}"),), replace(one, seconds=s)) for s in HELD]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:  # noqa: ARG002
-        """See `Experiment`."""
         if result.seconds == HELD[0]:
             with self.fifo.open("rb") as pipe:
                 pipe.read()

@@ -35,21 +35,21 @@ from tests.support.workers_http import eventually, series, worker
 
 PATIENCE = 60.0
 SECONDS = 1000.0
-"""Longer than any test: these loads end when their calls have."""
+"""Longer than any test: these loads end when their calls have ended."""
 ASKED = Call(0.0, own_prompt(1, 40), output_tokens=5)
 
 Answer = Callable[[Received], Awaitable[None]]
 
 
 async def loaded(url: str, *calls: tuple[str, Call], **settings: object) -> LiveResult:
-    """What comes of these calls."""
+    """Run these calls and return the result."""
     load = LiveLoad(url, Scripted(calls), **{"seconds": SECONDS, "model": "m", **settings})  # type: ignore[arg-type]
     async with asyncio.timeout(PATIENCE):
         return await run_load(load)
 
 
 async def answered(answer: Answer, call: Call = ASKED, **settings: object) -> tuple[Record, LiveResult]:
-    """The record of one call that is answered like this."""
+    """Return the record of one call that is answered like this."""
     async with scripted_engine() as server:
         running = asyncio.create_task(loaded(server.url, ("c1", call), **settings))
         await answer(await server.call())
@@ -59,15 +59,15 @@ async def answered(answer: Answer, call: Call = ASKED, **settings: object) -> tu
 
 
 async def whole(call: Received) -> None:
-    """A comment, two tokens in an event, three in another, and the usage."""
+    """Answer with a comment, two tokens in one event, three in another, and the usage."""
     used = {"prompt_tokens": 40, "completion_tokens": 2}
     first = event({"choices": [{"text": "a b"}], "usage": used})
     second = event({"choices": [{"text": " c d e"}], "usage": {**used, "completion_tokens": 5}})
     await call.stream(b": waiting\n\n", first[:9], first[9:] + second, usage_chunk(40, 5, cached=16), DONE)
 
 
-async def test_a_call_is_written_down_as_its_client_saw_it() -> None:
-    """Tokens and what was cached are by the server's word; what only a router of ours tells is not made up."""
+async def test_a_call_is_recorded_as_its_client_saw_it() -> None:
+    """Tokens and cached tokens are the server's; what only our router reports stays empty."""
     record, ended = await answered(whole)
     assert (record.client, record.outcome) == ("c1", Outcome.DONE)
     assert (record.input_tokens, record.cached_tokens, record.output_tokens) == (40, 16, 5)
@@ -83,7 +83,7 @@ async def test_a_call_is_written_down_as_its_client_saw_it() -> None:
 
 
 async def test_the_server_gets_what_the_workload_asks() -> None:
-    """Prompt and length as they are, the client by key and by `user`, and no token id that the model does not have."""
+    """Prompt and length are unchanged, key and `user` name the client, and all token ids are in the vocabulary."""
     received = []
 
     async def answer(call: Received) -> None:
@@ -145,7 +145,7 @@ async def reset(call: Received) -> None:
     ],
 )
 async def test_a_call_that_fails_is_a_record(answer: Answer, outcome: Outcome, told: str) -> None:
-    """The load goes on, the reason is told in one line, and nothing of the call counts as served but what came."""
+    """The load continues, the reason is one line, and only what arrived counts as served."""
     record, ended = await answered(answer)
     assert (record.outcome, record.cached_tokens) == (outcome, None)
     ((reason, times),) = ended.failures.items()
@@ -156,7 +156,7 @@ async def test_a_call_that_fails_is_a_record(answer: Answer, outcome: Outcome, t
 
 
 async def test_a_client_that_leaves_is_cancelled() -> None:
-    """It closes the connection, by the servers' clock, and that is no failure. An event without usage is a token."""
+    """It closes the connection, by the servers' clock, which is no failure. An event without usage is one token."""
 
     async def wait(call: Received) -> None:
         await call.begin()
@@ -171,7 +171,7 @@ async def test_a_client_that_leaves_is_cancelled() -> None:
 
 
 async def test_an_answer_may_come_whole() -> None:
-    """A call that does not stream is no stream on the wire; it shows no first token."""
+    """A call that does not stream gets its answer whole, and has no first token."""
     received = []
 
     async def answer(call: Received) -> None:
@@ -185,8 +185,8 @@ async def test_an_answer_may_come_whole() -> None:
     assert ended.totals.prompt_tokens == 40
 
 
-async def test_what_follows_gets_the_end_and_as_many_tokens() -> None:
-    """The next turn is made of an answer as long as the one that came."""
+async def test_the_next_turn_contains_an_answer_of_equal_length() -> None:
+    """The next turn's prompt has an answer as long as the one received."""
     heard = []
 
     def then(_: Call, ending: Ending) -> Iterable[Call]:
@@ -200,8 +200,8 @@ async def test_what_follows_gets_the_end_and_as_many_tokens() -> None:
     assert (heard[0].outcome, len(heard[0].answer)) == (Outcome.DONE, 5)
 
 
-async def test_our_router_tells_the_clients_apart() -> None:
-    """Each has an account of its own there, and the records have what its headers say."""
+async def test_our_router_distinguishes_the_clients() -> None:
+    """Each client has an account of its own there, and the records contain what its headers report."""
     calls = [(f"c{number % 3}", Call(0.0, own_prompt(number % 3, 400), 4)) for number in range(9)]
     with worker(model="m") as url:
         async with running_router(url) as router:
@@ -214,7 +214,7 @@ async def test_our_router_tells_the_clients_apart() -> None:
 
 
 async def test_time_runs_as_fast_as_the_servers() -> None:
-    """A call is made when its time has come by the faster clock."""
+    """A call is made at its time by the faster clock."""
     arrived = []
 
     async def make(_client: Client, _call: Call) -> Ending:
@@ -229,14 +229,14 @@ async def test_time_runs_as_fast_as_the_servers() -> None:
 @pytest.mark.parametrize(
     "line", [b": waiting", b"", b"data: [DONE]", b"event: ping", b"id: 3"], ids=lambda line: line.decode() or "empty"
 )
-def test_what_is_no_event_is_no_token(line: bytes) -> None:
-    """Comments and the end mark tell nothing."""
+def test_comments_do_not_count_as_tokens(line: bytes) -> None:
+    """Comments and the end mark contain no token."""
     assert completions.event(line) is None
 
 
 @contextmanager
 def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The command as a process, which is over afterwards."""
+    """Run the command as a process, and wait for it to end."""
     line = [sys.executable, "-m", "bench", "load", *arguments]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -281,7 +281,7 @@ def test_ctrl_c_gives_the_report_so_far() -> None:
     ],
 )
 def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], told: str) -> None:
-    """A server that is not there, too: exit status 2, and nothing on standard output."""
+    """An unreachable server, too: exit status 2, and nothing on standard output."""
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         port = deaf.getsockname()[1]
@@ -294,7 +294,7 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], flags: tuple[
 
 
 async def wait_for_calls(url: str) -> None:
-    """Wait until the worker has finished some."""
+    """Wait until the worker has finished some calls."""
     async with aiohttp.ClientSession() as http:
 
         async def finished() -> bool:
@@ -303,8 +303,8 @@ async def wait_for_calls(url: str) -> None:
         await eventually(finished)
 
 
-def test_what_is_not_installed_is_told() -> None:
-    """An installed router has no aiohttp: one line says so, and the other commands go without it."""
+def test_a_missing_package_is_reported() -> None:
+    """An installed router has no aiohttp: one line reports it, and the other commands work without it."""
     program = "import sys; sys.modules['aiohttp'] = None; from bench.__main__ import main; main(['load', 'http://x'])"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")

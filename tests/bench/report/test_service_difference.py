@@ -20,22 +20,22 @@ def within(begin: float, finished: float, service: int, client: str = "a") -> Re
     return call(client, service, begin, begin, finished)
 
 
-def test_the_client_served_most_is_behind_nothing() -> None:
+def test_the_client_served_most_is_not_behind() -> None:
     """One client alone has no difference, however much more it asked for than it got."""
     assert service_difference([within(0, 60, 600), call("a", 6000, 1, None, None)], 60.0) == (0.0, 0.0, 0.0)
 
 
-def test_who_gets_all_it_asks_for_is_behind_nothing() -> None:
+def test_a_client_that_gets_all_it_asks_for_is_not_behind() -> None:
     """A client that asks for less than another is served adds nothing when it gets it."""
     assert service_difference([within(0, 60, 600), within(0, 60, 60, "b")], 60.0).largest == 0.0
 
 
-def test_who_gets_nothing_is_behind_by_what_it_asked_for() -> None:
+def test_an_unserved_client_is_behind_by_what_it_asked_for() -> None:
     """A client that asks for 5 a second and is served nothing, beside one served 10, is behind by 5."""
     assert service_difference([within(0, 60, 600), call("b", 300, 10, 90, 100)], 60.0).largest == pytest.approx(5.0)
 
 
-def test_nobody_is_behind_by_more_than_who_is_served_most_has() -> None:
+def test_a_client_is_behind_at_most_by_the_largest_service() -> None:
     """A client that asks for 20 a second and is served nothing, beside one served 10, is behind by 10."""
     assert service_difference([within(0, 60, 600), call("b", 1200, 10, 90, 100)], 60.0).largest == pytest.approx(10.0)
 

@@ -44,7 +44,7 @@ def test_clients_are_looked_at_one_by_one() -> None:
     assert longest_unserved(calls, END) == {"served": 1.0, "waiting": 50.0}
 
 
-def test_who_never_had_a_token_is_counted_once() -> None:
+def test_a_client_without_a_token_is_counted_once() -> None:
     """However many calls it made; an answer that did not stream counts as served."""
     calls = [call(0.0, client="a"), call(1.0, client="a"), call(0.0, 1.0, client="b"), call(0.0, None, 9.0, "c")]
     assert never_served(calls) == 1

@@ -1,4 +1,4 @@
-"""Small simulations for tests: calls written out one by one, and an observer that remembers what it heard."""
+"""Small simulations for tests: calls given one by one, and an observer that records all events."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,26 +12,25 @@ TEXTS = [Text(range(100_000 * number, 100_000 * number + 5000)) for number in ra
 
 
 def prompt(own: int, text: int | None = None, shared: int = 5000) -> Prompt:
-    """The first `shared` tokens of one of the texts, or of none, and `own` that are the same for all prompts."""
+    """Return the first `shared` tokens of a text, or of none, and `own` tokens that are the same for all prompts."""
     head = TEXTS[text].tokens[:shared] if text is not None else ()
     return Prompt(Text(head), tuple(range(10_000_000, 10_000_000 + own)))
 
 
 def own_prompt(number: int, length: int) -> Prompt:
-    """So many tokens that no prompt of another number begins with."""
+    """Return `length` tokens with which no prompt of another number begins."""
     return Prompt(Text(), tuple(range(1000 * number + 1, 1000 * number + 1 + length)))
 
 
 @dataclass(frozen=True, slots=True)
 class Scripted:
-    """A workload whose every call is given."""
+    """A workload of given calls."""
 
     calls: tuple[tuple[str, Call], ...]
-    """With the name of its client."""
+    """Each with the name of its client."""
     weights: tuple[tuple[str, float], ...] = ()
 
     def clients(self, seed: int) -> Sequence[Client]:  # noqa: ARG002 - nothing is left to chance
-        """See `Workload`."""
         weights = dict(self.weights)
         names = dict.fromkeys(name for name, _ in self.calls)
         return [Client(name, self._of(name), weights.get(name, 1.0)) for name in names]
@@ -40,14 +39,13 @@ class Scripted:
         return sorted((call for client, call in self.calls if client == name), key=lambda call: call.at)
 
 
-class Heard:
-    """What the scheduler was told and what it said."""
+class EventLog:
+    """Records the scheduler's events and commands."""
 
     def __init__(self) -> None:
         self.events: list[tuple[float, Event]] = []
         self.commands: list[tuple[float, Command]] = []
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
-        """See `Observer`."""
         self.events.append((now, event))
         self.commands += ((now, command) for command in commands)

@@ -24,7 +24,7 @@ ROOM_FOR_THREE = 4_000
 
 
 @pytest.mark.parametrize("dialect", get_args(Dialect))
-def test_of_one_call_at_a_time_all_that_is_cached_is_known_before_it_goes(dialect: Dialect) -> None:
+def test_predictions_are_exact_for_one_call_at_a_time(dialect: Dialect) -> None:
     """With events a prediction is what the engine then finds, though half of what is touched does not fit."""
     worker = WorkerSpec(dialect=dialect, kv_tokens=ROOM_FOR_THREE)
     result = Simulation(Scenario("d2lpm", ONE_BY_ONE, (worker,), 30.0, kv_events=True)).run()

@@ -29,7 +29,7 @@ def scenario(*flags: str) -> Scenario:
     return read_scenario(parser.parse_args(flags))
 
 
-def test_it_writes_what_the_library_says(tmp_path: Path) -> None:
+def test_it_writes_the_results_of_the_library(tmp_path: Path) -> None:
     """The file holds the flags, the summary of the same scenario, and the records where they were asked for."""
     out = tmp_path / "out.json"
     main([*BRIEF, "--workers", "2", "--seed", "7", "--warmup", "1", "--json", str(out), "--records"])

@@ -1,4 +1,6 @@
-"""Limits that lie cost their client's neighbours nothing: what a window foresees of an answer is no matter of words."""
+"""A client's false max_tokens do not harm its neighbours: the window's predictions do not depend on what clients
+claim.
+"""
 
 import pytest
 
@@ -12,7 +14,7 @@ LITTLE = 30_000
 
 
 def honest_service(workload: Liars, kv_tokens: int | None) -> float:
-    """What the honest clients got after the first seconds, in tokens as they see them; an answer's count double."""
+    """Return the honest clients' service after the first seconds, in tokens as they see them; output counts double."""
     result = simulate(
         Scenario("dlpm_home", workload, (WorkerSpec(kv_tokens=kv_tokens),) * 2, seconds=40.0, warmup=10.0, seed=1)
     )
@@ -42,8 +44,8 @@ def test_limits_beyond_all_answers_cost_others_nothing(kv_tokens: int | None, li
     assert served[None] > 30 * 1000, served
 
 
-def test_streams_that_their_clients_leave_tell_how_long_answers_are() -> None:
-    """Else who always leaves before the end would be foreseen to have all that was stated, or as much as others."""
+def test_cancelled_streams_inform_the_length_estimates() -> None:
+    """Otherwise a client that always cancels would be expected to use all of its max_tokens, or as much as others."""
     talk = Scene("dlpm_home", workers=("w1",))
     call = talk.arrive("ada", "question", limit=1000)
     talk.start(call)

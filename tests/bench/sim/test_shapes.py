@@ -1,7 +1,8 @@
-"""What each policy is for, in virtual time on emulated A100s: it gives what was promised, and costs little elsewhere.
+"""The purpose of each policy, in virtual time on emulated A100s: it delivers what it promises, at little cost
+elsewhere.
 
-Every figure is compared with that of another policy under the same load. The seeds and loads are those that the
-documents name; the same runs by hand are `python -m bench simulate`.
+Every figure is compared with another policy's under the same load. Seeds and loads are those of the documents; `python
+-m bench simulate` repeats the same runs.
 """
 
 from collections.abc import Hashable
@@ -36,7 +37,7 @@ def simulated(scenario: Hashable) -> Result:
 def run(
     policy: str, workload: Workload, workers: tuple[WorkerSpec, ...], seconds: float = 35.0, warmup: float = 15.0
 ) -> Result:
-    """Simulate, once for all that ask."""
+    """Simulate, once for all callers."""
     return simulated(Scenario(policy, workload, workers, seconds, warmup))
 
 
@@ -133,8 +134,10 @@ def test_calls_that_do_not_stream_block_nobody(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", OURS)
-def test_who_used_an_idle_machine_alone_owes_nothing_for_it(policy: str) -> None:
-    """When another client comes with very many calls, its next waits no longer than one of them takes."""
+def test_using_an_idle_machine_alone_costs_nothing_later(policy: str) -> None:
+    """When another client comes with very many calls, the first one's next call waits no longer than one of them
+    takes.
+    """
     alone = Unrelated(client_count=1, input=20_000, output=200, spread=0.3, concurrency=1)
     crowd = Unrelated(client_count=1, input=500, output=200, spread=0.3, times=(COMES,) * 400)
     result = run(policy, Misbehaving(heavy=crowd, light=alone), (WorkerSpec(max_running=4),), 90.0, 5.0)

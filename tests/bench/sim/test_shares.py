@@ -21,12 +21,11 @@ AWAY, BACK = 60.0, 90.0
 
 @dataclass(frozen=True, slots=True)
 class Backlogged:
-    """Clients of these weights that always wait; the last of them may go away for a while."""
+    """Clients with these weights that always wait; the last of them may be away for a while."""
 
     leaves: bool = False
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         return [Client(f"c{weight:.0f}", self._calls(Random(f"{seed} {weight}"), weight), weight) for weight in WEIGHTS]
 
     def _calls(self, random: Random, weight: float) -> Iterator[Call]:
@@ -66,8 +65,8 @@ def test_backlogged_clients_are_served_by_weight(policy: str) -> None:
 
 @pytest.mark.parametrize("seed", [0, 2])
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
-def test_who_was_away_has_its_share_again(policy: str, seed: int) -> None:
-    """Thirty seconds after its return, neither what it missed nor what it owes shows any more."""
+def test_a_returning_client_gets_its_share_again(policy: str, seed: int) -> None:
+    """Thirty seconds after its return, neither the service it missed nor its deficit shows any more."""
     result = run(policy, Backlogged(leaves=True), 300.0, seed)
     assert shares(result, BACK + 30.0, 300.0) == pytest.approx([1.0, 1.0, 1.0], abs=0.05)
 
@@ -84,7 +83,6 @@ class Team(Backlogged):
     """A client of weight 1, and ten of a group that has weight 1."""
 
     def clients(self, seed: int) -> Sequence[Client]:
-        """See `Workload`."""
         members = [Client(f"m{n}", self._some(Random(f"{seed} {n}"), 6), group="team") for n in range(10)]
         return [Client("single", self._some(Random(f"{seed} single"), AT_ONCE)), *members]
 

@@ -1,4 +1,4 @@
-"""The virtual-time driver: what the scheduler hears, and that nothing is lost, invented or decided by chance."""
+"""The virtual-time driver: its events, and that nothing is lost, invented or left to chance."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from router.core.fleet.window import FixedWindow, NoWindow
 from router.core.model.commands import Dispatch
 from router.core.model.events import Arrived, Progressed, Started, WorkerReported
 from router.core.settings import SchedulerSettings
-from tests.bench.sim.simulated import Heard, Scripted, own_prompt, prompt
+from tests.bench.sim.simulated import EventLog, Scripted, own_prompt, prompt
 from workers.engine.hardware import HARDWARE, Batch
 from workers.engine.model import Dialect
 
@@ -70,8 +70,8 @@ SCENARIOS = st.builds(
 @given(SCENARIOS)
 @settings(max_examples=200, deadline=None)
 def test_jumps_change_nothing(scenario: Scenario) -> None:
-    """Whatever happens, the scheduler hears the same at the same times, and all that is recorded is the same."""
-    jumped, stepped = Heard(), Heard()
+    """The scheduler gets equal events at equal times, and all records are equal."""
+    jumped, stepped = EventLog(), EventLog()
     result = simulate(scenario, [jumped])
     assert result == simulate(replace(scenario, jumps=False), [stepped])
     assert jumped.events == stepped.events
@@ -90,7 +90,7 @@ def test_jumps_change_no_workload(name: str, dialect: Dialect) -> None:
 @given(SCENARIOS)
 @settings(max_examples=100, deadline=None)
 def test_every_call_ends_once(scenario: Scenario) -> None:
-    """Each call has one record; once all is drained, none is unfinished and the scheduler remembers none."""
+    """Each call has one record; after the drain none is unfinished and the scheduler holds none."""
     simulation = Simulation(replace(scenario, drain=True))
     records = simulation.run().records
     assert sorted(record.id for record in records) == sorted({record.id for record in records})
@@ -159,9 +159,9 @@ def test_a_slow_worker_takes_longer() -> None:
     assert slow.finished == pytest.approx(4 * (fast.finished or 0))
 
 
-def test_progress_is_told_every_tenth_of_a_second() -> None:
-    """From the first token on the scheduler hears cumulative counts at fixed intervals, and then the usage."""
-    heard = Heard()
+def test_progress_is_reported_every_tenth_of_a_second() -> None:
+    """From the first token on the scheduler gets cumulative counts at fixed intervals, and then the usage."""
+    heard = EventLog()
     (record,) = simulate(scripted(Call(0.0, own_prompt(0, 100), 60)), [heard]).records
     (started,) = [now for now, event in heard.events if isinstance(event, Started)]
     told = [(now, *event.output_tokens.values()) for now, event in heard.events if isinstance(event, Progressed)]
@@ -174,8 +174,8 @@ def test_progress_is_told_every_tenth_of_a_second() -> None:
 
 
 def test_a_call_that_does_not_stream_shows_no_progress() -> None:
-    """The scheduler hears neither of its first token nor of how far it is, only of its end."""
-    heard = Heard()
+    """The scheduler gets neither its first token nor its progress, only its end."""
+    heard = EventLog()
     (record,) = simulate(scripted(Call(0.0, own_prompt(0, 100), 60, streamed=False)), [heard]).records
     assert not [event for _, event in heard.events if isinstance(event, Started | Progressed)]
     assert record.outcome is Outcome.DONE
@@ -197,7 +197,7 @@ def test_a_cancelled_call_leaves_the_engine() -> None:
 
 
 def test_a_call_cancelled_while_it_waits_never_reaches_an_engine() -> None:
-    """Its record has no worker, and the engine hears of one request."""
+    """Its record has no worker, and the engine gets only one request."""
     calls = (Call(0.0, own_prompt(0, 100), 100), Call(0.1, own_prompt(1, 100), 5, cancel_after=0.1))
     simulation = Simulation(replace(scripted(*calls), settings=SchedulerSettings(window=FixedWindow(requests=1))))
     records = simulation.run().records
@@ -206,7 +206,7 @@ def test_a_call_cancelled_while_it_waits_never_reaches_an_engine() -> None:
 
 
 def test_refusals_are_recorded() -> None:
-    """What the scheduler turns away is `rejected`, and what the engine turns away has `failed`; nobody pays."""
+    """A call rejected by the scheduler is `rejected`, one rejected by the engine has `failed`; no client is charged."""
     window, limits = FixedWindow(requests=1), WaitingLimits(requests=1)
     rejected = scripted(*(Call(0.0, own_prompt(n, 100), 5) for n in range(3)))
     full = replace(rejected, settings=SchedulerSettings(window=window, waiting=limits))
@@ -229,10 +229,10 @@ def test_workers_come_and_go() -> None:
         assert all(r.finished == 2.0 for r in records if r.outcome is Outcome.FAILED)
 
 
-def test_capacity_is_told_or_hidden() -> None:
+def test_capacity_is_reported_or_hidden() -> None:
     """Polls come twice a second, with the engine's capacity or without."""
     for tell, capacity in ((True, 4000 - 16), (False, None)):
-        heard = Heard()
+        heard = EventLog()
         simulate(replace(scripted(worker=replace(SMALL, tell_capacity=tell), seconds=2.2), drain=False), [heard])
         polls = [(now, event) for now, event in heard.events if isinstance(event, WorkerReported)]
         assert [now for now, _ in polls] == [0.0, 0.5, 1.0, 1.5, 2.0]
@@ -242,7 +242,7 @@ def test_capacity_is_told_or_hidden() -> None:
 def test_weights_reach_the_scheduler() -> None:
     """A client's weight is that of its requests and of the result."""
     calls = (("a", Call(0.0, own_prompt(0, 50), 5)), ("b", Call(0.0, own_prompt(1, 50), 5)))
-    heard = Heard()
+    heard = EventLog()
     result = simulate(Scenario("d2lpm", Scripted(calls, (("b", 4.0),)), seconds=5.0), [heard])
     arrived = {event.request.client: event.request.weight for _, event in heard.events if isinstance(event, Arrived)}
     assert arrived == dict(result.weights) == {"a": 1.0, "b": 4.0}
@@ -251,7 +251,7 @@ def test_weights_reach_the_scheduler() -> None:
 def test_predictions_meet_what_the_engine_finds() -> None:
     """The second call with a document finds in the cache what the router predicted, to a block."""
     calls = (Call(0.0, prompt(40, text=0), 5), Call(2.0, prompt(60, text=0), 5))
-    heard = Heard()
+    heard = EventLog()
     records = simulate(scripted(*calls, worker=WorkerSpec()), [heard]).records
     predicted = [command.cached_tokens for _, command in heard.commands if isinstance(command, Dispatch)]
     assert [record.predicted_cached_tokens for record in records] == predicted

@@ -1,4 +1,4 @@
-"""What operators are shown of a starved crowd, in virtual time: the felt figures see what the queue's gap does not."""
+"""What the metrics show of a starved crowd, in virtual time: they reveal what the queue's service gap does not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,25 +19,25 @@ CLIENTS = 120
 SECONDS = 80.0
 UNENDING_ROUNDS = DlpmHomeParameters(round_seconds=0.0, overdue_after=0.0, head_start=2000.0)
 HALF = 7
-"""The number of the look at half the time."""
+"""The index of the sample at half the time."""
 STARVING = [("dlpm_home", UNENDING_ROUNDS), ("d2lpm", None)]
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """At one time."""
+    """The figures at one time."""
 
     gap: float
-    """The largest of any queue."""
+    """The largest gap of any queue."""
     lags: dict[str, float]
     unserved: list[str]
-    """Clients that were served nothing for longer than a fair round."""
+    """Clients that were not served for longer than a fair round."""
     rounds: RoundReport
     waits: WaitReport
 
     @property
     def lag(self) -> float:
-        """The largest."""
+        """The largest lag."""
         return max(self.lags.values())
 
 
@@ -56,7 +56,7 @@ def shown(scheduler: Scheduler, now: float) -> Shown:
 
 
 class Watcher:
-    """Looks at the scheduler at the given times."""
+    """Samples the scheduler at the given times."""
 
     def __init__(self, times: Sequence[float]) -> None:
         self.scheduler: Scheduler | None = None
@@ -64,7 +64,6 @@ class Watcher:
         self._times = list(times)
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        """See `Observer`."""
         if self._times and now >= self._times[0] and self.scheduler is not None:
             self._times.pop(0)
             self.seen.append(shown(self.scheduler, now))
@@ -72,7 +71,7 @@ class Watcher:
 
 @cache
 def looks(policy: str, parameters: DlpmHomeParameters | None = None) -> Sequence[Shown]:
-    """One every five seconds, and one at the end."""
+    """Return a sample for every five seconds, and one at the end."""
     watcher = Watcher([*range(5, int(SECONDS), 5), SECONDS - 0.1])
     given = () if parameters is None else (parameters,)
     workload = crowd(CLIENTS).workload
@@ -83,9 +82,9 @@ def looks(policy: str, parameters: DlpmHomeParameters | None = None) -> Sequence
 
 
 @pytest.mark.parametrize(("policy", "parameters"), STARVING)
-def test_a_starved_crowd_is_seen(policy: str, parameters: DlpmHomeParameters | None) -> None:
-    """Those left out fall behind ever further, are unserved for many rounds, and the round does not end; the queue's
-    gap compares nobody with them.
+def test_a_starved_crowd_shows_in_the_figures(policy: str, parameters: DlpmHomeParameters | None) -> None:
+    """Unserved clients fall ever further behind, for many rounds, and the round does not end; the queue's gap does not
+    compare them.
     """
     seen = looks(policy, parameters)
     half, end = seen[HALF], seen[-1]
@@ -99,7 +98,7 @@ def test_a_starved_crowd_is_seen(policy: str, parameters: DlpmHomeParameters | N
     assert end.rounds.unserved > CLIENTS / 2
 
 
-def test_a_crowd_that_is_served_is_seen_to_be() -> None:
+def test_a_served_crowd_shows_in_the_figures() -> None:
     """By default: nobody is unserved for two rounds, rounds end within one and a half fair ones, and lags shrink once
     the prefixes of all are cached.
     """

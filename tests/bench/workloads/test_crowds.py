@@ -48,7 +48,7 @@ def test_a_polite_client_has_one_call_open_and_a_prefix_of_its_own() -> None:
     assert len(set.union(*beginnings.values())) == 40
 
 
-def test_a_crowd_has_as_many_clients_as_is_said() -> None:
+def test_the_size_of_a_crowd_is_a_parameter() -> None:
     """On the command line too."""
     workload = parse_spec("crowd:crowd.client_count=7,light.client_count=1", WORKLOADS)
     names = [client.name for client in workload.clients(0)]

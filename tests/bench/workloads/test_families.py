@@ -15,7 +15,7 @@ from bench.workloads.parts.traffic import Call, Outcome
 from bench.workloads.shared_prefix import SharedPrefix
 from bench.workloads.tree_of_thoughts import STAGES, TreeOfThoughts
 from router.core.model.events import Arrived
-from tests.bench.sim.simulated import Heard
+from tests.bench.sim.simulated import EventLog
 from tests.core.played import played
 
 
@@ -66,7 +66,7 @@ def test_the_tree_does_not_depend_on_who_is_answered_first() -> None:
     assert trees[0] == trees[1]
 
 
-def test_a_closed_loop_keeps_so_many_trees_open() -> None:
+def test_a_closed_loop_keeps_a_constant_number_of_trees_open() -> None:
     """The next tree begins when every branch of one is over, and never more of them grow at a time."""
     (client,) = TreeOfThoughts(branches=2, client_count=1, concurrency=2, sessions=5).clients(1)
     made = played(client, 1000, seconds=lambda call: call.sample)
@@ -82,7 +82,7 @@ def test_a_closed_loop_keeps_so_many_trees_open() -> None:
 
 def test_siblings_are_answered_differently() -> None:
     """Equal prompts get different answers, so that the prompts below them part."""
-    heard = Heard()
+    heard = EventLog()
     workload = TreeOfThoughts(client_count=1, rate=1.0, sessions=1, output=Lengths(100))
     simulate(Scenario("d2lpm", workload, seconds=60.0), [heard])
     keys = [event.request.prompts[0].hashes for _, event in heard.events if isinstance(event, Arrived)]
@@ -128,7 +128,7 @@ def test_there_is_no_score_without_every_judgement() -> None:
     assert len(played(client, 100, lambda _: next(fates))) == 3
 
 
-def test_what_is_said_before_an_article_is_the_same_each_time() -> None:
+def test_the_text_before_an_article_is_the_same_each_time() -> None:
     """S2: so many tokens more in every call, shared by a client's articles and not with another client."""
     one, other = Judge(client_count=2, rate=1.0, extra=600).clients(1)
     calls = [call for _, call in played(one, 100)]

@@ -38,7 +38,7 @@ def test_without_sd_all_are_equal() -> None:
 
 
 @pytest.mark.parametrize("values", [(5.0, 1.0, 6, 9), (5.0, -1.0, 1, 9), (0.0, 0.0, 0, 9), (5.0, 90.0, 1, 9)])
-def test_what_cannot_be_is_refused(values: tuple[float, float, int, int]) -> None:
+def test_impossible_lengths_are_refused(values: tuple[float, float, int, int]) -> None:
     """The mean lies within the edges, and so much variation fits between them."""
     with pytest.raises(ValueError, match="lengths from"):
         Lengths(*values)

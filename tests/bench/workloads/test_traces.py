@@ -35,7 +35,7 @@ def figures(calls: list[Call]) -> list[tuple[float, int, int]]:
     return [(call.at, len(call.prompt), call.output_tokens) for call in calls]
 
 
-def test_arena_tells_clients(tmp_path: Path) -> None:
+def test_arena_names_clients(tmp_path: Path) -> None:
     """Each client makes its own requests, counted from the first of all, and no two prompts begin alike."""
     read = calls("arena", ARENA, tmp_path)
     assert {name: figures(each) for name, each in read.items()} == {
@@ -52,13 +52,13 @@ def test_clients_may_be_merged(tmp_path: Path) -> None:
     assert {name: [call.at for call in each] for name, each in read.items()} == {"c0": [0.0, 1.0], "c1": [0.5, 2.0]}
 
 
-def test_azure_tells_times_and_lengths(tmp_path: Path) -> None:
+def test_azure_has_times_and_lengths(tmp_path: Path) -> None:
     """Times run on past midnight, and the speed divides them."""
     assert figures(calls("azure", AZURE, tmp_path)["c0"]) == [(0.0, 374, 44), (2.25, 396, 109), (2.25, 879, 55)]
     assert [call.at for call in calls("azure,speed=3", AZURE, tmp_path)["c0"]] == [0.0, 0.75, 0.75]
 
 
-def test_requests_of_nobody_are_dealt_out(tmp_path: Path) -> None:
+def test_requests_without_a_client_are_distributed(tmp_path: Path) -> None:
     """Without clients in the trace chance says whose each request is: by the seed, and by popularity."""
     many = AZURE + "2023-11-17 00:00:02.0,5,5\n" * 2000
     equal, skewed = (
@@ -152,7 +152,7 @@ def test_bytes_are_no_trace(tmp_path: Path) -> None:
         ("arena,speed=0:{}", "speed and client_count are positive"),
     ],
 )
-def test_the_command_says_plainly_what_is_wrong(
+def test_the_command_reports_mistakes_in_one_line(
     text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It ends with status 2 and one line, before anything is simulated."""

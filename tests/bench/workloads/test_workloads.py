@@ -52,7 +52,7 @@ def most_at_once(records: Sequence[Record]) -> int:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_seed_is_all_that_it_depends_on(name: str) -> None:
+def test_it_depends_only_on_the_seed(name: str) -> None:
     """The same seed gives the same calls, another one other prompts."""
     assert calls_of(name, 1) == calls_of(name, 1)
     assert calls_of(name, 1) != calls_of(name, 2)
@@ -120,7 +120,7 @@ def test_clients_take_given_times_in_turn() -> None:
 
 
 @pytest.mark.parametrize("pace", [{"rate": 30.0}, {"concurrency": 2}])
-def test_each_client_has_so_many_sessions(pace: dict[str, float]) -> None:
+def test_each_client_has_a_limited_number_of_sessions(pace: dict[str, float]) -> None:
     """And no more, in an open loop and in a closed one."""
     workload = Unrelated(**pace, client_count=3, sessions=7, output=5)  # type: ignore[arg-type]
     records = simulate(Scenario("rr+fcfs", workload, seconds=20.0)).records

@@ -265,7 +265,7 @@ def test_abort_in_the_middle_of_a_prefill(dialect: Dialect) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_what_can_never_fit_is_refused_at_once(dialect: Dialect) -> None:
+def test_a_request_that_can_never_fit_is_refused_at_once(dialect: Dialect) -> None:
     """The largest request that is accepted ends; one token more is refused."""
     emulated = engine(dialect, kv_tokens=64)
     limit = emulated.max_request_tokens
@@ -288,7 +288,7 @@ def test_a_full_queue_refuses(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("bad", [request("a", []), request("a", [1], 0), request("taken", [1])])
-def test_senseless_requests_are_errors(dialect: Dialect, bad: Request) -> None:
+def test_invalid_requests_are_errors(dialect: Dialect, bad: Request) -> None:
     """No prompt, no token wanted, an id in use."""
     emulated = engine(dialect)
     emulated.submit(request("taken", [1]))
@@ -414,7 +414,7 @@ def test_lpm_order_prefers_the_longest_match_up_to_128_waiting(waiting: int, fir
     "change",
     [{"block_size": 0}, {"kv_tokens": 3}, {"max_running": 0}, {"order": "lpm"}, {"max_queued": 0}],
 )
-def test_senseless_sizes_are_errors(change: dict[str, object]) -> None:
+def test_invalid_sizes_are_errors(change: dict[str, object]) -> None:
     """A configuration that could not run is refused when it is made."""
     config = default_config("vllm")
     with pytest.raises(ValueError, match=r"must|has no"):

@@ -1,4 +1,4 @@
-"""Jumps of the emulated engines: many decode steps at once leave what as many single steps leave."""
+"""Jumps of the emulated engines: many decode steps at once have the same effect as single steps."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ HARD = HARDWARE["a100-mistral-7b"]
 
 @dataclass(frozen=True)
 class Submission:
-    """A request, and at which step it comes; one with `abort_after` is given up so many steps later."""
+    """A request and the step at which it arrives; with `abort_after`, it is aborted that many steps later."""
 
     step: int
     prefix: int
@@ -50,7 +50,7 @@ CONFIGS = st.builds(
 
 @dataclass
 class Log:
-    """Everything that an engine showed: for each step its time, and for each request its tokens and its end."""
+    """The observable behaviour of an engine: the time of each step, and the tokens and end of each request."""
 
     times: list[float] = field(default_factory=list)
     tokens: dict[str, list[int]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Log:
 
 
 class Driver:
-    """Submits and aborts at given steps, and goes from one to the next by steps, or by jumps where it can."""
+    """Submits and aborts at given steps, and advances between them by steps, or by jumps where possible."""
 
     def __init__(self, config: EngineConfig, submissions: list[Submission], limit: int) -> None:
         """`limit`: the longest jump; 0 for none."""
@@ -109,7 +109,7 @@ class Driver:
 @given(config=CONFIGS, submissions=SUBMISSIONS, limit=st.integers(1, 50))
 @settings(max_examples=150, deadline=None)
 def test_jumps_and_steps_are_the_same(config: EngineConfig, submissions: list[Submission], limit: int) -> None:
-    """Whatever runs, each token, time, end and count is the same with jumps of any length as without."""
+    """Tokens, times, ends and counts are equal with jumps of any length and without."""
     stepped, jumped = Driver(config, submissions, 0), Driver(config, submissions, limit)
     expected, got = stepped.run(), jumped.run()
     assert got.times == expected.times
@@ -121,8 +121,8 @@ def test_jumps_and_steps_are_the_same(config: EngineConfig, submissions: list[Su
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-def test_what_only_decodes_is_one_jump(dialect: Dialect) -> None:
-    """Between the last prefill and the first end all steps are seen in advance, and a look changes nothing."""
+def test_steps_that_only_decode_are_one_jump(dialect: Dialect) -> None:
+    """Between the last prefill and the first end all steps are predicted, and predicting changes nothing."""
     engine = create_engine(default_config(dialect), HARD)
     for name in ("a", "b"):
         engine.submit(Request(name, [1] * 100, 50, ignore_eos=True))
@@ -136,8 +136,8 @@ def test_what_only_decodes_is_one_jump(dialect: Dialect) -> None:
     assert [output.finish for output in engine.step()[1]] == ["length", "length"]
 
 
-def test_no_jump_goes_past_an_admission_by_a_block_that_completes() -> None:
-    """A vLLM request that waits for memory is let in by a block that a running one completes, jumps or not."""
+def test_no_jump_skips_an_admission_by_a_completed_block() -> None:
+    """A vLLM request that waits for memory is admitted when a running one completes a block, jumps or not."""
     prompt = [1, 2, 3, 4]
     probe = create_engine(EngineConfig("vllm", 160, 4, 8, 64), HARD)
     probe.submit(Request("probe", prompt, 4, ignore_eos=True))

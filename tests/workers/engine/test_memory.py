@@ -1,4 +1,4 @@
-"""What the emulated engines hold back, and what they evict, by the rules that the real ones were seen to follow."""
+"""What the emulated engines reserve and evict, by rules observed on the real ones."""
 
 from workers.engine.engine import create_engine
 from workers.engine.hardware import HARDWARE
@@ -17,7 +17,7 @@ def request(name: str, start: int, length: int, answer: int, *, ignore_eos: bool
 
 
 def test_the_rest_of_a_split_node_counts_as_used() -> None:
-    """A prompt that shares the start of an old one saves the old one's end from eviction before a newer leaf."""
+    """A prompt that shares the start of an old one protects the old one's end from eviction before a newer leaf."""
     cache = RadixCache(100, 2)
     cache.allocate(12)
     cache.insert([1, 2, 3, 4, 5, 6, 7, 8], 8)
@@ -29,7 +29,7 @@ def test_the_rest_of_a_split_node_counts_as_used() -> None:
 
 
 def test_vllm_admits_a_request_only_where_its_whole_prompt_fits() -> None:
-    """Blocks for the part that the step computes are not enough."""
+    """Memory for the part that the step computes is not enough."""
     emulated = engine("vllm", kv_tokens=(1 + 20) * 4, page=4, batched=16)
     emulated.submit(request("holds half", 0, 38, 2))
     for _ in range(3):
@@ -43,7 +43,7 @@ def test_vllm_admits_a_request_only_where_its_whole_prompt_fits() -> None:
 
 
 def test_sglang_reserves_all_of_an_answer_that_cannot_end_early() -> None:
-    """And only a part of what one that may end early is allowed to say."""
+    """For an answer that may end early it reserves only a part of max_tokens."""
     for ignore_eos, running in ((True, 1), (False, 2)):
         emulated = engine("sglang", kv_tokens=95, page=1)
         emulated.submit(request("a", 0, 10, 45, ignore_eos=ignore_eos))
@@ -54,7 +54,7 @@ def test_sglang_reserves_all_of_an_answer_that_cannot_end_early() -> None:
 
 
 def test_sglang_reserves_a_page_for_each_request() -> None:
-    """Prompt, answer and a page must be fewer tokens than nobody holds or expects."""
+    """Prompt, answer and one page must be fewer tokens than are neither held nor expected."""
     for answer, running in ((6, 2), (7, 1)):
         emulated = engine("sglang", kv_tokens=64, page=16)
         emulated.submit(request("a", 0, 16, 10))
@@ -65,7 +65,7 @@ def test_sglang_reserves_a_page_for_each_request() -> None:
 
 
 def test_sglang_evicts_a_page_ahead_of_need() -> None:
-    """A decode step makes room for a page more for each request, though none needs one yet."""
+    """A decode step makes room for one more page per request, even if none needs it yet."""
     emulated = engine("sglang", kv_tokens=96, page=16)
     for name, start in (("old", 0), ("older", 100)):
         emulated.submit(request(name, start, 32, 1))

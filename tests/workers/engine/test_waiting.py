@@ -1,4 +1,4 @@
-"""The figures of an emulated engine's own queue, in its loop and over HTTP."""
+"""The measurements of an emulated engine's own queue, in its loop and over HTTP."""
 
 import aiohttp
 import pytest
@@ -22,7 +22,7 @@ def test_a_value_counts_for_as_long_as_it_held() -> None:
 
 
 def test_a_reset_forgets_the_past_and_keeps_the_value() -> None:
-    """After a warm-up only what came since counts, the value that held across it from then on."""
+    """After a warm-up only later values count, beginning with the current one."""
     meter = TimeWeighted()
     meter.change(0.0, 100.0)
     meter.change(5.0, 7.0)
@@ -31,8 +31,8 @@ def test_a_reset_forgets_the_past_and_keeps_the_value() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-def test_what_waits_is_counted_in_requests_and_uncached_tokens(dialect: Dialect) -> None:
-    """One runs and two wait: of those it tells, and once they have been admitted, no more."""
+def test_the_queue_is_counted_in_requests_and_uncached_tokens(dialect: Dialect) -> None:
+    """One request runs and two wait: these two count, until they are admitted."""
     engine = create_engine(default_config(dialect, max_running=1), HARDWARE["instant"])
     waiting = QueueMeter()
     for number in range(3):
@@ -49,7 +49,7 @@ def test_what_waits_is_counted_in_requests_and_uncached_tokens(dialect: Dialect)
 
 
 def test_a_deep_queue_is_counted_now_and_then() -> None:
-    """Its requests at every change, its tokens only so often: that takes time for each of them."""
+    """Requests are counted at every change, tokens only at intervals, because counting them takes time."""
     engine = create_engine(default_config("vllm", max_running=1), HARDWARE["instant"])
     waiting = QueueMeter()
     for number in range(2 * SHALLOW):
@@ -63,8 +63,8 @@ def test_a_deep_queue_is_counted_now_and_then() -> None:
     assert waiting.tokens.percentile(2.0, 1.0) == 200 * SHALLOW
 
 
-async def test_an_engine_loop_measures_only_when_told() -> None:
-    """Submissions and abortions are seen between steps, too."""
+async def test_an_engine_loop_measures_only_if_configured() -> None:
+    """Submits and aborts between steps are measured, too."""
     engine = create_engine(default_config("vllm"), HARDWARE["instant"])
     assert EngineLoop(engine, 1.0).queue is None
     loop = EngineLoop(engine, 1.0, measure=True)
@@ -81,8 +81,8 @@ async def test_an_engine_loop_measures_only_when_told() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-async def test_a_worker_tells_of_its_queue_if_asked_to_measure(dialect: Dialect) -> None:
-    """Over HTTP: since it began, or since a POST; a worker without that switch has no such path, like an engine."""
+async def test_a_worker_reports_its_queue_only_with_measure(dialect: Dialect) -> None:
+    """Over HTTP, since the start or the last POST; without the flag the path does not exist."""
     async with aiohttp.ClientSession() as http:
         with worker(dialect=dialect, measure=True) as url:
             async with http.get(url + QUEUE) as response:

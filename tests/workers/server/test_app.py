@@ -46,7 +46,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_prompt_lists_and_token_ids(dialect: str, http: aiohttp.ClientSession, request: Any) -> None:
-    """Index = choice + prompt × n, usage over all prompts; ids mean the same as their text."""
+    """Index = choice + prompt × n, the usage covers all prompts, and ids mean the same as their text."""
     url = request.getfixturevalue(dialect) + TEXT
     prompts = ["one fish", "two fish"]
     as_text = await call(http, url, text(prompts, n=2))
@@ -60,10 +60,8 @@ async def test_prompt_lists_and_token_ids(dialect: str, http: aiohttp.ClientSess
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-async def test_the_beginning_of_an_answer_is_gone_on_with(
-    dialect: str, http: aiohttp.ClientSession, request: Any
-) -> None:
-    """Whoever said the tokens so far, as ids behind the prompt or as the chat's last message, the rest is the same."""
+async def test_the_beginning_of_an_answer_is_continued(dialect: str, http: aiohttp.ClientSession, request: Any) -> None:
+    """The rest of an answer is the same, whether its beginning is given as ids or as the chat's last message."""
     url = request.getfixturevalue(dialect)
     asked = chat("Tell me.", max_tokens=20, ignore_eos=True)
     whole = (await call(http, url + CHAT, asked))["choices"][0]["message"]["content"]
@@ -84,7 +82,7 @@ async def test_the_beginning_of_an_answer_is_gone_on_with(
 async def test_streamed_and_whole_answers_agree(
     dialect: str, path: str, http: aiohttp.ClientSession, request: Any
 ) -> None:
-    """The same call says the same, streamed or not."""
+    """Equal calls give equal answers, streamed or not."""
     url = request.getfixturevalue(dialect) + path
     body = (chat if path == CHAT else text)(max_tokens=40)
     whole = await call(http, url, body)
@@ -97,7 +95,7 @@ async def test_streamed_and_whole_answers_agree(
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_an_answer_may_end_by_itself(dialect: str, http: aiohttp.ClientSession, request: Any) -> None:
-    """Without ignore_eos: finish stop, the end marker counted but not shown; the next turn hits it all."""
+    """Without ignore_eos: finish stop, the end marker counted but not shown; the next turn hits all of it."""
     url = request.getfixturevalue(dialect) + CHAT
     messages: list[Json] = [{"role": "user", "content": "tell me a story"}]
     first = await call(http, url, {"messages": messages, "max_tokens": 20_000})
@@ -124,7 +122,7 @@ async def test_stream_interval_puts_several_tokens_in_a_chunk(
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_bodies_that_are_no_json_objects(dialect: str, http: aiohttp.ClientSession, request: Any) -> None:
-    """400 each, whatever is wrong with them."""
+    """Each is answered by 400."""
     url = request.getfixturevalue(dialect) + CHAT
     for data, kind in ((b"{", "application/json"), (b"[]", "application/json"), (b"{}", "text/plain")):
         async with http.post(url, data=data, headers={"content-type": kind}) as response:
@@ -132,8 +130,8 @@ async def test_bodies_that_are_no_json_objects(dialect: str, http: aiohttp.Clien
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-async def test_hidden_capacity_is_told_nowhere(dialect: str, http: aiohttp.ClientSession) -> None:
-    """Neither the pool nor the batch limit, in no form from which they follow."""
+async def test_hidden_capacity_is_reported_nowhere(dialect: str, http: aiohttp.ClientSession) -> None:
+    """Neither the pool nor the batch limit is reported, nor anything from which they follow."""
     told = ""
     with worker(dialect=dialect, kv_tokens=43_216, max_running=7_777, hide_capacity=True) as url:
         for path in ("/metrics", "/v1/loads", "/server_info", "/v1/models"):
@@ -147,7 +145,7 @@ async def test_hidden_capacity_is_told_nowhere(dialect: str, http: aiohttp.Clien
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_vllm_aborts_when_the_client_leaves(streamed: bool, http: aiohttp.ClientSession) -> None:
-    """Closing the connection empties the engine, and is not counted as a success."""
+    """Closing the connection empties the engine and does not count as a success."""
     with worker(hardware="a100-mistral-7b") as url:
 
         async def running() -> bool:
@@ -167,7 +165,7 @@ async def test_vllm_aborts_when_the_client_leaves(streamed: bool, http: aiohttp.
 
 
 async def left(http: aiohttp.ClientSession, url: str, *, streamed: bool) -> None:
-    """Leave a call amid its answer."""
+    """Disconnect in the middle of an answer."""
 
     async def generating() -> bool:
         return (await series(http, url))["sglang:realtime_tokens_total"] > 8
@@ -183,14 +181,14 @@ async def aborted(http: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def test_sglang_ends_a_stream_with_its_client(http: aiohttp.ClientSession) -> None:
-    """Without waiting for the look that it takes for clients every four seconds, 80 of them here."""
+    """The stream ends without waiting for the check for clients every four seconds, 80 of them here."""
     with worker(dialect="sglang", hardware="a100-mistral-7b", speed=0.05) as url:
         await left(http, url, streamed=True)
         await eventually(lambda: aborted(http, url))
 
 
-async def test_sglang_looks_for_the_client_of_a_whole_answer_now_and_then(http: aiohttp.ClientSession) -> None:
-    """It is computed on until then: whoever comes meanwhile is answered beside it."""
+async def test_sglang_checks_at_intervals_for_the_client_of_a_whole_answer(http: aiohttp.ClientSession) -> None:
+    """It is computed until the next check; calls that arrive meanwhile are answered beside it."""
     with worker(dialect="sglang", hardware="a100-mistral-7b", speed=0.05) as url:
         await left(http, url, streamed=False)
         await call(http, url + CHAT, chat(max_tokens=2))
@@ -201,7 +199,7 @@ async def test_sglang_looks_for_the_client_of_a_whole_answer_now_and_then(http: 
 
 
 async def test_sglang_abort_request(http: aiohttp.ClientSession) -> None:
-    """An abort by rid ends the stream with finish_reason abort and a usage of what was said."""
+    """An abort by rid ends the stream with finish_reason abort and a usage of the tokens so far."""
     with worker(dialect="sglang", hardware="a100-mistral-7b") as url:
         body = chat(rid="r", max_tokens=10_000, stream_options=USAGE)
         reading = asyncio.create_task(stream(http, url + CHAT, body))
@@ -248,7 +246,7 @@ async def test_a_full_queue(dialect: str, http: aiohttp.ClientSession) -> None:
     ("dialect", "open_path", "guarded"), [("vllm", "/metrics", ""), ("sglang", "/ready", "/v1/loads")]
 )
 async def test_the_api_key(dialect: str, open_path: str, guarded: str, http: aiohttp.ClientSession) -> None:
-    """Without it 401 with a string for an error; some paths stay open."""
+    """A call without the key gets 401 with a string for an error; some paths stay open."""
     with worker(dialect=dialect, api_key="k") as url:
         assert await call(http, url + TEXT, text(), 401) == {"error": "Unauthorized"}
         assert (await call(http, url + TEXT, text(), Authorization="Bearer k"))["choices"]

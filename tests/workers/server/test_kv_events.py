@@ -1,4 +1,4 @@
-"""What an emulated worker publishes of its cache."""
+"""The KV events that an emulated worker publishes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from workers.engine.model import Dialect, Request
 PATIENCE = 20.0
 
 
-class Believer:
-    """Who holds what by the events alone."""
+class CacheFromEvents:
+    """Reconstructs the contents of a cache from its events."""
 
     def __init__(self) -> None:
         self.copies: dict[int, int] = {}
@@ -52,10 +52,10 @@ class Believer:
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 @pytest.mark.parametrize("size", [1, 4])
-def test_events_tell_what_the_cache_holds(dialect: Dialect, size: int) -> None:
-    """After any step, each waiting prompt would hit just what the events say is there."""
+def test_events_report_what_the_cache_holds(dialect: Dialect, size: int) -> None:
+    """After any step, the hit of each waiting prompt equals what the events report."""
     engine = create_engine(default_config(dialect, HARDWARE["instant"], kv_tokens=160, block_size=size))
-    log, believer = engine.log_blocks(), Believer()
+    log, believer = engine.log_blocks(), CacheFromEvents()
     hits = 0
     for number in range(60):
         prompt = [number % 3, *range(10 + number % 7), number % 5, number % 4, 7]
@@ -77,7 +77,7 @@ def test_events_tell_what_the_cache_holds(dialect: Dialect, size: int) -> None:
 
 
 def test_a_used_cache_is_not_logged() -> None:
-    """A log that does not begin with an empty cache is refused."""
+    """A log must begin with an empty cache."""
     engine = create_engine(default_config("vllm", HARDWARE["instant"]))
     engine.submit(Request("r", [1], 1))
     with pytest.raises(RuntimeError):
@@ -96,7 +96,7 @@ async def say(url: str, content: str) -> None:
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_messages_on_the_wire(dialect: Dialect) -> None:
-    """A worker says where it publishes; live and past messages are the same, in order, and end with their mark."""
+    """A worker reports where it publishes; live and past messages are equal, in order, and end with their mark."""
     with worker(dialect=dialect, kv_events=0) as url:
         if dialect == "vllm":
             told = (await asked(url, "/kv_event_sources"))["0"]

@@ -48,7 +48,7 @@ def test_a_signal_ends_it_quietly_with_a_stream_open(number: signal.Signals) -> 
 
 
 def test_it_ends_with_its_parent() -> None:
-    """The end of standard input is the end of the worker."""
+    """The worker exits at the end of its standard input."""
     with worker("--dialect", "sglang", "--model", "tiny", "--exit-with-parent") as process:
         url = ready_url(process)
         with urllib.request.urlopen(f"{url}/ready", timeout=30) as response:
@@ -59,7 +59,7 @@ def test_it_ends_with_its_parent() -> None:
 
 
 def test_a_signal_before_the_server_runs_is_not_lost() -> None:
-    """Whoever read the line may stop it at once."""
+    """The worker can be stopped as soon as its line is printed."""
     with worker("--dialect", "sglang", "--model", "tiny") as process:
         ready_url(process)
         os.kill(process.pid, signal.SIGTERM)
@@ -89,7 +89,7 @@ def test_every_setting_is_a_flag() -> None:
     ],
 )
 def test_mistakes_end_with_status_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """And with a message that names the program."""
+    """The message names the program."""
     with pytest.raises(SystemExit) as ended:
         parse_settings(line.split())
     assert ended.value.code == 2

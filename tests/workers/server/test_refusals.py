@@ -1,4 +1,4 @@
-"""What the emulated engines refuse, and what they take though it is oddly written."""
+"""What the emulated engines reject, and what they accept although it is oddly written."""
 
 from collections.abc import AsyncIterator
 
@@ -23,7 +23,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_values_that_no_engine_takes(http: aiohttp.ClientSession, dialect: str) -> None:
-    """Chats and completions with them are 400."""
+    """Chats and completions with these values are answered by 400."""
     with worker(dialect=dialect) as url:
         for fields in WRONG:
             await call(http, url + CHAT, chat(**fields), 400)
@@ -32,7 +32,7 @@ async def test_values_that_no_engine_takes(http: aiohttp.ClientSession, dialect:
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_numbers_written_as_text(http: aiohttp.ClientSession, dialect: str) -> None:
-    """A limit of "5", of 5.0, and no stream where that is "no"."""
+    """They accept a limit of "5" or 5.0, and "no" for no stream."""
     with worker(dialect=dialect) as url:
         for limit in ("5", 5.0):
             answer = await call(http, url + CHAT, chat(max_tokens=limit, stream="no"))
@@ -58,7 +58,7 @@ async def test_vllm_alone_refuses_these(http: aiohttp.ClientSession) -> None:
 
 
 async def test_sglang_alone_refuses_these(http: aiohttp.ClientSession) -> None:
-    """A role that it does not know, and no model where there is one that is null."""
+    """An unknown role, and a model that is null."""
     unknown = {"messages": [{"role": "nobody", "content": "x"}]}
     with worker(dialect="vllm") as vllm, worker(dialect="sglang") as sglang:
         for fields in (unknown, {"model": None}):

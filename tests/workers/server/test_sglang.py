@@ -51,7 +51,7 @@ async def test_sglang_chat_stream(sglang: str, http: aiohttp.ClientSession) -> N
     assert usage["usage"]["reasoning_tokens"] == 0
 
 
-async def test_sglang_continuous_usage_tells_the_hit_early(sglang: str, http: aiohttp.ClientSession) -> None:
+async def test_sglang_continuous_usage_reports_the_hit_early(sglang: str, http: aiohttp.ClientSession) -> None:
     """Without include_usage too, with cached tokens on each content chunk, none on role and finish."""
     body = chat("a long enough question to fill some pages", stream_options={"continuous_usage_stats": True})
     first, again = [await stream(http, sglang + CHAT, body) for _ in range(2)]
@@ -91,7 +91,7 @@ async def test_sglang_completion_stream(sglang: str, http: aiohttp.ClientSession
 
 
 async def test_override_rid_is_read_on_chat_alone(sglang: str, http: aiohttp.ClientSession) -> None:
-    """The header names a chat, and not a completion."""
+    """The header sets the id of a chat, not of a completion."""
     headers: Json = {"x-override-rid": "mine"}
     assert (await call(http, sglang + CHAT, chat(), **headers))["id"] == "mine"
     assert (await call(http, sglang + TEXT, text(), **headers))["id"] != "mine"
@@ -127,7 +127,7 @@ async def test_sglang_information(sglang: str, http: aiohttp.ClientSession) -> N
 
 
 async def test_sglang_metrics_count_evictions(http: aiohttp.ClientSession) -> None:
-    """A pool of 40 tokens that sees 100 has evicted; what was finished is counted."""
+    """A pool of 40 tokens that has seen 100 has evicted; finished requests are counted."""
     with worker(dialect="sglang", kv_tokens=40) as url:
         for token in range(5):
             await call(http, url + TEXT, text([token] * 20))
@@ -140,7 +140,7 @@ async def test_sglang_metrics_count_evictions(http: aiohttp.ClientSession) -> No
 
 
 async def test_sglang_gauges_lag_and_loads_do_not(http: aiohttp.ClientSession) -> None:
-    """Gauges still show the last prefill when all is done; /v1/loads knows better."""
+    """Gauges still show the last prefill when all is done; /v1/loads is current."""
     with worker(dialect="sglang") as url:
         await call(http, url + TEXT, text())
         assert (await series(http, url))["sglang:num_running_reqs"] == 1
@@ -149,7 +149,7 @@ async def test_sglang_gauges_lag_and_loads_do_not(http: aiohttp.ClientSession) -
 
 
 async def test_sglang_refuses_ids_in_a_streamed_chat(sglang: str, http: aiohttp.ClientSession) -> None:
-    """In the words of the real one, before anything is streamed; a whole chat and completions have them."""
+    """The message is the real engine's, before anything is streamed; whole chats and completions have ids."""
     refused = await call(http, sglang + CHAT, chat(return_token_ids=True, stream=True), 400)
     assert refused == {
         "object": "error",

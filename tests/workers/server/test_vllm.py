@@ -76,8 +76,8 @@ async def test_vllm_reports_the_hit_in_the_last_usage(vllm: str, http: aiohttp.C
     assert content(first) == content(again)
 
 
-async def test_vllm_tells_of_a_chat_what_it_put_into_the_cache(vllm: str, http: aiohttp.ClientSession) -> None:
-    """In whole blocks, where a completion's usage has no such count."""
+async def test_vllm_reports_the_tokens_a_chat_put_into_the_cache(vllm: str, http: aiohttp.ClientSession) -> None:
+    """They are counted in whole blocks; a completion's usage has no such count."""
     events = await stream(http, vllm + CHAT, chat("of this chat nobody else in this file thinks", stream_options=USAGE))
     usage = events[-1]["usage"]
     details = usage["prompt_tokens_details"]
@@ -112,7 +112,7 @@ async def test_vllm_completion_stream(vllm: str, http: aiohttp.ClientSession) ->
 
 
 async def test_vllm_errors(vllm: str, http: aiohttp.ClientSession) -> None:
-    """Status, type and param of what a client gets wrong."""
+    """Status, type and param of client errors."""
     cases: list[tuple[Json, int, str, str | None]] = [
         (chat(model="nope"), 404, "NotFoundError", "model"),
         (chat(max_tokens=0), 400, "BadRequestError", "max_tokens"),
@@ -131,7 +131,7 @@ async def test_vllm_errors(vllm: str, http: aiohttp.ClientSession) -> None:
 
 
 async def test_vllm_clamps_the_answer_to_the_context(http: aiohttp.ClientSession) -> None:
-    """A wish that fits the context but not behind this prompt is cut, not refused."""
+    """A max_tokens that fits the context but not after this prompt is reduced, not rejected."""
     with worker(max_model_len=64) as url:
         answer = await call(http, url + TEXT, text([7] * 60, max_tokens=50))
     assert answer["usage"]["completion_tokens"] == 4
