@@ -1,4 +1,4 @@
-"""What can go wrong, sorted by whose fault it is.
+"""All errors of the router, sorted by whose fault they are.
 
     RouterError                  answered to the client: an HTTP status and an OpenAI error object
     ├── ClientError              the client's fault: the same call fails again
@@ -8,12 +8,12 @@
     │   ├── UrlTooLong           414
     │   ├── UnsupportedEncoding  415, a packed body
     │   ├── HeadTooLarge         431
-    │   ├── TooSlow              408, a request that does not come to its end
+    │   ├── TooSlow              408, a request that is not complete in time
     │   ├── UnknownPath          404
     │   ├── MethodNotAllowed     405
     │   ├── UnknownModel         404, code model_not_found
     │   ├── UnservedPath         404, no worker of the model has the path
-    │   ├── UnknownRequest       404, not among the last that there were
+    │   ├── UnknownRequest       404, not among the recent requests that are remembered
     │   ├── UnknownResponse      404, not stored, or not for this client
     │   ├── UnknownWorker        404
     │   ├── UnknownClient        404
@@ -21,18 +21,18 @@
     │   ├── ClientBusy           409
     │   ├── Unauthorized         401, not the operator's key
     │   ├── InvalidKey           401, not the key of a client
-    │   ├── ModelNotAllowed      403, not one of those that the client may call
-    │   └── HostNotAllowed       403, addressed to a name that is not this router's
+    │   ├── ModelNotAllowed      403, not a model that the client may call
+    │   └── HostNotAllowed       403, addressed to a host name that is not this router's
     ├── CapacityError            the fleet's state: the same call may succeed later
-    │   ├── Refused              429, waited too long, or found the queue or a limit full
-    │   ├── NoWorker             503, nobody is there to serve it, or no connection is left
-    │   ├── NoRoom               503, all clients together hold as many bytes as may be held
-    │   └── ShuttingDown         503, the router is about to end; the connection is closed
+    │   ├── Refused              429, waited too long, or the queue is full, or a limit is reached
+    │   ├── NoWorker             503, no worker can serve it, or the router has no connection left
+    │   ├── NoRoom               503, the bytes held for all clients together are at their limit
+    │   └── ShuttingDown         503, the router is shutting down; the connection is closed
     └── WorkerError              a worker's fault
-        ├── WorkerUnreachable    502, before any answer; `accepted` tells whether the engine may have begun
-        ├── WorkerBroke          502, died in the middle or answered nonsense
-        ├── WorkerRefused        502, let the router in no further, or lacks what it lists
-        └── WorkerHung           504, said nothing for too long
+        ├── WorkerUnreachable    502, before any answer; `accepted` is True if the engine may have begun to compute
+        ├── WorkerBroke          502, died during an answer or sent an invalid one
+        ├── WorkerRefused        502, rejects the router's calls, or lacks a model that it lists
+        └── WorkerHung           504, sent nothing for too long
     ConfigError                  the operator's fault: one line on the terminal, no HTTP
 
 Messages reach clients: they name parameters and worker ids, never keys, addresses or prompt text.
@@ -63,7 +63,7 @@ class RouterError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
-        """Seconds; None where it cannot be told."""
+        """Seconds; None if unknown."""
         self.reason = reason
 
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -172,7 +172,7 @@ class UnknownRequest(ClientError):
 
 
 class UnknownResponse(ClientError):
-    """In the words of the engines."""
+    """Has the message of the engines' own error."""
 
     status = 404
 
@@ -287,7 +287,7 @@ class WorkerUnreachable(WorkerError):
     def __init__(self, message: str, *, accepted: bool) -> None:
         super().__init__(message, code="worker_unreachable")
         self.accepted = accepted
-        """Whether the engine may have begun to compute; if not, another worker may be tried at no risk."""
+        """True if the engine may have begun to compute; if False, another worker can be tried without risk."""
 
 
 class WorkerBroke(WorkerError):
@@ -308,4 +308,4 @@ class WorkerHung(WorkerError):
 
 
 class ConfigError(Exception):
-    """A setting that cannot work; its text is one line for the operator."""
+    """An invalid setting; its text is one line for the operator."""

@@ -1,4 +1,4 @@
-"""The commands `d2lpm check`, which says whether a file and its workers are right, and `d2lpm config`."""
+"""The commands `d2lpm check`, which checks a settings file and its workers, and `d2lpm config`."""
 
 import argparse
 import asyncio
@@ -16,13 +16,13 @@ from router.upstream.registry import endpoint_of
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:
-    """What `check` takes."""
+    """Add the arguments of `check`."""
     parser.add_argument("file", metavar="FILE", help="as for `serve --config`; the environment counts as it does there")
     parser.set_defaults(run=lambda options: _check(str(options["file"])))
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """What `config` takes: what `serve` does."""
+    """Add the arguments of `config`, which are those of `serve`."""
     parser.epilog = ABOUT
     add_flags(parser)
     parser.set_defaults(run=lambda flags: _config(load(flags, os.environ)))
@@ -34,32 +34,32 @@ def _config(settings: Settings) -> int:
 
 
 def _check(file: str) -> int:
-    """Returns 1 where anything should be changed. Raises ConfigError for a file that is wrong."""
+    """Return 1 if anything should be changed, otherwise 0. Raises ConfigError for an invalid file."""
     settings = load({"--config": file}, os.environ)
     for line in settings_lines(file, settings):
         print(line)
     workers, findings = asyncio.run(_workers(settings))
     for finding in findings:
         print(f"{finding.seen}; {finding.change}")
-    backends = [endpoint_of(worker, settings) for worker in workers]
-    examined = asyncio.run(check_workers(backends, RouterNeeds(settings.min_match_tokens, settings.isolate != "none")))
-    for line in worker_lines(examined):
+    endpoints = [endpoint_of(worker, settings) for worker in workers]
+    checks = asyncio.run(check_workers(endpoints, RouterNeeds(settings.min_match_tokens, settings.isolate != "none")))
+    for line in worker_lines(checks):
         print(line)
-    return 1 if findings or any(worker.findings for worker in examined) else 0
+    return 1 if findings or any(worker.findings for worker in checks) else 0
 
 
 def settings_lines(file: str, settings: Settings) -> Iterator[str]:
-    """What of the settings is not as by default, and what it means."""
+    """Yield the lines that list the settings changed from their defaults, each with its description."""
     changed = list(given(settings))
-    yield f"{file}: no mistake; settings that are not as by default: {len(changed)}"
+    yield f"{file}: valid; settings changed from their defaults: {len(changed)}"
     for name, value, about in changed:
         yield f"  {name}: {value}"
         yield f"      {about}"
 
 
-def worker_lines(examined: Sequence[WorkerCheck]) -> Iterator[str]:
-    """A line for each worker that answers, one for each thing that it cannot do, and one for each to be changed."""
-    for worker, card, findings, notes in examined:
+def worker_lines(checks: Sequence[WorkerCheck]) -> Iterator[str]:
+    """Yield a line for each worker that answers, one for each of its notes and one for each of its findings."""
+    for worker, card, findings, notes in checks:
         if card:
             yield f"{worker}: {card}{'' if findings else '; its flags fit'}"
         for note in notes:
@@ -69,7 +69,7 @@ def worker_lines(examined: Sequence[WorkerCheck]) -> Iterator[str]:
 
 
 async def _workers(settings: Settings) -> tuple[Sequence[WorkerAddress], Sequence[Finding]]:
-    """Those listed and those that can be found, each once; and what cannot be looked up."""
+    """Return the listed and the discovered workers, each once, and a finding for each failed lookup."""
     named = list(settings.worker)
     findings = []
     if settings.workers_file is not None:

@@ -1,4 +1,4 @@
-"""The command `d2lpm keys`: who may call, and with how much of a share."""
+"""The command `d2lpm keys`, which manages clients, their keys and their shares."""
 
 import argparse
 import time
@@ -16,30 +16,32 @@ Options = Mapping[str, Any]
 
 
 def add_commands(keys: argparse.ArgumentParser) -> None:
-    """Give a parser the subcommands; each sets `run`, which takes the namespace and returns the exit code."""
+    """Add the subcommands to a parser; each sets `run`, which takes the options and returns the exit code."""
     commands = keys.add_subparsers(metavar="COMMAND", required=True)
-    add = _command(commands, "add", "make a client with a key, which is printed this once", _add)
-    add.add_argument("name", metavar="NAME", help="of the client, in metrics and reports")
+    add = _command(commands, "add", "create a client with a key, which is printed only this once", _add)
+    add.add_argument("name", metavar="NAME", help="name of the client, in metrics and reports")
     add.add_argument("--weight", metavar="X", help="its share relative to others, or within its group (default: 1)")
-    add.add_argument("--group", metavar="G", help="one of the file's groups, whose weight its members share")
-    add.add_argument("--expires", metavar="TIME", help="like 2027-01-31 or 2027-01-31T12:00:00Z")
-    add.add_argument("--in-flight", metavar="N", help="calls that may wait or run at a time")
-    add.add_argument("--requests-per-minute", metavar="N")
-    add.add_argument("--tokens-per-minute", metavar="N", help="of input and output")
-    add.add_argument("--model", metavar="M", action="append", default=[], help="that it may call; once for each")
+    add.add_argument("--group", metavar="G", help="one of the file's groups, whose members share a weight")
+    add.add_argument("--expires", metavar="TIME", help="expiry, such as 2027-01-31 or 2027-01-31T12:00:00Z")
+    add.add_argument("--in-flight", metavar="N", help="most calls that wait or run at a time")
+    add.add_argument("--requests-per-minute", metavar="N", help="most calls per minute")
+    add.add_argument("--tokens-per-minute", metavar="N", help="most input and output tokens per minute")
+    add.add_argument(
+        "--model", metavar="M", action="append", default=[], help="a model that it may call; repeat for more"
+    )
     _command(commands, "list", "show the clients, without their keys", _list)
-    revoke = _command(commands, "revoke", "let a client's keys open nothing any more", _revoke)
+    revoke = _command(commands, "revoke", "revoke all keys of a client", _revoke)
     revoke.add_argument("name", metavar="NAME")
-    rotate = _command(commands, "rotate", "give a client a new key, which is printed this once", _rotate)
+    rotate = _command(commands, "rotate", "give a client a new key, which is printed only this once", _rotate)
     rotate.add_argument("name", metavar="NAME")
     rotate.add_argument(
-        "--grace", type=float, default=0.0, metavar="SECONDS", help="for which the old key stays good (default: 0)"
+        "--grace", type=float, default=0.0, metavar="SECONDS", help="seconds for which old keys stay valid (default: 0)"
     )
 
 
 def _command(commands: Any, name: str, about: str, run: Callable[[Options], int]) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
-    command.add_argument("--file", type=Path, required=True, help="the file of clients that `serve --clients` reads")
+    command.add_argument("--file", type=Path, required=True, help="the clients file that `serve --clients` reads")
     command.set_defaults(run=run)
     return command
 
@@ -78,10 +80,10 @@ def _row(name: str, client: ClientEntry) -> tuple[str, ...]:
         f"{client.weight:g}",
         client.group or "-",
         "-" if client.expires is None else datetime.fromtimestamp(client.expires, UTC).strftime("%Y-%m-%dT%H:%MZ"),
-        _told(client.limits) or "-",
+        _limits(client.limits) or "-",
         "all" if client.models is None else ",".join(client.models),
     )
 
 
-def _told(limits: LimitsEntry) -> str:
+def _limits(limits: LimitsEntry) -> str:
     return ",".join(f"{name}={value:g}" for name, value in limits if value is not None)

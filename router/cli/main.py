@@ -32,18 +32,18 @@ from router.telemetry.access_log import AccessLog
 
 log = logging.getLogger("router")
 
-GRACE: Final = 5
-"""Seconds that connections have to close once no call is under way any more."""
+GRACE_SECONDS: Final = 5
+"""Seconds that connections have to close once no call is in flight."""
 SWITCH_SECONDS: Final = 0.0005
-"""After which the event loop has Python's lock back from a thread that parses; by default it takes ten times that."""
+"""Time after which the event loop gets the GIL back from a parsing thread: a tenth of Python's default."""
 INTERRUPTED: Final = 130
-"""What a shell tells of a command that a signal ended."""
+"""The exit code that shells use for a command ended by SIGINT."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code.
+    """Run the command line and return the exit code.
 
-    That is 2, after one line on standard error, for what is wrong in a setting or a file.
+    The code is 2, after one line on standard error, for a mistake in a setting or a file.
     """
     try:
         options = vars(_parser().parse_args(arguments))
@@ -64,17 +64,17 @@ def _parser() -> Parser:
     _add_replay(commands)
     check = commands.add_parser(
         "check",
-        help="say whether a file of settings is right, and whether its workers' flags fit",
-        epilog="Has each worker answer two prompts of some hundred tokens by one token each. Ends with 0 if nothing "
-        "should be changed, else with 1.",
+        help="check a settings file and the flags of its workers",
+        epilog="Sends each worker two prompts of a few hundred tokens, for one token each. Exits with 0 if nothing "
+        "should be changed, otherwise with 1.",
         allow_abbrev=False,
     )
     add_check(check)
     config = commands.add_parser(
-        "config", help="print settings as a file with comments", usage="%(prog)s [FLAG ...]", allow_abbrev=False
+        "config", help="print the settings as a file with comments", usage="%(prog)s [FLAG ...]", allow_abbrev=False
     )
     add_config(config)
-    keys = commands.add_parser("keys", help="say who may call, and with how much of a share", allow_abbrev=False)
+    keys = commands.add_parser("keys", help="manage clients, their keys and their shares", allow_abbrev=False)
     add_commands(keys)
     _add_demo(commands)
     return parser
@@ -96,11 +96,11 @@ def _add_serve(commands: Any) -> None:
 def _add_replay(commands: Any) -> None:
     replay = commands.add_parser(
         "replay",
-        help="feed a journal to a new scheduler and compare what it does",
-        epilog="Ends with 0 if every command is the same, with 1 at the first that is not.",
+        help="feed a journal to a new scheduler and compare its commands",
+        epilog="Exits with 0 if all commands are the same, with 1 at the first difference.",
         allow_abbrev=False,
     )
-    replay.add_argument("file", metavar="FILE", help="what a router wrote with --journal")
+    replay.add_argument("file", metavar="FILE", help="a journal that a router wrote with --journal")
     replay.set_defaults(run=lambda options: _replay(Path(options["file"])))
 
 
@@ -108,7 +108,7 @@ def _add_demo(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help="try the policies side by side on start_emulated_workers workers",
-        add_help=False,  # all its flags are the demo's, --help too
+        add_help=False,  # all flags, --help included, go to the demo program
         prefix_chars="\0",
     )
     demo.add_argument("flags", nargs="*")
@@ -125,14 +125,14 @@ def _replay(journal: Path) -> int:
 
 
 def _demo(flags: Sequence[str]) -> NoReturn:
-    """Become the demo: a program of its own, of which nothing is known here but its name."""
+    """Replace this process with the demo, a separate program of which only the name is known here."""
     os.execv(sys.executable, [sys.executable, "-m", "bench", "demo", *flags])
 
 
 def _serve(settings: Settings) -> int:
-    """Listen until a signal comes and the calls under way have ended. Emulated workers, where asked for, live as long.
+    """Serve until a signal arrives and the calls in flight have ended, with emulated workers if the settings want any.
 
-    Returns 0, or `INTERRUPTED` where a second signal cut calls off.
+    Returns 0, or `INTERRUPTED` if a second signal aborted calls.
     """
     if not any((settings.worker, settings.worker_dns, settings.workers_file, settings.emulate)):
         raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
@@ -153,7 +153,7 @@ def _serve(settings: Settings) -> int:
             lifespan="on",
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # whoever connects could forge its address
+            proxy_headers=False,  # any client could forge its address with these
             server_header=False,
         )
         tune_collector()
@@ -165,7 +165,7 @@ def _serve(settings: Settings) -> int:
 
 
 def _check_files(settings: Settings, workers: int) -> None:
-    """Take all the open files that the system allows, and tell where these are too few."""
+    """Raise the limit of open files as far as the system allows, and log a warning if it is too low."""
     in_flight = None if settings.window == "off" else settings.max_inflight
     limit, wanted = open_files.raise_limit(), open_files.needed(settings.max_connections, workers, in_flight)
     if limit < wanted:
@@ -180,7 +180,7 @@ def _log(settings: Settings) -> None:
         stream=sys.stderr,
     )
     if settings.log_level == "info":
-        for chatty in ("uvicorn.error", "httpx"):  # httpx tells of every poll
+        for chatty in ("uvicorn.error", "httpx"):  # httpx logs every poll
             logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
@@ -192,18 +192,18 @@ def _listener(settings: Settings) -> socket.socket:
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
 
 
-def _greeting(listener: socket.socket, policy: str, workers: int, made_up: Sequence[EmulatedWorker]) -> str:
-    """What an operator wants to know once the router listens."""
+def _greeting(listener: socket.socket, policy: str, workers: int, emulated: Sequence[EmulatedWorker]) -> str:
+    """Return the lines printed once the router listens."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     lines = [f"d2lpm: listening on {url}, policy {policy}, workers: {workers}"]
-    if not made_up:
+    if not emulated:
         return "\n".join([*lines, "The models it serves:", f"  curl {url}/v1/models"])
     messages = [{"role": "user", "content": "Hello"}]
-    call = {"model": made_up[0].model, "stream": True, "max_tokens": 32, "messages": messages}
+    call = {"model": emulated[0].model, "stream": True, "max_tokens": 32, "messages": messages}
     lines += [
-        f"{len(made_up)} of the workers are emulated: they run no model, and their answers are made-up text.",
+        f"{len(emulated)} of the workers are emulated: they run no model, and their answers are made-up text.",
         "Try it:",
         f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(call)}'",
     ]
@@ -211,7 +211,9 @@ def _greeting(listener: socket.socket, policy: str, workers: int, made_up: Seque
 
 
 class _Server(uvicorn.Server):
-    """Says something once it listens, and listens on while the router drains: whoever asks is told to go elsewhere."""
+    """Prints a greeting once it listens, and keeps accepting connections during a drain, so that calls are refused with
+    an answer.
+    """
 
     def __init__(self, config: uvicorn.Config, drain: Drain, greeting: str) -> None:
         super().__init__(config)
@@ -226,11 +228,11 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._drain.over and not self.should_exit:
             self.should_exit = True
-            self.config.timeout_graceful_shutdown = GRACE if self._drain.idle else 0
+            self.config.timeout_graceful_shutdown = GRACE_SECONDS if self._drain.idle else 0
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal; at a second one, or before there is anything to drain, end at once."""
+        """Begin the drain at the first signal; exit at once at a second one, or if the server has not started."""
         if self.started and not self._drain.begun:
             self._drain.begin()
             return

@@ -1,4 +1,4 @@
-"""A recorded run, fed to a new scheduler, which must give the same commands: `d2lpm replay`."""
+"""The command `d2lpm replay`: feeds a recorded run to a new scheduler and compares the commands."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,42 +19,42 @@ from router.process.single import new_scheduler
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An entry at which other commands came than were recorded."""
+    """A journal entry for which the replay gave other commands than were recorded."""
 
     line: int
     entry: JournalEntry
     actual: Sequence[Command]
 
     def __str__(self) -> str:
-        """The first command that differs, for people."""
+        """Describe the first command that differs."""
         pairs = zip_longest(self.entry.commands, self.actual)
-        expected, came = next(pair for pair in pairs if pair[0] != pair[1])
+        expected, actual = next(pair for pair in pairs if pair[0] != pair[1])
         return (
             f"line {self.line}: {type(self.entry.event).__name__} at {self.entry.at}\n"
             f"  expected: {expected or 'no command'}\n"
-            f"  came:     {came or 'no command'}"
+            f"  actual:   {actual or 'no command'}"
         )
 
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What was replayed: all, or up to the first difference."""
+    """The outcome of a replay, which ends with the journal or at the first difference."""
 
     runs: int = 0
     events: int = 0
     requests: int = 0
-    """Arrivals; one that failed and was sent to another worker arrived once."""
+    """Arrived requests; a request that was retried at another worker counts once."""
     seconds: float = 0.0
-    """From the start of each run to its last event, added up."""
+    """The time from the start of each run to its last event, summed over the runs."""
     torn: int = 0
-    """Lines that were cut short, and left out."""
+    """Lines that were cut off and skipped."""
     difference: Difference | None = None
     scheduler: Scheduler | None = None
-    """That of the last run, as its last event left it."""
+    """The scheduler of the last run after its last event."""
 
     def __str__(self) -> str:
-        """One line for people."""
-        torn = f"; {self.torn} cut short at the end of a run and left out" if self.torn else ""
+        """Summarize the replay in one line."""
+        torn = f"; {self.torn} cut off at the end of a run and skipped" if self.torn else ""
         differences = 0 if self.difference is None else 1
         return (
             f"runs {self.runs}, events {self.events}, requests {self.requests}, seconds {self.seconds:.1f}, "
@@ -63,36 +63,36 @@ class ReplayResult:
 
 
 def replay(lines: Iterable[bytes]) -> ReplayResult:
-    """Feed each run of a journal to a scheduler of its own, until a command differs from what was recorded.
+    """Feed each run of a journal to a new scheduler, until a command differs from the recorded one.
 
-    Raises ConfigError for what is not a journal, or not one that this router can replay.
+    Raises ConfigError if the lines are not a journal, or not one that this version can replay.
     """
-    told = ReplayResult()
+    result = ReplayResult()
     now = 0.0
     for number, item in enumerate(read(lines), 1):
         match item:
             case JournalHeader():
-                told.scheduler = _scheduler_of(item)
-                _restore(told.scheduler, item)
+                result.scheduler = _scheduler_of(item)
+                _restore(result.scheduler, item)
                 now = item.clock
-                told.runs += 1
+                result.runs += 1
             case TornLine():
-                told.torn += 1
+                result.torn += 1
             case JournalEntry(at, event, commands):
-                assert told.scheduler is not None, "a run begins with its header"
-                told.events += 1
-                told.requests += isinstance(event, Arrived)
-                told.seconds += at - now
+                assert result.scheduler is not None, "a run begins with its header"
+                result.events += 1
+                result.requests += isinstance(event, Arrived)
+                result.seconds += at - now
                 now = at
-                came = told.scheduler.handle(event, at)
-                if came != commands:
-                    told.difference = Difference(number, item, came)
+                actual = result.scheduler.handle(event, at)
+                if actual != commands:
+                    result.difference = Difference(number, item, actual)
                     break
-    return told
+    return result
 
 
 def replay_file(path: Path) -> ReplayResult:
-    """Replay a journal. Raises ConfigError, which names the file."""
+    """Replay a journal file. Raises ConfigError, which names the file."""
     try:
         with path.open("rb") as lines:
             return replay(lines)

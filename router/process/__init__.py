@@ -1,1 +1,1 @@
-"""Composition roots: what each process of the router consists of."""
+"""Composition roots: each module builds one process of the router from its parts."""

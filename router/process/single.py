@@ -1,4 +1,4 @@
-"""The composition root: builds every part from the settings and joins them; the only file that knows all others."""
+"""The composition root: builds every part of the router from the settings and connects them, in one process."""
 
 import random
 import secrets
@@ -69,35 +69,35 @@ from router.upstream.registry import WorkerDrain, WorkerRegistry, endpoint_of
 
 
 def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
-    """The whole router as one ASGI application. Raises ConfigError for what cannot be written or read.
+    """Build the whole router as one ASGI application. Raises ConfigError for a file that cannot be read or written.
 
-    `resolve` finds the addresses of workers that are known by a name.
+    `resolve` looks up the addresses of workers that are known by a host name.
     """
     now = time.monotonic()
     secret, scheduler, restored, responses = initial_state(settings, now)
     journal = _journal(settings, secret, now, restored)
     patience = SilenceRules(settings.first_token_timeout, settings.token_timeout)
-    fleet = WorkerDirectory((), settings.connect_timeout, patience, settings.aliases())
+    directory = WorkerDirectory((), settings.connect_timeout, patience, settings.aliases())
     registry, labels = CollectorRegistry(), ClientLabels()
     explanations = Explanations(settings.policy)
     observers: list[Observer] = [RequestMetrics(registry, labels), explanations, CacheAlarm(scheduler.mirror)]
     if journal is not None:
         observers.insert(0, journal)
     scheduler_host = SchedulerHost(scheduler, observers, time.monotonic)
-    kv_events = build_kv_events(settings, fleet, scheduler_host, secret)
-    workers = _worker_services(settings, fleet, scheduler_host, resolve)
+    kv_events = build_kv_events(settings, directory, scheduler_host, secret)
+    workers = _worker_services(settings, directory, scheduler_host, resolve)
     scheduler_host.attach(workers.flag_warnings, workers.registry)
-    monitor = workers.poller
+    poller = workers.poller
     drain, lag = Drain(settings.drain_timeout), LoopLag()
-    door = _access_control(settings, scheduler_host)
+    access = _access_control(settings, scheduler_host)
 
     async def report() -> FairnessReport:
         return await fairness_report(
-            settings.policy, scheduler, fleet, scheduler_host.clock(), monitor.unusable_answers()
+            settings.policy, scheduler, directory, scheduler_host.clock(), poller.unusable_answers()
         )
 
     async def cards() -> Mapping[WorkerId, WorkerReport]:
-        return await worker_reports(scheduler, fleet, monitor.unusable_answers())
+        return await worker_reports(scheduler, directory, poller.unusable_answers())
 
     async def scrape() -> bytes:
         state_metrics.report = await report()
@@ -106,7 +106,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     def explain(request: str) -> Explanation:
         return explanations.explain(request, scheduler_host.clock(), time.time())
 
-    stored, background = StoredResponses(settings.stored_responses), BackgroundResponses(scheduler_host, fleet)
+    stored, background = StoredResponses(settings.stored_responses), BackgroundResponses(scheduler_host, directory)
     stored.restore(responses)
     state_metrics, budget = StateCollector(labels), ByteBudget(settings.max_held_bytes)
     connections = _connections(settings, budget)
@@ -117,32 +117,32 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
         state_metrics,
         event_metrics,
         lag,
-        AdmissionMetrics(door.admission.refusals),
+        AdmissionMetrics(access.admission.refusals),
         connections,
         budget,
         files,
         ResponseMetrics(stored, background),
     ):
         registry.register(collector)
-    operations = _operations(settings, fleet, workers, scheduler_host, report)
+    operations = _operations(settings, directory, workers, scheduler_host, report)
     parts = [
-        *(lag, FullCollections(lambda: drain.idle), journal, door.keys, state),
+        *(lag, FullCollections(lambda: drain.idle), journal, access.keys, state),
         *(
-            fleet,
+            directory,
             kv_events,
             workers.flag_warnings,
             workers.discovery,
-            monitor,
+            poller,
             background,
             operations and operations.history,
         ),
     ]
     control = control_plane(
-        *(fleet, scrape, report, cards, door.usage, explain, drain, workers.drain.drained, operations),
+        *(directory, scrape, report, cards, access.usage, explain, drain, workers.drain.drained, operations),
         partial(_running, [part for part in parts if part is not None], scheduler_host),
     )
-    calls = ResponseCalls(scheduler_host, fleet, stored, background, allow_background=settings.background_responses)
-    gateway = _gateway(settings, scheduler_host, fleet, door, budget, kv_events, calls, secret)
+    calls = ResponseCalls(scheduler_host, directory, stored, background, allow_background=settings.background_responses)
+    gateway = _gateway(settings, scheduler_host, directory, access, budget, kv_events, calls, secret)
     return Router(gateway, control, drain, connections)
 
 
@@ -152,7 +152,7 @@ async def _running(
     scheduler_host: SchedulerHost,
     app: FastAPI,  # noqa: ARG001 - FastAPI's signature
 ) -> AsyncIterator[None]:
-    """All parts at work, in the order in which they need each other."""
+    """Run all parts, entered in the order in which they depend on each other."""
     async with AsyncExitStack() as stack:
         for part in parts:
             await stack.enter_async_context(part)
@@ -175,16 +175,16 @@ def _state(
 
 def _operations(
     settings: Settings,
-    fleet: WorkerDirectory,
+    directory: WorkerDirectory,
     workers: "WorkerServices",
     scheduler_host: SchedulerHost,
     report: Callable[[], Awaitable[FairnessReport]],
 ) -> Operations | None:
-    """What operators may do, where they may do anything."""
+    """Build the operators' actions; None if the settings allow none."""
     if not is_open(settings):
         return None
     return Operations(
-        *(fleet, workers.registry, workers.drain, workers.poller.flush, FairnessHistory(report), settings),
+        *(directory, workers.registry, workers.drain, workers.poller.flush, FairnessHistory(report), settings),
         *(scheduler_host.feed, scheduler_host.scheduler.weights),
     )
 
@@ -192,8 +192,8 @@ def _operations(
 def _gateway(
     settings: Settings,
     scheduler_host: SchedulerHost,
-    fleet: WorkerDirectory,
-    door: "AccessControl",
+    directory: WorkerDirectory,
+    access: "AccessControl",
     budget: ByteBudget,
     kv_events: KvEvents,
     responses: ResponseCalls,
@@ -201,8 +201,8 @@ def _gateway(
 ) -> Gateway:
     return Gateway(
         scheduler_host,
-        fleet,
-        door.admission,
+        directory,
+        access.admission,
         PromptHasher(secret),
         budget,
         settings.body_limit,
@@ -214,7 +214,7 @@ def _gateway(
 
 
 class Router:
-    """Sends the data path past FastAPI, whose middleware would stand between a stream and its client."""
+    """Routes calls to models around FastAPI, whose middleware would slow down every chunk of a stream."""
 
     def __init__(self, data: ASGIApp, control: ASGIApp, drain: Drain, connections: Connections) -> None:
         self._data = data
@@ -223,7 +223,7 @@ class Router:
         self.connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a call, or the lifespan."""
+        """Serve one call, or the ASGI lifespan."""
         if family_of(scope.get("path", "")) is None:
             await self._control(scope, receive, send)
         elif self.drain.begun:
@@ -240,11 +240,11 @@ def _journal(settings: Settings, secret: bytes, now: float, restored: list[Piece
 
 
 DEBTORS_OF_A_CLIENT: Final = 20
-"""Of clients whose debts alone are remembered in each queue, for each that is remembered."""
+"""For each client in `client_limit`, clients of which every queue remembers only their debt."""
 
 
 def new_scheduler(settings: Settings) -> Scheduler:
-    """The scheduler, before anything has happened to it."""
+    """Build a scheduler in its initial state."""
     core = SchedulerSettings(
         cost=LinearCost(settings.extend_weight, settings.output_weight),
         waiting=WaitingLimits(
@@ -300,7 +300,7 @@ def _window(settings: Settings) -> Window:
 
 
 class WorkerServices(NamedTuple):
-    """Those who tell of workers that come and go."""
+    """The parts that manage which workers there are."""
 
     poller: Poller
     drain: WorkerDrain
@@ -310,28 +310,28 @@ class WorkerServices(NamedTuple):
 
 
 def _worker_services(
-    settings: Settings, fleet: WorkerDirectory, scheduler_host: SchedulerHost, resolve: Resolve
+    settings: Settings, directory: WorkerDirectory, scheduler_host: SchedulerHost, resolve: Resolve
 ) -> WorkerServices:
     drain = WorkerDrain(scheduler_host.feed)
-    monitor = Poller(fleet, drain.feed, settings.poll_interval)
+    poller = Poller(directory, drain.feed, settings.poll_interval)
     runs = scheduler_host.scheduler.cluster.__contains__
-    roster = WorkerRegistry(fleet, monitor, drain, runs, lambda worker: endpoint_of(worker, settings))
-    advice = FlagWarnings(fleet, RouterNeeds(settings.min_match_tokens, settings.isolate != "none"))
-    return WorkerServices(monitor, drain, roster, _discovery(settings, roster, resolve), advice)
+    worker_registry = WorkerRegistry(directory, poller, drain, runs, lambda worker: endpoint_of(worker, settings))
+    advice = FlagWarnings(directory, RouterNeeds(settings.min_match_tokens, settings.isolate != "none"))
+    return WorkerServices(poller, drain, worker_registry, _discovery(settings, worker_registry, resolve), advice)
 
 
-def _discovery(settings: Settings, roster: WorkerRegistry, resolve: Resolve) -> Discovery:
-    """Names the workers of the settings to the roster, and finds the others. Raises ConfigError for a wrong file."""
-    roster.set_source_workers("the settings", settings.worker)
+def _discovery(settings: Settings, worker_registry: WorkerRegistry, resolve: Resolve) -> Discovery:
+    """Register the workers of the settings, and build the discovery of others. Raises ConfigError for a wrong file."""
+    worker_registry.set_source_workers("the settings", settings.worker)
     sources: list[WorkerSource] = [DnsSource(url, resolve) for url in settings.worker_dns]
     if settings.workers_file is not None:
-        read_workers(settings.workers_file)  # raises at the start, where later it would only be told
+        read_workers(settings.workers_file)  # an error stops the start here; later it would only be logged
         sources.append(FileSource(settings.workers_file))
-    return Discovery(sources, roster.set_source_workers, settings.discovery_interval)
+    return Discovery(sources, worker_registry.set_source_workers, settings.discovery_interval)
 
 
 class AccessControl(NamedTuple):
-    """By which clients come in."""
+    """The parts that identify clients and enforce their limits."""
 
     admission: Admission
     keys: KeyWatch
@@ -342,8 +342,8 @@ def _access_control(settings: Settings, scheduler_host: SchedulerHost) -> Access
     scheduler = scheduler_host.scheduler
     identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
 
-    def use(book: ClientDirectory) -> None:
-        identifier.directory = book
+    def use(clients: ClientDirectory) -> None:
+        identifier.directory = clients
 
     def usage(headers: Mapping[bytes, bytes], address: str | None) -> UsageReport:
         who = identifier.identify(headers, None, address)
@@ -354,21 +354,21 @@ def _access_control(settings: Settings, scheduler_host: SchedulerHost) -> Access
 
 
 class InitialState(NamedTuple):
-    """What a run begins with."""
+    """The state with which a run of the router begins."""
 
     secret: bytes
-    """Of the prompt hashes."""
+    """The secret that keys the prompt hashes."""
     scheduler: Scheduler
     restored: list[Piece]
-    """What the scheduler was given from before a restart."""
+    """The saved state that was restored into the scheduler after a restart."""
     responses: Sequence[StoredResponse] = ()
-    """Those that were remembered then."""
+    """The stored responses that were saved with it."""
 
 
 def initial_state(settings: Settings, now: float) -> InitialState:
-    """The scheduler at its start, with the state that was saved, if there is one that is of use.
+    """Build the scheduler and restore its saved state, if there is a usable one.
 
-    Raises ConfigError where the state's directory cannot be used.
+    Raises ConfigError if the state directory cannot be used.
     """
     given = settings.hash_secret
     secret = None if given is None else given.get_secret_value().encode()

@@ -128,7 +128,7 @@ def test_a_line_that_a_crash_cut_short_is_left_out_and_told(journal: Path) -> No
     whole = replay_file(journal)
     cut = replay(journal.read_bytes()[:-3].splitlines())
     assert (cut.difference, cut.torn, cut.events) == (None, 1, whole.events - 1)
-    assert "1 cut short" in str(cut)
+    assert "1 cut off" in str(cut)
 
 
 def test_the_first_difference_is_told(journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +143,7 @@ def test_the_first_difference_is_told(journal: Path, tmp_path: Path, capsys: pyt
     assert summary.endswith("differences 1")
     assert where.startswith(f"line {number + 1}: ")
     assert expected.lstrip().startswith("expected: Dispatch(")
-    assert came.lstrip().startswith("came:     Dispatch(")
+    assert came.lstrip().startswith("actual:   Dispatch(")
     assert "why='not " in expected
     assert "why='not " not in came
 
