@@ -13,7 +13,7 @@ def played(
     outcome: Callable[[Call], Outcome] = lambda _: Outcome.DONE,
     seconds: Callable[[Call], float] = lambda _: 1.0,
 ) -> list[tuple[float, Call]]:
-    """The first so many calls in order of their arrival, each with its time; `seconds` is how long each takes."""
+    """Return the first calls in order of their arrival, each with its time; `seconds` is how long each call takes."""
     serial = count()
     unasked = iter(client.calls)
     due: list[tuple[float, int, Call]] = []

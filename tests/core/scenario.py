@@ -1,4 +1,4 @@
-"""A conversation with a scheduler: short words for what happens, and a clock that only the test moves.
+"""A scheduler driven by a test: one short method per event, and a clock that only the test moves.
 
 A prompt is written with one letter per chunk of 32 tokens: "doc?" and "doc!" share three chunks, 96 tokens.
 """
@@ -37,13 +37,13 @@ ONE_AT_A_TIME = SchedulerSettings(window=FixedWindow(requests=1))
 
 
 def key(text: str, *, exact: bool = True) -> PromptKey:
-    """Hash a prompt of one letter per chunk; unless `exact`, its tokens are left to be estimated."""
+    """Hash a prompt of one letter per chunk; unless `exact`, its tokens are to be estimated."""
     rendered = b"".join(letter.encode() * CHUNK_BYTES for letter in text)
     return HASHER.prompt(rendered, CHUNK_TOKENS * len(text) if exact else None).key
 
 
 class Scene:
-    """One scheduler, its gateway and its engines, played by the test."""
+    """One scheduler, with its front and engines played by the test."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Scene:
             self.join(worker)
 
     def tell(self, event: Event) -> list[Command]:
-        """Let this happen now, and note what is to be done."""
+        """Feed an event to the scheduler now, and apply the commands that follow."""
         commands = self.scheduler.handle(event, self.now)
         for command in commands:
             match command:
@@ -91,7 +91,7 @@ class Scene:
         self.tell(Evicted(WorkerId(worker), tokens))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and the timer ring if it was set to."""
+        """Let time pass, and wake the scheduler if it asked for that."""
         self.now += seconds
         if self.wake_at is not None and self.wake_at <= self.now:
             self.wake_at = None
@@ -111,9 +111,9 @@ class Scene:
         answers: int = 1,
         only: str | None = None,
     ) -> RequestId:
-        """A client sends a prompt and asks for at most `limit` output tokens; a group has weight 1.
+        """Let a client send a prompt and ask for at most `limit` output tokens; a group has weight 1.
 
-        `anew`: the engines that compute the prompt in full, whatever they have cached; `only`: the worker that may take
+        `anew`: the engines that compute the prompt in full, whatever they have cached. `only`: the worker that may take
         it.
         """
         request = RequestId(f"{client}{len(self.requests) + 1}")
@@ -143,28 +143,28 @@ class Scene:
     def finish(
         self, request: RequestId, output: int | None = None, *, cached: int | None = None, answer: str = ""
     ) -> None:
-        """The engine answers in full; unless told otherwise, with what streamed and what was predicted."""
+        """Let the engine answer in full; by default, with what streamed and what was predicted."""
         self.tell(Finished(request, self._usage(request, output, cached), (key(answer),) if answer else ()))
 
     def cancel(self, request: RequestId, output: int | None = None) -> None:
-        """The client leaves; with `output`, the engine's word on what it had got."""
+        """Let the client leave; `output`: the output tokens that the engine reports for it."""
         self.tell(Cancelled(request, None if output is None else self._usage(request, output, None)))
 
     def refuse(self, request: RequestId) -> None:
-        """The engine turns the call away before it looks at it."""
+        """Let the engine refuse the call before accepting it."""
         self.tell(Failed(request, accepted=False))
 
     def fail(self, request: RequestId) -> None:
-        """The engine breaks off."""
+        """Let the engine break off."""
         self.tell(Failed(request, accepted=True))
 
     def serve(self, request: RequestId, output: int = 0, *, answer: str = "") -> None:
-        """From the first token to the last at once."""
+        """Start and finish a request at once."""
         self.start(request)
         self.finish(request, output, answer=answer)
 
     def serve_all(self) -> None:
-        """Serve whatever is in flight, and what goes then, until nothing waits."""
+        """Serve all requests in flight, and those dispatched then, until none waits."""
         while running := [r for state in self.scheduler.cluster for r in state.running]:
             self.serve(running[0])
 

@@ -1,4 +1,4 @@
-"""Prompts that an engine computes in full, whatever its prefix cache holds of them, and who pays for that."""
+"""Prompts that an engine computes in full, whatever its prefix cache holds, and who is charged for that."""
 
 from itertools import pairwise
 
@@ -47,7 +47,7 @@ HASHER = PromptHasher(b"a secret")
     ],
 )
 def test_a_body_says_which_engines_do_not_read_their_cache_for_it(path: str, members: bytes, anew: set[str]) -> None:
-    """0 is not null, and an engine that does not know a member passes over it."""
+    """0 differs from null, and an engine that does not know a field ignores it."""
     body = b'{"model":"m","prompt":"x","input":"x","messages":[{"role":"user","content":"x"}]%b}' % members
     assert FAMILIES[path].parse(Head(path), body, HASHER).computed_anew_by == anew
 
@@ -62,7 +62,7 @@ def scene(engine: str = "vllm", settings: SchedulerSettings | None = None) -> Sc
 
 @pytest.mark.parametrize(("engine", "found"), [("vllm", 0), ("sglang", SIZE - 1), ("generic", 0), ("", 0)])
 def test_no_hit_is_predicted_where_the_engine_does_not_read_its_cache(engine: str, found: int) -> None:
-    """An engine of another kind reads it; one of an unknown kind is taken not to."""
+    """An engine of another kind reads it; one of an unknown kind is assumed not to."""
     talk = scene(engine)
     asked = talk.arrive("ada", PROMPT, anew={"vllm"})
     assert talk.dispatched[asked].cached_tokens == found
@@ -71,16 +71,16 @@ def test_no_hit_is_predicted_where_the_engine_does_not_read_its_cache(engine: st
     assert talk.charged("ada") == SIZE - talk.dispatched[asked].cached_tokens
 
 
-def test_what_was_computed_anew_is_cached_for_those_that_come_after() -> None:
-    """The engine stores what it computes, whether it looked for it or not."""
+def test_a_prompt_computed_anew_is_cached_for_later_requests() -> None:
+    """The engine stores what it computes, whether it read its cache or not."""
     talk = Scene("rr+dlpm", DlpmParameters(), workers=())
     talk.join("w1", engine="vllm")
     talk.serve(talk.arrive("ada", PROMPT, anew={"vllm"}))
     assert talk.dispatched[talk.arrive("bob", PROMPT)].cached_tokens > SIZE - 2 * CHUNK_TOKENS
 
 
-def test_an_answer_that_found_nothing_because_nothing_was_looked_for_refutes_nothing() -> None:
-    """What the cache is believed to hold stays, and the predictions for others are trusted as before."""
+def test_an_answer_that_did_not_read_the_cache_refutes_nothing() -> None:
+    """The believed content of the cache stays, and predictions for others are trusted as before."""
     talk = scene()
     for _ in range(40):
         asked = talk.arrive("ada", PROMPT, anew={"vllm"})
@@ -91,16 +91,16 @@ def test_an_answer_that_found_nothing_because_nothing_was_looked_for_refutes_not
     assert (cache.calibration.totals.answers, cache.evictions.total(), list(cache.hit_ages)) == (1, 0, [])
 
 
-def test_what_is_computed_anew_takes_its_whole_prompt_of_the_window() -> None:
-    """A window that has room for little uncached input lets it wait while something else does."""
+def test_a_prompt_computed_anew_counts_in_full_in_the_window() -> None:
+    """A window with room for little uncached input makes it wait while another request is unstarted."""
     talk = scene(settings=SchedulerSettings(window=FixedWindow(requests=8, unstarted_tokens=2 * SIZE + 64)))
     talk.arrive("bob", "other text", limit=1)
     first, second, third = (talk.arrive("ada", PROMPT, anew=anew) for anew in ({"vllm"}, {"vllm"}, ()))
     assert [request in talk.dispatched for request in (first, second, third)] == [True, False, True]
 
 
-def test_longest_match_does_not_prefer_what_is_computed_anew() -> None:
-    """To go early brings such a request nothing: one that would find its prefix goes first."""
+def test_longest_match_does_not_prefer_prompts_computed_anew() -> None:
+    """Such a request gains nothing by going early: one that would hit its prefix goes first."""
     talk = scene(settings=SchedulerSettings(window=FixedWindow(requests=1)))
     busy = talk.arrive("ada", "x")
     anew = talk.arrive("ada", PROMPT, anew={"vllm"})
@@ -113,7 +113,7 @@ def test_longest_match_does_not_prefer_what_is_computed_anew() -> None:
 
 @pytest.mark.parametrize("told_by", ["itself", "its metrics"])
 def test_no_hit_is_predicted_at_a_worker_without_a_prefix_cache(told_by: str) -> None:
-    """And it is not believed to hold anything, until it says otherwise."""
+    """It is not believed to hold anything, until it reports otherwise."""
     talk = scene()
     worker = Worker(W1, frozenset(["llama"]), engine="vllm", caches=told_by != "itself")
     talk.tell(WorkerJoined(worker))
@@ -131,7 +131,7 @@ LONG_SIZE = len(LONG) * CHUNK_TOKENS
 
 
 def measured(engine: str = "vllm", settings: SchedulerSettings | None = None) -> Scene:
-    """One worker that computes a thousand tokens of input a second, as is known, and holds the long prompt."""
+    """One worker with a known prefill rate of a thousand tokens per second, which holds the long prompt."""
     talk = scene(engine, settings)
     for number in range(60):
         asked = talk.arrive("bob", f"{number:02} lessons of its pace " * 2)
@@ -143,15 +143,15 @@ def measured(engine: str = "vllm", settings: SchedulerSettings | None = None) ->
 
 
 def left_after(talk: Scene, asked: RequestId, seconds: float) -> float:
-    """What the client is charged that leaves at the first token, which comes after so long."""
+    """Return what a client is charged that leaves at the first token, which comes after this many seconds."""
     talk.now += seconds
     talk.start(asked)
     talk.cancel(asked)
     return talk.charged("ada")
 
 
-def test_who_leaves_at_a_first_token_that_took_long_pays_for_what_was_computed_until_then() -> None:
-    """More with the time, from the prediction to the whole prompt and no further."""
+def test_a_client_that_leaves_at_a_late_first_token_pays_for_the_prefill() -> None:
+    """The charge rises with the time, from the prediction to the whole prompt and no further."""
     seconds = [0.0, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 60.0]
     charges = []
     for each in seconds:
@@ -167,8 +167,8 @@ def test_who_leaves_at_a_first_token_that_took_long_pays_for_what_was_computed_u
         assert 0.7 * each / SECONDS_PER_TOKEN - 400 <= charged <= 1.3 * each / SECONDS_PER_TOKEN
 
 
-def test_the_engines_own_word_counts_more_than_the_time() -> None:
-    """It may have had something else to do that the router does not know."""
+def test_the_engines_usage_counts_more_than_the_time() -> None:
+    """The engine may have done other work that the router does not know."""
     talk = measured()
     asked = talk.arrive("ada", LONG)
     talk.now += 60.0
@@ -178,8 +178,8 @@ def test_the_engines_own_word_counts_more_than_the_time() -> None:
 
 
 @pytest.mark.parametrize("computed", [0, 700])
-def test_the_engines_count_says_how_much_of_the_time_may_be_charged(computed: int) -> None:
-    """Whatever else the engine was busy with, nobody pays for input that it has not counted."""
+def test_the_engines_counter_bounds_the_charge_for_the_time(computed: int) -> None:
+    """Whatever else the engine did, no client pays for input that the engine has not counted."""
     talk = measured()
     talk.tell(WorkerReported(W1, 0, 0, work=WorkReport(1e6)))
     talk.tell(WorkerReported(W1, 0, 0, work=WorkReport(1e6 + computed)))
@@ -188,8 +188,8 @@ def test_the_engines_count_says_how_much_of_the_time_may_be_charged(computed: in
     assert left_after(talk, asked, 60.0) == predicted + computed
 
 
-def test_nobody_pays_for_the_time_in_which_others_were_computed() -> None:
-    """Those before it, those that start with it, and those that still wait and may have been begun with."""
+def test_no_client_pays_for_the_prefill_of_others() -> None:
+    """Others are those before it, those that start with it, and those that wait and may have been started."""
     talk = measured()
     others = [talk.arrive("bob", f"{number} other " * 7) for number in range(3)]
     asked = talk.arrive("ada", LONG)
@@ -202,8 +202,8 @@ def test_nobody_pays_for_the_time_in_which_others_were_computed() -> None:
     assert left_after(talk, asked, 0.01) == predicted
 
 
-def test_nobody_pays_for_waiting_for_a_place() -> None:
-    """Where the engine's batch was full, the time counts from when another request left it."""
+def test_no_client_pays_for_waiting_for_a_slot() -> None:
+    """If the engine's batch was full, the time counts from when another request left it."""
     talk = measured()
     talk.tell(WorkerReported(W1, 4, 0, places=4))
     running = [talk.arrive("bob", f"run {number}") for number in range(4)]
@@ -217,8 +217,8 @@ def test_nobody_pays_for_waiting_for_a_place() -> None:
     assert left_after(talk, asked, 0.05) == predicted
 
 
-def test_the_same_time_is_not_paid_for_twice() -> None:
-    """Of two that started together and leave, one claims what the time leaves unexplained, and the other the rest."""
+def test_the_same_time_is_not_charged_twice() -> None:
+    """Of two that started together and leave, one is charged for the unexplained time, and the other for the rest."""
     talk = measured()
     asked = [talk.arrive("ada", LONG), talk.arrive("ada", LONG)]
     predicted = sum(LONG_SIZE - talk.dispatched[each].cached_tokens for each in asked)
@@ -230,8 +230,8 @@ def test_the_same_time_is_not_paid_for_twice() -> None:
     assert predicted < talk.charged("ada") <= 1.3 * 1.5 / SECONDS_PER_TOKEN
 
 
-def test_one_pays_for_no_more_than_its_whole_prompt() -> None:
-    """What the time leaves unexplained beyond that is left for those that started with it."""
+def test_no_request_is_charged_more_than_its_whole_prompt() -> None:
+    """The rest of the unexplained time is left for those that started with it."""
     talk = measured()
     asked = [talk.arrive("ada", LONG), talk.arrive("ada", LONG)]
     talk.now += 60.0
@@ -243,8 +243,8 @@ def test_one_pays_for_no_more_than_its_whole_prompt() -> None:
 
 
 @pytest.mark.parametrize("way", ["whole answers", "an answer that tells", "slow steps"])
-def test_what_else_may_have_taken_the_time(way: str) -> None:
-    """Prompts whose start does not show, one that proved to be computed in full, and steps with many streams."""
+def test_other_causes_of_a_late_first_token_are_not_charged(way: str) -> None:
+    """Prompts whose start is not visible, one that proved to be computed in full, and steps with many streams."""
     talk = measured()
     running = talk.arrive("bob", "runs beside it") if way == "slow steps" else None
     if running is not None:
@@ -265,16 +265,16 @@ def test_what_else_may_have_taken_the_time(way: str) -> None:
     assert left_after(talk, asked, 0.0) == predicted
 
 
-def test_before_its_pace_is_known_a_worker_is_taken_at_the_prediction() -> None:
-    """The first guess of a pace is no reason to charge anybody."""
+def test_before_its_prefill_rate_is_known_the_prediction_is_charged() -> None:
+    """The first guess of a rate is no reason to charge a client."""
     talk = scene()
     asked = talk.arrive("ada", PROMPT)
     assert left_after(talk, asked, 60.0) == SIZE - talk.dispatched[asked].cached_tokens
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_prompt_with_several_answers_is_paid_once_though_one_of_them_found_it_in_the_cache(engine: str) -> None:
-    """What a real engine says was found is what the first answer had computed just before."""
+def test_a_prompt_with_several_answers_is_charged_once(engine: str) -> None:
+    """A real engine reports as cached what the first answer had computed just before."""
     talk = scene(engine)
     asked = talk.arrive("ada", "a new one.", answers=3)
     talk.start(asked)

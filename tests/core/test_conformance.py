@@ -1,4 +1,4 @@
-"""What every policy in the table keeps to, whatever happens in whatever order."""
+"""What every policy in the registry guarantees, whatever happens in whatever order."""
 
 import subprocess
 import sys
@@ -97,7 +97,7 @@ model_sets = st.sets(st.sampled_from(MODELS), min_size=1).map(frozenset)
 
 
 def examples(policy: str) -> int:
-    """How many to try: placement and order hardly touch each other, so not every pair is tried as hard as each."""
+    """How many examples to try: placement and order hardly interact, so pairs are tried less than single policies."""
     placement, _, order = policy.partition("+")
     return 40 if placement == "rr" or order in ("", "fcfs") or policy in JOINED_ONCE else 5
 
@@ -108,7 +108,7 @@ def build(policy: str) -> Scheduler:
 
 @dataclass
 class Running:
-    """A dispatched request, as its engine and its gateway know it."""
+    """A dispatched request, as its engine and its front know it."""
 
     request: Request
     worker: WorkerId
@@ -120,12 +120,12 @@ class Running:
 
     @property
     def unstarted(self) -> bool:
-        """Whether it fills the window, for certain; when the others start is guessed."""
+        """Whether it certainly fills the window; when the others start is estimated."""
         return self.request.streamed and not self.started
 
 
 class Fleet(RuleBasedStateMachine):
-    """A gateway and engines that do anything, and keep books of their own about the scheduler's commands."""
+    """A front and engines that do anything, and keep their own books about the scheduler's commands."""
 
     policy: ClassVar[str]
 
@@ -245,7 +245,7 @@ class Fleet(RuleBasedStateMachine):
         self.waiting[request.id] = request
         commands = self.tell(Arrived(request))
         refused = [command.request for command in commands if isinstance(command, Reject)]
-        # A full waiting room keeps no worker with room from what it could serve at once. Else somebody gives way.
+        # A full queue keeps no worker from a request that it could serve at once. Otherwise a request is displaced.
         assert len(refused) == (not served or (full and request.id not in self.running))
         assert served or refused == [request.id]
 
@@ -284,7 +284,7 @@ class Fleet(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), accepted=st.booleans(), fault=st.sampled_from(Fault))
     def give_back(self, data: st.DataObject, accepted: bool, fault: Fault) -> None:
-        """A worker fails a request that another may do: then or later it goes there, or is refused."""
+        """Let a worker return a request: it is dispatched to another one at once or later, or rejected."""
         request = self.any_of(data, self.running)
         running = self.back[request] = self.running.pop(request)
         if fault is not Fault.FULL:
@@ -318,15 +318,15 @@ class Fleet(RuleBasedStateMachine):
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
-    def news_about_a_waiting_request(self, data: st.DataObject) -> None:
-        """Only its client can end a request that waits: other news of it is from a mistaken life."""
+    def events_about_a_waiting_request(self, data: st.DataObject) -> None:
+        """Only its client can end a waiting request: other events about it are ignored."""
         request = self.any_of(data, self.waiting)
         for event in (Started(request), Progressed({request: 5}), Finished(request), Failed(request, accepted=False)):
             assert not self.tell(event)
 
     @rule(data=st.data())
-    def late_news(self, data: st.DataObject) -> None:
-        """What is told of a request that is gone, or was never here, changes nothing."""
+    def late_events(self, data: st.DataObject) -> None:
+        """An event about an ended or unknown request changes nothing."""
         request = data.draw(st.sampled_from(self.ended))
         news: list[Event] = [
             Started(request),
@@ -347,7 +347,7 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def books_agree(self) -> None:
-        """The scheduler has neither more nor fewer requests than the gateway and the engines."""
+        """The scheduler has the same requests as the front and the engines."""
         scheduler = self.scheduler
         backlogged = sum(map(scheduler.backlog.of_client, scheduler.weights))
         assert backlogged == len(self.waiting)
@@ -357,7 +357,7 @@ class Fleet(RuleBasedStateMachine):
         reserved = [request for account in scheduler.ledger.accounts.values() for request in account.unstarted]
         unstarted = {request: it for request, it in self.running.items() if not it.started}
         assert len(reserved) == len(set(reserved))
-        # A whole answer may be believed to have started, and is charged for output from then on.
+        # An unstreamed answer may be estimated to have started, and is charged for output from then on.
         assert {request for request, it in unstarted.items() if it.request.streamed} <= set(reserved) <= {*unstarted}
         for state in scheduler.cluster:
             there = [running for running in self.running.values() if running.worker == state.worker.id]
@@ -368,16 +368,16 @@ class Fleet(RuleBasedStateMachine):
             assert sum(shown) <= state.load.unstarted_tokens <= sum(shown) + sum(silent)
 
     @invariant()
-    def nothing_is_torn(self) -> None:
-        """Charges are conserved, and the tree and the index of the watches are whole."""
+    def totals_are_consistent(self) -> None:
+        """Charges are conserved, and the tree and the index of watches are consistent."""
         self.scheduler.ledger.check_conservation()
         self.scheduler.prefixes.check_integrity()
 
     @invariant()
     def no_worker_idles(self) -> None:
-        """A worker that nothing is on its way to, and that is not full, has nobody waiting for it.
+        """No request waits for a worker that is not full and to which nothing is in flight.
 
-        In a pool with locality somebody may, for another worker and for a time that is known.
+        In a pool with locality a request may wait for another worker, for a known time.
         """
         policy = self.scheduler.policy
         assert policy.next(self.now) is None
@@ -394,13 +394,13 @@ class Fleet(RuleBasedStateMachine):
                 assert not pooled or not able
 
     def teardown(self) -> None:
-        """When all has ended, every count is at zero; and the same history has the same commands."""
+        """When all requests have ended, every count is 0, and the same history gives the same commands."""
         self.join(WORKERS[0], frozenset(MODELS))
         while self.running:
             request = next(iter(self.running))
             self.end(request)
             self.tell(Finished(request))
-        # What still waits has a time to wait for, or is given up as too late.
+        # Requests that still wait have a deadline, or are rejected as expired.
         deadlines = (self.scheduler.policy.next_deadline, self.scheduler.cluster.next_deadline)
         assert not self.waiting or min(deadlines) < inf
         assert not self.running
@@ -420,7 +420,9 @@ class Fleet(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("policy", NAMES)
 def test_every_request_ends_once_and_leaves_nothing(policy: str) -> None:
-    """In any order of events, each request is dispatched at most once, within the window, and every count returns."""
+    """In any order of events, each request is dispatched within the window and ends once, and every count returns to
+    0.
+    """
 
     class FleetOfPolicy(Fleet):
         pass
@@ -431,7 +433,7 @@ def test_every_request_ends_once_and_leaves_nothing(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", NAMES)
 def test_declared_locality_is_seen(policy: str) -> None:
-    """One after the other on an idle fleet, requests that share a prefix stay at one worker exactly if so declared."""
+    """One after the other on an idle fleet, requests with a shared prefix stay at one worker exactly if so declared."""
     talk = Scene(policy, workers=WORKERS)
     for letter in "abcdef":
         talk.serve(talk.arrive("ada", "document" + letter))
@@ -441,7 +443,7 @@ def test_declared_locality_is_seen(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", NAMES)
 def test_declared_work_conservation_is_seen(policy: str) -> None:
-    """A worker that joins takes what waits for another, and has no prefix there, exactly if the policy says so."""
+    """A worker that joins takes requests that wait for another, without a prefix there, exactly if so declared."""
     talk = Scene(policy, RpmParameters(limit=1), workers=WORKERS[:1], settings=ONE_AT_A_TIME)
     for letter in "abc":
         talk.arrive("ada", letter)
@@ -450,7 +452,7 @@ def test_declared_work_conservation_is_seen(policy: str) -> None:
 
 
 def history(policy: str) -> str:
-    """What a long fixed conversation comes to."""
+    """The commands of a long fixed history."""
     talk = Scene(policy, DlpmParameters(200.0), D2lpmParameters(500.0), workers=WORKERS, settings=TIGHT)
     random = Random(7)
     for step in range(120):
@@ -466,7 +468,7 @@ def history(policy: str) -> str:
 
 
 def test_commands_do_not_depend_on_the_order_of_sets() -> None:
-    """Another process, with another seed for the hashes of strings, gives the same commands."""
+    """Another process, with another seed for string hashes, gives the same commands."""
     script = "import tests.core.test_conformance as t; print([t.history(name) for name in t.NAMES])"
     outputs = {
         subprocess.run(

@@ -1,4 +1,4 @@
-"""Workers that come and go: of those that left, only so many are remembered, and nothing of the others anywhere."""
+"""Workers that come and go: a limited number of departed ones is remembered, and nothing of the others."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 
 
 def texts(root: object) -> Iterator[tuple[str, str]]:
-    """Every text that an object of the router's holds, however deep, with the way there; containers by their type."""
+    """Yield every text that a router object holds, however deep, with the path to it; containers by their type."""
     seen: set[int] = set()
     todo: list[tuple[str, object]] = [(type(root).__name__, root)]
     while todo:
@@ -50,13 +50,13 @@ def texts(root: object) -> Iterator[tuple[str, str]]:
 
 
 def fields(each: object) -> list[str]:
-    """The names of what an object has, be it by slots or not."""
+    """The names of an object's attributes, in slots or not."""
     names = [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
     return [name for name in {*names, *getattr(each, "__dict__", ())} if hasattr(each, name)]
 
 
 def ways_to(root: object, workers: set[str]) -> dict[str, set[str]]:
-    """Where their names are still held, and whose."""
+    """Return where the workers' names are still held, and which."""
     found: dict[str, set[str]] = {}
     for way, text in texts(root):
         if text in workers:
@@ -77,14 +77,14 @@ class Fleet(Scene):
         self.observers.append(self.alarm)
 
     def tell(self, event: Event) -> list[Command]:
-        """See `Scene`; the observers hear of it."""
+        """Feed the event to the scheduler and the observers."""
         commands = super().tell(event)
         for observer in self.observers:
             observer.observe(self.now, event, commands)
         return commands
 
     def visit(self, worker: str) -> None:
-        """One more comes, does something, and goes while a request runs there."""
+        """Let a worker join, serve something, and leave while a request runs there."""
         self.join(worker)
         for client, letter in (("ada", "a"), ("bob", "b"), ("ada", "c"), ("cy", "d")):
             self.arrive(client, letter * 4, limit=9, group="g" if client == "cy" else None)
@@ -110,8 +110,8 @@ class Fleet(Scene):
         "rpm",
     ],
 )
-def test_of_two_hundred_workers_that_left_the_last_are_remembered(policy: str) -> None:
-    """By scheduler, metrics and alarm together; whoever left before them has left no trace."""
+def test_only_the_last_departed_workers_are_remembered(policy: str) -> None:
+    """By scheduler, metrics and alarm together; workers that left earlier leave no trace."""
     fleet = Fleet(policy)
     names = [f"worker-{number}" for number in range(200)]
     for name in names:
@@ -128,8 +128,8 @@ QUANTA = (DlpmParameters(quantum=100.0), DlpmHomeParameters(quantum=100.0), D2lp
 
 
 @pytest.mark.parametrize(("others", "kept"), [(LIMIT - 1, True), (LIMIT, False)])
-def test_a_worker_that_comes_back_in_time_finds_what_is_owed(others: int, kept: bool) -> None:
-    """And is trusted little by little; after as many others it is new."""
+def test_a_returning_worker_finds_its_clients_debts(others: int, kept: bool) -> None:
+    """It is trusted gradually; after too many other departures it is new."""
     fleet = Fleet("d2lpm", *QUANTA)
     fleet.join("w")
     fleet.leave("stays")
@@ -149,8 +149,8 @@ def test_a_worker_that_comes_back_in_time_finds_what_is_owed(others: int, kept: 
 
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
-def test_workers_of_before_a_restart_are_remembered_like_those_that_left(policy: str) -> None:
-    """They are trusted as if they had not been away; those that do not come are forgotten when too many have left."""
+def test_workers_from_a_snapshot_are_remembered_like_departed_ones(policy: str) -> None:
+    """They are trusted as if they had not left; those that do not join are forgotten after too many departures."""
     fleet = Fleet(policy, *QUANTA)
     fleet.join("gone")
     for letter in "abcd":
@@ -168,8 +168,8 @@ def test_workers_of_before_a_restart_are_remembered_like_those_that_left(policy:
     assert ways_to(later.scheduler, {"gone"}) == {}
 
 
-def test_what_was_counted_of_a_worker_is_not_lost_with_its_label() -> None:
-    """It is told of all the others together, also of one that came and went often."""
+def test_counters_of_a_forgotten_worker_are_kept_in_a_sum() -> None:
+    """They are reported as one sum over all forgotten workers, also for a worker that came and went often."""
     fleet = Fleet("rr+fcfs")
     for number in range(3 * LIMIT):
         fleet.visit(f"worker-{number}")
@@ -188,7 +188,7 @@ def test_what_was_counted_of_a_worker_is_not_lost_with_its_label() -> None:
 
 
 async def test_workers_that_an_operator_adds_and_removes_leave_nothing() -> None:
-    """Neither in the roster, nor among connections, polls and followers; but that of the last one for a while."""
+    """Neither in the registry nor among connections, probes and followers, except the last one for a while."""
     async with scripted_engine() as engine, running_router() as router:
         (roster,) = [each for each in router.scheduler_host._observers if isinstance(each, WorkerRegistry)]
         names = [f"worker-{number}" for number in range(12)]

@@ -1,4 +1,4 @@
-"""Groups: members share one weight, whatever they do to have more, under every policy that weighs clients."""
+"""Groups: members share one weight, whatever they do to gain more, under every policy that weighs clients."""
 
 from collections import Counter
 from itertools import count
@@ -38,7 +38,7 @@ members = st.tuples(st.sampled_from("abcde"), st.sampled_from([1.0, 2.0, 0.1]), 
 def test_the_active_members_share_their_groups_weight(
     told: list[tuple[str, float, str | None]], data: st.DataObject
 ) -> None:
-    """Whoever comes, goes or changes: a group's members have its weight together, each in proportion to its own."""
+    """Whoever joins, leaves or changes: the members have the group's weight together, each in proportion to its own."""
     shares, groups = Shares(), {"g": 3.0, "h": 0.5, None: 1.0}
     active: Counter[str] = Counter()
     latest: dict[str, Request] = {}
@@ -55,13 +55,15 @@ def test_the_active_members_share_their_groups_weight(
             mates = [each for each in now if each.group == label]
             own = sum(each.weight for each in mates)
             for each in mates:
-                assert shares.effective_weight(each) == pytest.approx(each.weight if label is None else whole * each.weight / own)
+                assert shares.effective_weight(each) == pytest.approx(
+                    each.weight if label is None else whole * each.weight / own
+                )
         parts = [shares.fleet_share(each.client, each.weight, each.group, each.group_weight) for each in now]
         assert not now or sum(parts) == pytest.approx(1.0)
 
 
 class Rivals:
-    """A group and a client of the same weight, both of which always have something waiting."""
+    """A group and a client of the same weight, both of which always have a request queued."""
 
     def __init__(self, policy: str) -> None:
         self.scene = Scene(policy, *QUANTA, settings=ONE_AT_A_TIME)
@@ -72,12 +74,12 @@ class Rivals:
             self.ask("single", None)
 
     def ask(self, client: str, group: str | None, weight: float = 1.0) -> None:
-        """A prompt like no other."""
+        """Send a prompt that shares no prefix with another."""
         prompt = chr(1000 + next(self._numbers))
         self._of[self.scene.arrive(client, prompt, group=group, weight=weight)] = client
 
     def turn(self) -> str:
-        """Serve what is in flight; returns whose it was."""
+        """Serve what is in flight; returns the client served."""
         running = self.scene.order[-1]
         client = self._of[running]
         self.scene.serve(running)
@@ -88,14 +90,14 @@ class Rivals:
 
     @property
     def ratio(self) -> float:
-        """What the group was served, over what the client was."""
+        """Service of the group divided by that of the client."""
         return self.served["group"] / self.served["single"]
 
 
 @pytest.mark.parametrize("policy", WEIGHING)
 @pytest.mark.parametrize("size", [1, 10])
 def test_a_group_of_ten_keys_has_as_much_as_one(policy: str, size: int) -> None:
-    """Ten members that always wait are served together what one client of the group's weight is."""
+    """Ten members that always wait are served together as much as one client of the group's weight."""
     rivals = Rivals(policy)
     names = [f"member{number}" for number in range(size)]
     for name in names * 3:
@@ -109,8 +111,8 @@ def test_a_group_of_ten_keys_has_as_much_as_one(policy: str, size: int) -> None:
 
 @pytest.mark.parametrize("policy", WEIGHING)
 @pytest.mark.parametrize("names", [7, 10_000])
-def test_taking_turns_gives_nothing(policy: str, names: int) -> None:
-    """A group whose every request comes under another name, new or used before, has no more than its weight."""
+def test_members_that_take_turns_gain_nothing(policy: str, names: int) -> None:
+    """A group whose every request has another client name, new or used before, gets no more than its weight."""
     rivals, fresh = Rivals(policy), count()
     for _ in range(3):
         rivals.ask(f"name{next(fresh) % names}", "team")
@@ -122,7 +124,7 @@ def test_taking_turns_gives_nothing(policy: str, names: int) -> None:
 
 @pytest.mark.parametrize("policy", WEIGHING)
 def test_members_share_by_their_own_weights(policy: str) -> None:
-    """Within a group, who weighs twice as much is served twice as much."""
+    """Within a group, a member with twice the weight is served twice as much."""
     rivals, served = Rivals(policy), Counter[str]()
     weights = {"light": 1.0, "heavy": 2.0}
     for name, weight in weights.items():
@@ -137,8 +139,8 @@ def test_members_share_by_their_own_weights(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
-def test_what_a_member_owes_does_not_change_with_its_weight(policy: str) -> None:
-    """Members that come and go change what it is given, not what it has."""
+def test_a_members_debt_does_not_change_with_its_weight(policy: str) -> None:
+    """Members that come and go change its share, not its deficit."""
     scene = Scene(policy, *QUANTA, settings=ONE_AT_A_TIME)
     scene.arrive("ann", "abcdefghij", group="team")
     owed = scene.deficit("ann").order
@@ -150,18 +152,17 @@ def test_what_a_member_owes_does_not_change_with_its_weight(policy: str) -> None
 
 
 class CountingShares(Shares):
-    """Counts how often it is asked."""
+    """Counts how often a share is asked for."""
 
     asked = 0
 
     def scale(self, group: GroupId | None) -> float:
-        """See `Shares`."""
         self.asked += 1
         return super().scale(group)
 
 
 def asked_per_turn(members: int) -> float:
-    """How often the scheduler asks for a weight while it serves one request of a group of so many."""
+    """How often the scheduler asks for a weight while it serves one request of a group with this many members."""
     rivals = Rivals("dlpm_home")
     shares = rivals.scene.scheduler.shares
     shares.__class__ = CountingShares
@@ -177,5 +178,5 @@ def asked_per_turn(members: int) -> float:
 
 
 def test_a_decision_costs_the_same_in_a_large_group() -> None:
-    """Forty times as many members that wait do not make it look at more of them."""
+    """Forty times as many waiting members do not make the scheduler look at more of them."""
     assert asked_per_turn(400) < 2 * asked_per_turn(10) + 5

@@ -1,4 +1,4 @@
-"""What an operator's credit and forgetting do to counters, turns and bounds."""
+"""How an operator's credit and forgetting change deficits, turns and bounds."""
 
 import pytest
 
@@ -13,14 +13,14 @@ A, B = ClientId("a"), ClientId("b")
 WITH_COUNTERS = ("rr+dlpm", "dlpm_home", "rr+vtc", "rr+lcf", "d2lpm+dlpm", "d2lpm")
 
 
-def counter(scene: Scene, client: ClientId) -> float:
+def deficit(scene: Scene, client: ClientId) -> float:
     credit = scene.scheduler.policy.deficit(client, WorkerId("w1")).order
     assert credit is not None
     return credit
 
 
 def crowded(policy: str) -> Scene:
-    """Two clients with several requests each, of which one runs."""
+    """Two clients with several requests each, one of which runs."""
     scene = Scene(policy, settings=ONE_AT_A_TIME)
     for number in range(4):
         scene.arrive("a", f"{number}a")
@@ -29,18 +29,18 @@ def crowded(policy: str) -> Scene:
 
 
 @pytest.mark.parametrize("policy", WITH_COUNTERS)
-def test_credit_moves_the_counter_of_its_client_alone(policy: str) -> None:
-    """By the cost; of a virtual counter, the credit told is its negative."""
+def test_credit_changes_the_deficit_of_its_client_alone(policy: str) -> None:
+    """By the cost; for a virtual counter, the reported deficit is its negative."""
     scene = crowded(policy)
-    before = {client: counter(scene, client) for client in (A, B)}
+    before = {client: deficit(scene, client) for client in (A, B)}
     scene.tell(Credited(A, 500.0))
-    assert counter(scene, A) == pytest.approx(before[A] + 500.0)
-    assert counter(scene, B) == before[B]
+    assert deficit(scene, A) == pytest.approx(before[A] + 500.0)
+    assert deficit(scene, B) == before[B]
 
 
 @pytest.mark.parametrize("policy", ["rr+dlpm", "dlpm_home", "rr+vtc"])
-def test_who_has_credit_goes_first(policy: str) -> None:
-    """Until it is used up; without it the two take turns."""
+def test_a_client_with_credit_goes_first(policy: str) -> None:
+    """Until the credit is used up; without it the two take turns."""
     scene = Scene(policy, DlpmParameters(quantum=64.0), DlpmHomeParameters(quantum=64.0), settings=ONE_AT_A_TIME)
     for number in range(8):
         scene.arrive("a", f"{number}a")
@@ -53,8 +53,8 @@ def test_who_has_credit_goes_first(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_takes_credit_and_forgetting(policy: str) -> None:
-    """Also for a client that it does not know, and in the midst of others."""
+def test_every_policy_accepts_credit_and_forgetting(policy: str) -> None:
+    """Also for an unknown client, and among others."""
     scene = crowded(policy)
     for client in (A, B, ClientId("nobody")):
         scene.tell(Credited(client, 10.0))
@@ -63,7 +63,7 @@ def test_every_policy_takes_credit_and_forgetting(policy: str) -> None:
 
 
 def test_the_bound_is_wider_by_the_credit_and_the_gap_begins_anew() -> None:
-    """What was served before the gift is another interval."""
+    """Service before the grant belongs to another interval."""
     scene = crowded("rr+dlpm")
     scene.finish(next(iter(scene.dispatched)))
     fairness = scene.scheduler.fairness
@@ -75,17 +75,17 @@ def test_the_bound_is_wider_by_the_credit_and_the_gap_begins_anew() -> None:
     assert fairness.gap(WorkerId("w1")) == 0
 
 
-def test_a_client_is_forgotten_when_it_has_nothing_under_way() -> None:
-    """Its service counts among those forgotten, and what it owes stays."""
+def test_a_client_without_requests_can_be_forgotten() -> None:
+    """Its service is added to that of forgotten clients, and its debt stays."""
     scene = Scene("rr+dlpm", DlpmParameters(quantum=64.0))
     scene.arrive("b", "x")
     request = scene.arrive("a", "abcdefgh")
     scene.tell(Forgotten(A))
     assert A in scene.scheduler.weights
     scene.finish(request)
-    owed = counter(scene, A)
+    owed = deficit(scene, A)
     assert owed < 0
     scene.tell(Forgotten(A))
     assert A not in scene.scheduler.weights
     assert scene.scheduler.ledger.forgotten.extend == 256
-    assert counter(scene, A) == owed
+    assert deficit(scene, A) == owed

@@ -1,4 +1,4 @@
-"""Requests that only one worker may take, told as conversations; `test_conformance` and `test_theorem` have more."""
+"""Requests that only one worker may take, played event by event; see also `test_conformance` and `test_theorem`."""
 
 import pytest
 
@@ -14,8 +14,8 @@ POLICIES = ("dlpm_home", "pooled_fcfs", "rpm", "d2lpm", "rr+fcfs", "least_reques
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_it_waits_for_its_worker(policy: str) -> None:
-    """Whatever room another has."""
+def test_a_pinned_request_waits_for_its_worker(policy: str) -> None:
+    """Whatever room another worker has."""
     talk = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
     first, second = talk.arrive("ann", "a", only="w2"), talk.arrive("ann", "b", only="w2")
     assert talk.order == [first]
@@ -25,8 +25,8 @@ def test_it_waits_for_its_worker(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["dlpm_home", "pooled_fcfs"])
-def test_nobody_waits_for_one_that_another_worker_is_to_take(policy: str) -> None:
-    """Neither in order of arrival, nor for the credit of its client: a worker with room is refilled without it."""
+def test_a_pinned_request_delays_no_other_worker(policy: str) -> None:
+    """Neither in order of arrival, nor by its client's deficit: a worker with room is refilled without it."""
     talk = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
     talk.arrive("ann", "a", only="w1")
     running = talk.arrive("bob", "a long prompt of his, for which he is in debt", limit=50)
@@ -38,8 +38,8 @@ def test_nobody_waits_for_one_that_another_worker_is_to_take(policy: str) -> Non
     assert waiting not in talk.order
 
 
-def test_its_client_is_not_backlogged_in_the_pool() -> None:
-    """Others are served at workers that it does not wait for: that is no gap. It counts as waiting all the same."""
+def test_the_client_of_a_pinned_request_is_not_backlogged_in_the_pool() -> None:
+    """Service of others at other workers makes no gap. The request counts as waiting all the same."""
     talk = Scene("dlpm_home", *SMALL, workers=W, settings=ONE_AT_A_TIME)
     talk.arrive("ann", "a", only="w1")
     talk.arrive("cyd", "c", only="w1")
@@ -53,8 +53,8 @@ def test_its_client_is_not_backlogged_in_the_pool() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_it_goes_with_its_worker(policy: str) -> None:
-    """One that waits when the worker leaves is refused, as is one that comes later; others go elsewhere."""
+def test_a_pinned_request_is_rejected_if_its_worker_leaves(policy: str) -> None:
+    """Whether it waits at that time or arrives later; other requests go elsewhere."""
     talk = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
     talk.arrive("ann", "a", only="w1")
     waiting = talk.arrive("ann", "b", only="w1")

@@ -1,4 +1,4 @@
-"""The life of a request, told as conversations: what it costs, how it ends, what it leaves in the cache."""
+"""The lifecycle of a request, played event by event: what it costs, how it ends, and what it leaves in the cache."""
 
 from dataclasses import replace
 from math import ceil
@@ -24,8 +24,8 @@ def scene(settings: SchedulerSettings | None = None, workers: tuple[str, ...] = 
 # What a request costs
 
 
-def test_the_input_is_reserved_at_dispatch_and_the_output_paid_as_it_streams() -> None:
-    """Extend tokens once, output tokens twice, each as soon as it is known."""
+def test_input_is_reserved_at_dispatch_and_output_charged_as_it_streams() -> None:
+    """Extend tokens are charged once, output tokens twice, each as soon as they are known."""
     talk = scene()
     answer = talk.arrive("ada", "document?", limit=100)
     assert talk.charged("ada") == 9 * CHUNK_TOKENS
@@ -45,8 +45,8 @@ def test_nothing_is_charged_while_a_request_waits() -> None:
     assert list(talk.scheduler.ledger.accounts) == ["ada"]
 
 
-def test_the_engines_usage_is_the_last_word() -> None:
-    """What the cache did not hold after all is paid in full, and what it held more is given back."""
+def test_the_engines_usage_replaces_the_prediction() -> None:
+    """Tokens that were not cached after all are charged in full, and further cached ones are given back."""
     talk = scene()
     talk.finish(talk.arrive("ada", "document"))
     wrong = talk.arrive("ada", "document?")
@@ -58,7 +58,7 @@ def test_the_engines_usage_is_the_last_word() -> None:
 
 @pytest.mark.parametrize("output", [None, 7])
 def test_a_client_that_leaves_pays_for_what_was_computed(output: int | None) -> None:
-    """What streamed until then, or what the engine says; and nothing of it is left in any count."""
+    """It pays for what streamed until then, or what the engine reports, and nothing is left in any count."""
     talk = scene()
     running = talk.arrive("ada", "document", limit=100)
     talk.progress(running, 5)
@@ -69,7 +69,7 @@ def test_a_client_that_leaves_pays_for_what_was_computed(output: int | None) -> 
 
 
 def test_a_refused_call_is_refunded_and_a_broken_one_is_not() -> None:
-    """Before the engine accepted it nothing was computed; later something was."""
+    """Before the engine accepted the call nothing was computed; later something was."""
     talk = scene()
     refused, broken = talk.arrive("ada", "document"), talk.arrive("bob", "another")
     talk.refuse(refused)
@@ -80,8 +80,8 @@ def test_a_refused_call_is_refunded_and_a_broken_one_is_not() -> None:
     assert talk.scheduler.live == 0
 
 
-def test_trust_in_a_predicted_match_is_limited_for_each_client() -> None:
-    """Above the cap a match is charged as if it were none; usage gives it back at the end."""
+def test_uncharged_cached_tokens_are_limited_per_client() -> None:
+    """Above the limit a match is charged as if nothing were cached; the usage gives it back at the end."""
     talk = scene(SchedulerSettings(cached_in_flight=10 * CHUNK_TOKENS))
     talk.serve(talk.arrive("bob", "document"))
     first, second = talk.arrive("ada", "document1"), talk.arrive("ada", "document2")
@@ -95,7 +95,7 @@ def test_trust_in_a_predicted_match_is_limited_for_each_client() -> None:
 
 
 def test_service_counts_from_the_first_token() -> None:
-    """Until then the input is reserved, and no service that could be compared with another's."""
+    """Until then the input is only reserved, and is no service to compare with another client's."""
     talk = scene()
     running = talk.arrive("ada", "document")
     account = talk.scheduler.ledger.accounts[talk.requests[running].client]
@@ -105,7 +105,7 @@ def test_service_counts_from_the_first_token() -> None:
 
 
 def test_a_settlement_is_service() -> None:
-    """What usage adds to, or takes from, the tokens that streamed counts in the gap to those that wait meanwhile."""
+    """What the usage adds to the streamed tokens, or takes from them, counts in the service gap to waiting clients."""
     talk = scene(ONE_AT_A_TIME)
     running = talk.arrive("ada", "document", limit=50)
     for client in ("ada", "bob", "ada", "bob"):
@@ -120,7 +120,7 @@ def test_a_settlement_is_service() -> None:
 
 
 def test_a_prompt_is_matched_from_its_dispatch() -> None:
-    """The next of a burst need not wait for the end of the first to go where its prefix is."""
+    """The next request of a burst can follow its prefix before the first has ended."""
     talk = scene(workers=("w1", "w2"))
     first, second = talk.arrive("ada", "document1"), talk.arrive("bob", "document2")
     assert talk.worker_of(first) == talk.worker_of(second)
@@ -128,7 +128,7 @@ def test_a_prompt_is_matched_from_its_dispatch() -> None:
 
 
 def test_the_next_turn_matches_the_answer_too() -> None:
-    """Prompt and answer stand at the head of the next prompt, and both are in the cache."""
+    """The next prompt begins with prompt and answer, and both are cached."""
     talk = scene(workers=("w1", "w2"))
     turn = talk.arrive("ada", "question")
     talk.serve(turn, output=3 * CHUNK_TOKENS, answer="question+answer")
@@ -138,7 +138,7 @@ def test_the_next_turn_matches_the_answer_too() -> None:
 
 
 def test_a_worker_that_left_holds_nothing() -> None:
-    """Neither what it had nor what ends there later; if it comes back, its cache is cold."""
+    """Neither what it had nor what ends there later; if it comes back, its cache is empty."""
     talk = scene()
     running, last = talk.arrive("ada", "question"), talk.arrive("ada", "else")
     talk.leave("w1")
@@ -148,8 +148,8 @@ def test_a_worker_that_left_holds_nothing() -> None:
     assert talk.dispatched[talk.arrive("ada", "question+answer+more")].cached_tokens == 0
 
 
-def test_no_more_is_believed_than_fits() -> None:
-    """A worker of known capacity forgets its stalest prefixes as new ones come."""
+def test_the_believed_cache_fits_the_capacity() -> None:
+    """A worker of known capacity loses its stalest prefixes as new ones come."""
     talk = scene(SchedulerSettings(kv_tokens=10 * CHUNK_TOKENS))
     for prompt in ("document", "another"):
         talk.serve(talk.arrive("ada", prompt))
@@ -160,16 +160,16 @@ def test_no_more_is_believed_than_fits() -> None:
 # How a request ends
 
 
-def test_a_request_for_a_model_that_nobody_serves_is_turned_away() -> None:
-    """At once, without a promise of when to try again."""
+def test_a_request_for_an_unserved_model_is_rejected() -> None:
+    """It is rejected at once, without a retry time."""
     talk = scene()
     request = talk.arrive("ada", "document", model="unheard of")
     assert talk.refusals == {request: Refusal.NO_WORKER}
     assert talk.scheduler.live == 0
 
 
-def test_when_too_many_wait_the_next_is_turned_away() -> None:
-    """Those that run do not count as waiting."""
+def test_requests_beyond_the_queue_limit_are_rejected() -> None:
+    """Requests in flight do not count as waiting."""
     talk = scene(FEW_MAY_WAIT)
     requests = [talk.arrive("ada", "document") for _ in range(4)]
     assert talk.refusals == {requests[3]: Refusal.QUEUE_FULL}
@@ -177,8 +177,8 @@ def test_when_too_many_wait_the_next_is_turned_away() -> None:
     assert talk.arrive("ada", "document") not in talk.refusals
 
 
-def test_a_full_waiting_room_keeps_no_idle_worker_idle() -> None:
-    """What can go at once need not wait, however many wait for another worker."""
+def test_a_full_queue_keeps_no_worker_idle() -> None:
+    """A request that can be dispatched at once is, however many wait for another worker."""
     talk = scene(FEW_MAY_WAIT)
     talk.join("w2", "mistral")
     for _ in range(4):
@@ -186,8 +186,8 @@ def test_a_full_waiting_room_keeps_no_idle_worker_idle() -> None:
     assert talk.arrive("bob", "hello", model="mistral") in talk.dispatched
 
 
-def test_a_request_that_waited_too_long_is_turned_away() -> None:
-    """Its deadline is the next alarm; with it the client learns when to try again."""
+def test_a_request_that_waited_too_long_is_rejected() -> None:
+    """Its deadline is the next wake-up; the rejection says when to retry."""
     talk = scene(FEW_MAY_WAIT)
     running = talk.arrive("ada", "one")
     talk.now = 3.0
@@ -203,8 +203,8 @@ def test_a_request_that_waited_too_long_is_turned_away() -> None:
     talk.finish(running)
 
 
-def test_an_alarm_is_set_once_and_again_when_it_rang_too_early() -> None:
-    """A `WakeAt` replaces the one before it, so it is not repeated; a vain `Ticked` sets it anew."""
+def test_a_wake_up_is_set_once_and_again_if_it_came_too_early() -> None:
+    """A `WakeAt` replaces the previous one, so it is not repeated; a needless `Ticked` sets it anew."""
     talk = scene(FEW_MAY_WAIT)
     talk.arrive("ada", "one")
     waits = talk.arrive("ada", "two")
@@ -217,7 +217,7 @@ def test_an_alarm_is_set_once_and_again_when_it_rang_too_early() -> None:
 
 
 def test_an_id_in_use_is_an_error_and_changes_nothing() -> None:
-    """The caller names its requests; one that has ended may be named again."""
+    """Front ends choose the ids; the id of an ended request may be used again."""
     talk = scene()
     request = talk.arrive("ada", "document")
     with pytest.raises(ValueError, match=request):
@@ -228,8 +228,8 @@ def test_an_id_in_use_is_an_error_and_changes_nothing() -> None:
     assert talk.scheduler.live == 1
 
 
-def test_news_crosses_with_the_end_of_a_request() -> None:
-    """What comes after the end, or about nobody, is passed over."""
+def test_late_events_change_nothing() -> None:
+    """An event about an ended or unknown request is ignored."""
     talk = scene()
     running = talk.arrive("ada", "document")
     talk.cancel(running)
@@ -243,8 +243,8 @@ def test_news_crosses_with_the_end_of_a_request() -> None:
     assert talk.charged("ada") == charged
 
 
-def test_what_runs_at_a_worker_that_left_ends_by_itself() -> None:
-    """It is charged to its end; the worker is forgotten with the last of it."""
+def test_requests_at_a_worker_that_left_run_to_their_end() -> None:
+    """They are charged to their end; the worker is forgotten with the last of them."""
     talk = scene()
     running = talk.arrive("ada", "document", limit=9)
     talk.leave("w1")
@@ -256,7 +256,7 @@ def test_what_runs_at_a_worker_that_left_ends_by_itself() -> None:
 
 
 def test_a_worker_that_comes_back_in_time_takes_new_requests_beside_the_old() -> None:
-    """What runs there still fills its window, and ends as if nothing had been."""
+    """Requests that still run there fill its window, and end as if the worker had stayed."""
     talk = scene(ONE_AT_A_TIME)
     running = talk.arrive("ada", "one")
     talk.leave("w1")
@@ -272,8 +272,8 @@ def test_a_worker_that_comes_back_in_time_takes_new_requests_beside_the_old() ->
 # How much goes at once
 
 
-def test_what_has_not_started_fills_the_window() -> None:
-    """Uncached tokens count until the first token of their answer; then the next goes."""
+def test_unstarted_requests_fill_the_window() -> None:
+    """Uncached tokens count until the first output token; then the next request goes."""
     talk = scene(SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=10 * CHUNK_TOKENS)))
     first, second, third = (talk.arrive("ada", prompt) for prompt in ("six---", "four", "1"))
     assert talk.order == [first, second]
@@ -282,7 +282,7 @@ def test_what_has_not_started_fills_the_window() -> None:
 
 
 def test_a_request_larger_than_the_window_goes_alone() -> None:
-    """It waits until nothing is unstarted, and then need not fit."""
+    """It waits until no request there is unstarted, and then need not fit."""
     talk = scene(SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=4 * CHUNK_TOKENS)))
     small, large = talk.arrive("ada", "1"), talk.arrive("ada", "large prompt")
     assert talk.order == [small]
@@ -290,8 +290,8 @@ def test_a_request_larger_than_the_window_goes_alone() -> None:
     assert talk.order == [small, large]
 
 
-def test_a_retry_is_promised_from_the_measured_rate() -> None:
-    """Before there is a rate the client is told to come back late; then, when its queue should have drained."""
+def test_the_retry_time_follows_from_the_measured_rate() -> None:
+    """Before a rate is known the client is asked to retry late; later, when its queue should have drained."""
     talk = scene(FEW_MAY_WAIT)
     for prompt in ("one", "two", "six"):
         talk.arrive("ada", prompt)
@@ -308,7 +308,7 @@ def test_a_retry_is_promised_from_the_measured_rate() -> None:
 
 
 def test_a_flood_costs_the_flooder() -> None:
-    """In a full room a client with less waiting displaces the newest of whoever has most, who is charged nothing."""
+    """In a full queue a client with fewer requests displaces the newest one of the client with most, at no charge."""
     talk = scene(FEW_MAY_WAIT)
     flood = [talk.arrive("flood", "document") for _ in range(3)]
     light = talk.arrive("light", "prompt")
@@ -319,8 +319,8 @@ def test_a_flood_costs_the_flooder() -> None:
     assert talk.scheduler.ledger.accounts.keys() == {"flood", "light"}
 
 
-def test_an_arrival_goes_with_the_last_that_waited() -> None:
-    """Room for both came by time alone, and no timer has rung yet."""
+def test_an_arrival_is_dispatched_with_the_last_queued_request() -> None:
+    """Time alone made room for both, and no wake-up has come yet."""
     talk = Scene("pooled_fcfs")
     talk.tell(Failed(talk.arrive("ada", "one"), accepted=False, fault=Fault.FULL))
     waits = talk.arrive("ada", "two")
@@ -330,8 +330,8 @@ def test_an_arrival_goes_with_the_last_that_waited() -> None:
     assert talk.order[1:] == [waits, newcomer]
 
 
-def test_what_waits_behind_a_head_that_is_displaced_goes_at_once() -> None:
-    """The head of a queue did not fit, and makes room for a newcomer, which fits."""
+def test_a_request_behind_a_displaced_head_goes_at_once() -> None:
+    """The head of a queue did not fit, and is displaced by an arrival that fits."""
     window, waiting = FixedWindow(requests=9, unstarted_tokens=4 * CHUNK_TOKENS), WaitingLimits(requests=1)
     talk = Scene("pooled_fcfs", settings=SchedulerSettings(window=window, waiting=waiting))
     first, head = (talk.arrive("ada", prompt, weight=0.5) for prompt in ("one", "large"))
@@ -340,8 +340,8 @@ def test_what_waits_behind_a_head_that_is_displaced_goes_at_once() -> None:
     assert talk.order == [first, newcomer]
 
 
-def test_what_was_displaced_is_gone() -> None:
-    """Whatever is said of it afterwards, by its client or by the clock, changes nothing."""
+def test_a_displaced_request_has_ended() -> None:
+    """Later events about it, from its client or the clock, change nothing."""
     talk = scene(FEW_MAY_WAIT)
     flood = [talk.arrive("flood", "document") for _ in range(3)]
     talk.arrive("light", "prompt")

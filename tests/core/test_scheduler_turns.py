@@ -1,4 +1,4 @@
-"""What the scheduler tells of turns, from a call's arrival to its end, however that comes."""
+"""What the scheduler reports of a client's turns, from a call's arrival to its end."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def rounds(scene: Scene) -> RoundTimes:
 
 @pytest.mark.parametrize("policy", ["dlpm_home", "d2lpm", "rr+fcfs"])
 def test_a_call_waits_in_the_router_and_at_its_worker(policy: str) -> None:
-    """Until its first token; one that is answered does not wait, and its client is no more unserved."""
+    """A call waits until its first token; after that it does not, and its client is no longer unserved."""
     scene = Scene(policy, settings=ONE_AT_A_TIME)
     first, second = scene.arrive(ADA, "aaaa"), scene.arrive(BOB, "bbbb")
     scene.now = 2.0
@@ -36,8 +36,8 @@ def test_a_call_waits_in_the_router_and_at_its_worker(policy: str) -> None:
     assert rounds(scene).clients == 0
 
 
-def test_a_whole_answer_waits_until_it_is_there() -> None:
-    """Or until it is believed to be computed, which is charged then."""
+def test_an_unstreamed_answer_waits_until_it_is_complete() -> None:
+    """Or until it is estimated to be computed, and is charged."""
     scene = Scene("dlpm_home")
     call = scene.arrive(ADA, "aaaa", streamed=False)
     scene.now = 0.1
@@ -52,8 +52,8 @@ def test_a_whole_answer_waits_until_it_is_there() -> None:
     scene.finish(believed, output=90)
 
 
-def test_who_gives_up_is_not_served_by_that() -> None:
-    """Be it here or at a worker: a call that ends without a first token ends no wait of its client's."""
+def test_giving_up_is_not_service() -> None:
+    """A call that ends without a first token, queued or at a worker, does not end its client's wait."""
     scene = Scene("dlpm_home", settings=ONE_AT_A_TIME)
     sent, waiting = scene.arrive(ADA, "aaaa"), scene.arrive(BOB, "bbbb")
     scene.now = 30.0
@@ -70,8 +70,8 @@ def test_who_gives_up_is_not_served_by_that() -> None:
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_call_that_came_back_waits_if_it_had_not_begun(begun: bool) -> None:
-    """An answer that goes on elsewhere has had its first token."""
+def test_a_returned_call_waits_unless_its_answer_had_begun(begun: bool) -> None:
+    """An answer that continues at another worker has had its first token."""
     scene = Scene("dlpm_home", workers=("w1", "w2"))
     call = scene.arrive(ADA, "aaaa")
     if begun:
@@ -87,8 +87,8 @@ def test_a_call_that_came_back_waits_if_it_had_not_begun(begun: bool) -> None:
     assert rounds(scene).clients == 0
 
 
-def test_what_is_refused_is_open_no_more() -> None:
-    """For want of a worker, or of time."""
+def test_a_rejected_call_is_no_longer_open() -> None:
+    """Whether no worker serves it or it has expired."""
     scene = Scene("dlpm_home", settings=ONE_AT_A_TIME)
     scene.arrive(ADA, "aaaa", model="unknown")
     assert rounds(scene).clients == 0

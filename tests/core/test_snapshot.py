@@ -1,4 +1,4 @@
-"""What is restored from a snapshot is what was saved: credit, service, matches, and in which order they are evicted."""
+"""A snapshot restores what was saved: deficits, service, matches, and the order of their eviction."""
 
 from collections.abc import Iterable
 from random import Random
@@ -66,7 +66,7 @@ def restored_tree(pieces: list[Prefixes], now: float) -> PrefixTree:
 
 
 def scene_of(policy: str, history: list[tuple[str, str, int]]) -> Scene:
-    """A fleet of two that served these requests, two at a time, each with so many tokens of output."""
+    """A fleet of two workers that served these requests, two at a time, each with the given output tokens."""
     scene = Scene(policy, *SMALL, workers=("w1", "w2"), settings=ONE_AT_A_TIME)
     for client, prompt, output in history:
         scene.now += 1.0
@@ -77,7 +77,7 @@ def scene_of(policy: str, history: list[tuple[str, str, int]]) -> Scene:
 
 
 def counted(pieces: Iterable[Piece]) -> list[Piece]:
-    """All but the prefixes, which may come in another order of workers."""
+    """All pieces but the prefixes, whose workers may be in another order."""
     return [piece for piece in pieces if isinstance(piece, Clients | Counters | Groups)]
 
 
@@ -92,7 +92,7 @@ def restored(policy: str, pieces: list[Piece], now: float, *workers: str) -> Sce
 
 @given(insertions)
 def test_a_restored_tree_matches_and_evicts_like_the_one_saved(history: list[tuple[str, WorkerId, float]]) -> None:
-    """Every prefix is held by the same workers, touched as long ago, and goes in the same order."""
+    """Every prefix is held by the same workers, has the same age, and is evicted in the same order."""
     tree, now = tree_of(history)
     copy = restored_tree(list(saved_prefixes(tree, now, 1000, 1000)), now + 50)
     documents = {document[:end] for document, _, _ in history for end in range(1, len(document) + 1)}
@@ -113,7 +113,7 @@ def test_a_restored_tree_matches_and_evicts_like_the_one_saved(history: list[tup
 def test_a_tree_may_change_while_it_is_saved(
     before: list[tuple[str, WorkerId, float]], meanwhile: list[tuple[str, WorkerId, float]], evicted: int
 ) -> None:
-    """What is saved was held at some time since it began, and nothing is saved that contradicts itself."""
+    """Everything saved was held at some time since saving began, and nothing saved contradicts the rest."""
     tree, now = tree_of(before)
     documents = {document for document, _, _ in (*before, *meanwhile)}
     most = {
@@ -134,7 +134,7 @@ def test_a_tree_may_change_while_it_is_saved(
 
 
 def test_the_newest_prefixes_are_saved_first() -> None:
-    """Where not all may be, of each worker in turn: by number, and by chunks."""
+    """If not all are saved, each worker in turn, the limit is on prefixes and on chunks."""
     tree, now = tree_of([(word, worker, 1.0) for word in ("xxxx", "yyyy", "xyxy") for worker in (A, B)])
     two = restored_tree(list(saved_prefixes(tree, now, 2, 1000)), now)
     assert [two.match(chain(word)) for word in ("xyxy", "yyyy")] == [{A: 4, B: 4}, {}]
@@ -146,8 +146,8 @@ def test_the_newest_prefixes_are_saved_first() -> None:
 @pytest.mark.parametrize("policy", [*FAIR, "d2lpm+vtc_predict", "client_rr+dlpm", "pooled_fcfs", "rpm", "preble"])
 @given(history=histories)
 @settings(max_examples=20)
-def test_credit_service_and_matches_survive(policy: str, history: list[tuple[str, str, int]]) -> None:
-    """Whatever was served; requests that were under way are gone."""
+def test_deficits_service_and_matches_survive(policy: str, history: list[tuple[str, str, int]]) -> None:
+    """Whatever was served; requests that were in flight are gone."""
     scene = scene_of(policy, history)
     for request in list(scene.requests):
         scene.cancel(request)
@@ -171,7 +171,7 @@ def test_credit_service_and_matches_survive(policy: str, history: list[tuple[str
 @given(history=histories)
 @settings(max_examples=20)
 def test_a_snapshot_changes_nothing(policy: str, history: list[tuple[str, str, int]]) -> None:
-    """What follows is the same with one taken after each event, so that a journal replays without them."""
+    """Snapshots after each event change no later command, so a journal replays without them."""
     plain, watched = scene_of(policy, history), Scene(policy, *SMALL, workers=("w1", "w2"), settings=ONE_AT_A_TIME)
     for client, prompt, output in history:
         watched.now += 1.0
@@ -185,7 +185,7 @@ def test_a_snapshot_changes_nothing(policy: str, history: list[tuple[str, str, i
 
 @pytest.mark.parametrize("policy", ["dlpm_home", "d2lpm"])
 def test_debts_hold_until_clients_contend_again(policy: str) -> None:
-    """The first to come after a restart find nobody waiting; that forgives nothing, but an idle fleet later does."""
+    """The first clients after a restart find an empty queue, which forgives no debt; an idle fleet later does."""
     rows = (SavedCounter(ClientId("ann"), None if policy == "dlpm_home" else WorkerId("w1"), -500.0, 70.0),)
     scene = restored(policy, [Counters("order", rows)], 0.0, "w1")
     for client in ("bob", "cy"):
@@ -200,7 +200,7 @@ def test_debts_hold_until_clients_contend_again(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["dlpm_home", "d2lpm"])
 def test_a_groups_debt_holds_as_long(policy: str) -> None:
-    """Also where none of its members is remembered."""
+    """Even if none of its members is remembered."""
     rows = (SavedGroup(GroupId("g"), None if policy == "dlpm_home" else WorkerId("w1"), -500.0, 70.0),)
     scene = restored(policy, [Groups(rows)], 0.0, "w1")
     scene.start(scene.arrive("bob", "x"))
@@ -209,8 +209,8 @@ def test_a_groups_debt_holds_as_long(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", FAIR)
-def test_a_group_comes_to_nothing_new_by_a_restart(policy: str) -> None:
-    """Its debt is its own, and not only that of the members that made it: a new one does not go before others."""
+def test_a_group_gains_nothing_by_a_restart(policy: str) -> None:
+    """Its debt is the group's own, not only its members': a new member does not go before others."""
     scene = Scene(policy, *SMALL, workers=("w1",), settings=ONE_AT_A_TIME)
     scene.arrive("dan", "x")
     for number in range(4):
@@ -229,8 +229,8 @@ def test_a_group_comes_to_nothing_new_by_a_restart(policy: str) -> None:
     assert copy.order == [first, known, again, stranger]
 
 
-def test_a_worker_that_began_anew_meanwhile_holds_nothing() -> None:
-    """Its first report counts from less than its last one before the restart of the router."""
+def test_a_worker_that_restarted_meanwhile_holds_nothing() -> None:
+    """The counters of its first report are below those of its last report before the router's restart."""
     scene = Scene("d2lpm", workers=("w1",))
     scene.serve(scene.arrive("ann", "xxxx"))
     before = CacheReport(computed_tokens=1000.0)
@@ -259,11 +259,11 @@ def test_a_worker_that_began_anew_meanwhile_holds_nothing() -> None:
         Prefixes((SavedNode(-1, b"12345678"),), (SavedTouch(A, 0, float("inf")),)),
     ],
 )
-def test_what_contradicts_itself_is_refused_whole(piece: Piece) -> None:
-    """Nothing of it is taken, nor of what stands before it."""
+def test_contradictory_pieces_are_rejected_as_a_whole(piece: Piece) -> None:
+    """Nothing is restored, neither from the invalid piece nor from those before it."""
     scheduler = Scheduler(POLICIES["dlpm_home"], SchedulerSettings(), Parameters(), Random(0))
     good = Clients((SavedClient(ClientId("b"), 1.0, Tokens(1, 2, 3)),))
-    with pytest.raises(ValueError, match="broken"):
+    with pytest.raises(ValueError, match="invalid"):
         restore(scheduler, [good, piece], 0.0)
     assert list(snapshot(scheduler, 0.0)) == []
     assert scheduler.policy.deficit(ClientId("a"), A) == Deficit()

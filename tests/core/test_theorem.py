@@ -228,9 +228,7 @@ def leave_alone(eligibility: Eligibility, request: Request, waiting: int) -> Non
 
 
 def refill_for_one(eligibility: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
-    """CHECKREFILL without its condition: a client without deficit gets a quantum although another waiting one has
-    some.
-    """
+    """CHECKREFILL without its condition: a quantum for a client without deficit while a waiting one has some left."""
     deficit = eligibility.deficit(request.client)
     if deficit is not None and deficit <= 0:
         eligibility.charge(request.client, -QUANTUM)

@@ -1,4 +1,4 @@
-"""Answers that come whole: nothing of their output is seen before all of it, and it is charged all the same."""
+"""Unstreamed answers: none of their output is seen before all of it, but it is charged while they run."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ PREFILL = SIZE * 1e-4
 
 
 def scene(*, streams: bool = True, settings: SchedulerSettings | None = None) -> Scene:
-    """One worker, and if `streams` one that has shown for ten seconds how fast answers grow there, and goes on."""
+    """One worker; if `streams`, with a stream that has shown its decode rate for ten seconds and goes on."""
     talk = Scene("rr+dlpm", DlpmParameters(), settings=settings)
     if streams:
         stream = talk.arrive("bob", "a stream", limit=10_000)
@@ -32,12 +32,12 @@ def scene(*, streams: bool = True, settings: SchedulerSettings | None = None) ->
     return talk
 
 
-def run(talk: Scene, seconds: float, beside: RequestId | None = None) -> None:
-    """Let time pass, in which the first stream, if there is one, gains its tokens, and another one `beside` it."""
+def run(talk: Scene, seconds: float, other: RequestId | None = None) -> None:
+    """Let time pass in which the first stream, if there is one, and the `other` one gain their tokens."""
     for _ in range(round(seconds * 10)):
         talk.wait(0.1)
-        if beside is not None:
-            talk.progress(beside, talk.scheduler.ledger.bills[beside].tokens.output + round(RATE / 10))
+        if other is not None:
+            talk.progress(other, talk.scheduler.ledger.bills[other].tokens.output + round(RATE / 10))
         if "bob1" in talk.requests:
             talk.progress(RequestId("bob1"), 1 + round(talk.now * RATE))
 
@@ -50,8 +50,8 @@ def ask(talk: Scene, limit: int = 10_000, answers: int = 1) -> RequestId:
     return talk.arrive("ada", PROMPT, limit=limit, streamed=False, answers=answers)
 
 
-def test_a_whole_answer_is_charged_while_it_runs_like_the_stream_beside_it() -> None:
-    """Within half a second and a few tokens, at any time of it, and its client's deficit falls with that."""
+def test_an_unstreamed_answer_is_charged_like_the_stream_beside_it() -> None:
+    """At any time within half a second and a few tokens; its client's deficit falls accordingly."""
     talk = scene()
     ask(talk)
     for second in range(1, 8):
@@ -63,8 +63,8 @@ def test_a_whole_answer_is_charged_while_it_runs_like_the_stream_beside_it() -> 
 
 
 @pytest.mark.parametrize("produced", [3, 100, 170])
-def test_what_the_engine_says_replaces_what_was_estimated(produced: int) -> None:
-    """Be it more or less."""
+def test_the_engines_usage_replaces_the_estimate(produced: int) -> None:
+    """Whether it is more or less."""
     talk = scene()
     asked = ask(talk)
     run(talk, 5.0)
@@ -72,8 +72,8 @@ def test_what_the_engine_says_replaces_what_was_estimated(produced: int) -> None
     assert talk.charged("ada") == SIZE + 2 * produced
 
 
-def test_an_answer_that_tells_no_usage_costs_no_output() -> None:
-    """It may be no text at all."""
+def test_an_answer_without_usage_costs_no_output() -> None:
+    """It may not be text at all."""
     talk = scene()
     asked = ask(talk)
     run(talk, 5.0)
@@ -81,8 +81,8 @@ def test_an_answer_that_tells_no_usage_costs_no_output() -> None:
     assert talk.charged("ada") == SIZE
 
 
-def test_who_lets_go_of_a_whole_answer_pays_for_it_as_far_as_it_was() -> None:
-    """Up to that moment, and not the last estimate before."""
+def test_a_client_that_disconnects_pays_for_the_output_until_then() -> None:
+    """Up to that moment, not up to the last estimate before."""
     talk = scene()
     asked = ask(talk)
     run(talk, 5.2)
@@ -92,7 +92,7 @@ def test_who_lets_go_of_a_whole_answer_pays_for_it_as_far_as_it_was() -> None:
 
 
 def test_no_estimate_exceeds_the_limit_that_the_client_set() -> None:
-    """However long it takes."""
+    """However long the answer takes."""
     talk = scene()
     asked = ask(talk, limit=30)
     run(talk, 60.0)
@@ -102,7 +102,7 @@ def test_no_estimate_exceeds_the_limit_that_the_client_set() -> None:
 
 
 def test_several_answers_gain_several_tokens_at_a_time() -> None:
-    """So many choices or prompts were asked for at once."""
+    """One per choice or prompt of the call."""
     talk = scene()
     asked = ask(talk, answers=4)
     run(talk, 5.0)
@@ -111,8 +111,8 @@ def test_several_answers_gain_several_tokens_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_nothing_is_charged_for_an_answer_that_its_worker_broke_off(again: bool) -> None:
-    """It may have hung for all that time. Of what it was asked for the input is paid."""
+def test_no_output_is_charged_if_the_worker_broke_off(again: bool) -> None:
+    """The worker may have hung for all that time. The input is charged."""
     talk = scene()
     asked = ask(talk)
     run(talk, 5.0)
@@ -122,8 +122,8 @@ def test_nothing_is_charged_for_an_answer_that_its_worker_broke_off(again: bool)
     assert talk.charged("ada") == SIZE
 
 
-def test_an_answer_that_another_worker_begins_anew_is_paid_once() -> None:
-    """What the first one had come to is not charged again, and is no input of the second."""
+def test_an_answer_that_another_worker_begins_anew_is_charged_once() -> None:
+    """The output of the first attempt is not charged again, and is no input of the second."""
     talk = scene()
     asked = ask(talk)
     run(talk, 5.0)
@@ -139,7 +139,7 @@ def test_an_answer_that_another_worker_begins_anew_is_paid_once() -> None:
 
 
 def test_an_answer_that_its_engine_ended_with_an_error_is_charged() -> None:
-    """The engine worked for it, and a client might have brought the error about."""
+    """The engine worked for it, and a client might have caused the error."""
     talk = scene()
     asked = ask(talk)
     run(talk, 5.0)
@@ -147,8 +147,8 @@ def test_an_answer_that_its_engine_ended_with_an_error_is_charged() -> None:
     assert output(talk) == pytest.approx(RATE * 5, abs=4)
 
 
-def test_without_streams_the_pace_is_that_of_whole_answers_before() -> None:
-    """What the engine says of them shows it at their end."""
+def test_without_streams_the_rate_is_that_of_earlier_answers() -> None:
+    """The usage at their end shows it."""
     talk = scene(streams=False)
     for _ in range(4):
         asked = ask(talk)
@@ -161,8 +161,8 @@ def test_without_streams_the_pace_is_that_of_whole_answers_before() -> None:
     assert output(talk) - before == pytest.approx(RATE * 5, rel=0.05)
 
 
-def test_without_any_answer_to_be_seen_the_pace_is_that_of_the_engines_own_count() -> None:
-    """Over all that ran by its own word, others' calls among them."""
+def test_without_any_answer_the_rate_is_that_of_the_engines_counter() -> None:
+    """Divided by all requests that the engine reports as running, including those of others."""
     talk = scene(streams=False)
     asked = ask(talk)
     for second in range(10):
@@ -173,7 +173,7 @@ def test_without_any_answer_to_be_seen_the_pace_is_that_of_the_engines_own_count
 
 
 def counted(talk: Scene, per_second: float, *, running: int, seconds: int = 10) -> None:
-    """Let time pass in which the engine counts so many output tokens a second, beside the first stream's."""
+    """Let time pass in which the engine counts these output tokens per second beside those of the first stream."""
     for second in range(seconds):
         of_stream = RATE * talk.now if "bob1" in talk.requests else 0
         work = WorkReport(0.0, 1000.0 + per_second * second + of_stream)
@@ -182,8 +182,8 @@ def counted(talk: Scene, per_second: float, *, running: int, seconds: int = 10) 
 
 
 @pytest.mark.parametrize(("faster", "paid"), [(0.0, 0.5), (0.7, 0.7), (1.0, 1.0), (1.5, 1.5), (4.0, 2.0)])
-def test_who_lets_go_pays_for_what_the_engine_counted(faster: float, paid: float) -> None:
-    """Where whole answers grow faster than streams show, or more slowly: from half to twice as much as these do."""
+def test_a_client_that_disconnects_pays_for_what_the_engine_counted(faster: float, paid: float) -> None:
+    """If unstreamed answers grow faster or slower than streams show: from half to twice as much."""
     talk = scene()
     asked = ask(talk)
     counted(talk, faster * RATE, running=2)
@@ -191,8 +191,8 @@ def test_who_lets_go_pays_for_what_the_engine_counted(faster: float, paid: float
     assert output(talk) == pytest.approx(paid * RATE * 10, rel=0.15)
 
 
-def test_nobody_pays_for_what_the_engine_did_for_others() -> None:
-    """What another router sent it is counted, too, and cannot be told apart; what others let run here can."""
+def test_no_client_pays_for_other_calls_at_the_engine() -> None:
+    """Another router's calls are counted too and cannot be told apart; other calls of this router can."""
     talk = scene()
     asked = ask(talk)
     counted(talk, 3 * RATE, running=5)
@@ -207,7 +207,7 @@ def test_nobody_pays_for_what_the_engine_did_for_others() -> None:
     assert output(talk, "eve") == pytest.approx(1.5 * RATE * 10, rel=0.15)
 
 
-def test_no_more_is_paid_than_the_limit_that_the_client_set() -> None:
+def test_no_more_is_charged_than_the_limit_that_the_client_set() -> None:
     """Whatever the engine counted."""
     talk = scene()
     asked = ask(talk, limit=round(12 * RATE))
@@ -217,7 +217,7 @@ def test_no_more_is_paid_than_the_limit_that_the_client_set() -> None:
 
 
 def test_before_anything_is_known_a_slow_engine_is_assumed() -> None:
-    """So that the first answers are not free."""
+    """Otherwise the first answers would be free."""
     talk = scene(streams=False)
     asked = ask(talk)
     run(talk, 5.0)
@@ -226,8 +226,8 @@ def test_before_anything_is_known_a_slow_engine_is_assumed() -> None:
     assert output(talk) == pytest.approx((5.0 - PREFILL) / FIRST_SECONDS_PER_OUTPUT_TOKEN, abs=2)
 
 
-def test_nobody_pays_output_for_waiting_in_the_engine() -> None:
-    """By the engine's word the latest of those of which nothing was seen wait for a place."""
+def test_no_output_is_charged_while_a_call_waits_in_the_engine() -> None:
+    """By the engine's own count, the latest of the calls of which nothing was seen are waiting."""
     talk = scene()
     running, waiting = ask(talk), talk.arrive("eve", PROMPT, limit=10_000, streamed=False)
     for _ in range(50):
@@ -243,27 +243,27 @@ def test_nobody_pays_output_for_waiting_in_the_engine() -> None:
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_one_that_is_sent_to_a_full_engine_gains_nothing_until_there_is_a_place(told: bool) -> None:
-    """Another one's end gives it one; or the engine says that nothing waits."""
+def test_a_call_at_a_full_engine_gains_nothing_until_there_is_a_slot(told: bool) -> None:
+    """There is one when another call ends, or when the engine reports that nothing waits."""
     talk = scene()
     talk.tell(WorkerReported(W1, 1, 0, places=2))
     other = talk.arrive("bob", "another", limit=10_000)
     talk.start(other)
     asked = ask(talk)
     assert asked in talk.dispatched
-    run(talk, 5.0, beside=other)
+    run(talk, 5.0, other=other)
     assert output(talk) == 0
     if told:
         talk.tell(WorkerReported(W1, 3, 0, places=2))
     else:
         talk.finish(other, 151)
-    run(talk, 5.0, beside=other if told else None)
+    run(talk, 5.0, other=other if told else None)
     talk.cancel(asked)
     assert output(talk) == pytest.approx(RATE * 5, abs=4)
 
 
 def test_an_answer_that_turns_out_to_stream_is_counted_from_then_on() -> None:
-    """Of some calls only the answer tells whether it is whole."""
+    """For some calls only the answer shows whether it is streamed."""
     talk = scene()
     asked = ask(talk)
     run(talk, 1.0)
@@ -276,7 +276,7 @@ def test_an_answer_that_turns_out_to_stream_is_counted_from_then_on() -> None:
 
 
 def test_a_refused_call_owes_nothing_although_it_was_estimated() -> None:
-    """What its engine turned away was not computed."""
+    """The engine did not compute it."""
     talk = scene()
     asked = ask(talk)
     run(talk, 5.0)
@@ -303,7 +303,7 @@ ENDS = ("told", "untold", "left", "broken", "error", "refused", "returned")
     one_at_a_time=st.booleans(),
 )
 def test_every_token_is_charged_once(calls: list[tuple[str, bool, str, float, int, int]], one_at_a_time: bool) -> None:
-    """To one client and at one worker, and in the end what the engine says, or no more than could have been."""
+    """To one client and at one worker; in the end as the engine reports, or no more than was possible."""
     talk = scene(settings=ONE_AT_A_TIME if one_at_a_time else None, streams=not one_at_a_time)
     told: dict[str, int] = {"ada": 0, "eve": 0}
     most: dict[str, int] = {"ada": 0, "eve": 0}

@@ -1,17 +1,17 @@
-"""A second pair of eyes on the fairness of a scheduler: books kept from its events and commands alone.
+"""An independent check of a scheduler's fairness: books kept from its events and commands alone.
 
 In a queue with quantum Q^u, let S_i be what client i was served per weight, and let each term be the largest seen of i:
 
     span_i = Q^u + (w_e · (input + predicted-cached in flight + reserved input in flight)
                     + w_q · output reserved in flight) / w_i
 
-The counter of i, together with what is reserved of it and not served, moves within its span; and a refill round adds
-one quantum, per weight, to whoever waits, and to others at most that. So while f is backlogged, S_g - S_f rises by no
-more than span_f + span_g over any interval, whether g is backlogged or not: properties 1 and 2 of the DLPM paper,
+The deficit of i, together with what is reserved and not served, moves within its span; and a refill round adds one
+quantum, per weight, to every waiting client, and at most that to others. So while f is backlogged, S_g - S_f rises by
+no more than span_f + span_g over any interval, whether g is backlogged or not: properties 1 and 2 of the DLPM paper,
 section 3. No pair's sum exceeds the router's 2(U' + E + Q^u) + 2R.
 
-That is for inputs whose size is known. Where sizes are estimated, a request may come to more than its reservation and
-what was predicted of it; the span has then the largest such excess, times the most requests that i had in flight.
+That is for inputs of known size. If sizes are estimated, a request may exceed its reservation and its prediction; the
+span then includes the largest such excess, times the most requests that i had in flight.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,7 +32,7 @@ class UnfairError(AssertionError):
 
 @dataclass(slots=True)
 class Held:
-    """Tokens: what a client has in flight in one queue, or the most of each that it ever had."""
+    """Tokens that a client has in flight in one queue, or the most of each that it ever had."""
 
     input: int = 0
     """Of its largest request."""
@@ -48,7 +48,7 @@ class Held:
 
 @dataclass(slots=True)
 class Call:
-    """A dispatched request, with what it was served by the last that was heard."""
+    """A dispatched request, with what it was served so far."""
 
     request: Request
     queue: WorkerId | None
@@ -61,7 +61,7 @@ class Call:
 
 @dataclass(slots=True)
 class Interval:
-    """A client's backlog: of each other client, S_other - S_client when it began, and the least since."""
+    """A client's backlog: for each other client, S_other - S_client at its beginning, and the least since."""
 
     number: int
     start: dict[ClientId, float]
@@ -80,7 +80,7 @@ class Queue:
 
 
 class Books(BacklogWatcher):
-    """Service, backlogs and what is in flight, by queue and client; a queue is a worker's, or None for a pool."""
+    """Service, backlogs and requests in flight, by queue and client; a queue is a worker's, or None for a pool."""
 
     def __init__(
         self,
@@ -92,11 +92,12 @@ class Books(BacklogWatcher):
         served: Callable[[ClientId], Tokens],
         estimated: Callable[[RequestId], Tokens | None],
     ) -> None:
-        """`estimate`: the size of a request's input, in tokens, as it is believed to be when it is dispatched.
+        """`estimate`: the estimated input of a request at its dispatch, in tokens.
 
-        `served`: what the ledger has of a client. Of a call that is broken off, and whose engine did not say what was
-        cached, the ledger says what was computed, between the predicted and the whole. `estimated`: what the ledger has
-        of a call in flight, and None while it is only reserved. Of a whole answer the ledger says what it has come to.
+        `served`: what the ledger has for a client. If a call is broken off without a report of what was cached, the
+        ledger says what was computed, between the prediction and the whole input. `estimated`: what the ledger has for
+        a call in flight, or None while it is only reserved; for an unstreamed answer the ledger has its estimated
+        output.
         """
         self._cost = cost
         self._quantum = quantum
@@ -117,15 +118,13 @@ class Books(BacklogWatcher):
         """The largest share of its bound that any difference came to."""
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
-        """See `BacklogWatcher`."""
         self._where[queue, client] = None
 
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
-        """See `BacklogWatcher`."""
         del self._where[queue, client]
 
     def note(self, event: Event, commands: Iterable[Command], *, pooled: bool) -> None:
-        """Take in an event and what the scheduler answered. Raises `UnfairError`."""
+        """Apply an event and the commands that followed. Raises `UnfairError`."""
         self._follow_estimates()
         self._take_in(event)
         for name, queue in self.queues.items():
@@ -158,7 +157,7 @@ class Books(BacklogWatcher):
                     self._settle(name, usage, broken_off=True)
 
     def _follow_estimates(self) -> None:
-        """Whole answers are believed to start, and to grow, without an event of their own."""
+        """Apply what the ledger estimates of unstreamed answers, which start and grow without an event."""
         for name, call in self._calls.items():
             if not call.request.streamed and (tokens := self._estimated(name)) is not None:
                 self._start(name)
@@ -189,7 +188,7 @@ class Books(BacklogWatcher):
             self._serve(name, call.size - call.trusted, 0)
 
     def _serve(self, name: RequestId, extend: int, output: int) -> None:
-        """So much of a request is served by now."""
+        """Set what a request was served so far."""
         call = self._calls[name]
         had, had_output = call.extend, call.output
         cost = self._cost.extend * (extend - had) + self._cost.output * (output - had_output)
@@ -242,7 +241,7 @@ class Books(BacklogWatcher):
                 backlog.least[other] = min(ahead, backlog.least[other])
 
     def _follow_backlogs(self) -> None:
-        """Begin and end the intervals in which clients wait, as it is after an event."""
+        """Begin and end the intervals in which clients wait, as they are after an event."""
         assert {client for _, client in self._where} == {request.client for request in self._waiting.values()}
         for name, client in self._where:
             queue = self._queue(name)
@@ -258,7 +257,7 @@ class Books(BacklogWatcher):
         return queue.service.get(other, 0.0) - queue.service.get(client, 0.0)
 
     def _consumed(self, most: Held) -> float:
-        """U' + E + R and the excess, in cost units."""
+        """Return U' + E + R and the excess, in cost units."""
         input_tokens = most.input + most.trusted + most.reserved
         return self._cost.extend * input_tokens + self._cost.output * most.output + most.requests * most.excess
 
@@ -266,7 +265,7 @@ class Books(BacklogWatcher):
         return self._quantum + self._consumed(queue.most.get(client, Held())) / self._weights[client]
 
     def gap(self, name: WorkerId | None) -> float:
-        """The largest difference of now between two that are backlogged, since the later of the two began."""
+        """Return the largest present difference between two backlogged clients, since the later backlog began."""
         queue = self._queue(name)
         gaps = [
             abs(self._ahead(queue, other, client) - later.start[other])
@@ -277,13 +276,13 @@ class Books(BacklogWatcher):
         return max(gaps, default=0.0)
 
     def needed(self, name: WorkerId | None) -> float:
-        """The largest bound of any pair of clients; no bound shown for this queue may be smaller."""
+        """Return the largest bound of any pair of clients; no bound reported for this queue may be smaller."""
         queue = self._queue(name)
         spans = sorted(self._span(queue, client) for client in queue.most)
         return max(2 * self._quantum, sum(spans[-2:]))
 
     def formula(self, name: WorkerId | None) -> float:
-        """2(U' + E + Q^u) + 2R with each term the largest of any client, per weight of the lightest client seen."""
+        """Return 2(U' + E + Q^u) + 2R with each term the largest of any client, per weight of the lightest client."""
         most = self._queue(name).most
         if not most:
             return 2 * self._quantum

@@ -1,6 +1,6 @@
-"""A fleet in virtual time on which anything may happen: clients of many habits before engines that surprise.
+"""A fleet in virtual time on which anything may happen: clients with many habits in front of unpredictable engines.
 
-Everything follows from a `Scenario`, so that one that fails can be run again.
+Everything follows from a `Scenario`, so a failing one can be run again.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ MODELS = ("llama", "adapter")
 
 
 class Cached(Enum):
-    """What an engine finds of a client's inputs in its cache."""
+    """What an engine finds cached of a client's inputs."""
 
     AS_PREDICTED = "as predicted"
     NOTHING = "nothing"
@@ -49,7 +49,7 @@ class Cached(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What a client sends, and what becomes of it. Shares are of its requests."""
+    """What a client sends and what becomes of it. Shares are shares of its requests."""
 
     weight: float = 1.0
     at_once: int = 4
@@ -80,7 +80,7 @@ class Habits:
 
 @dataclass(frozen=True, slots=True)
 class EngineSize:
-    """What one step of an engine does."""
+    """What an engine does in one step."""
 
     slots: int = 8
     prefill_tokens: int = 512
@@ -90,7 +90,7 @@ class EngineSize:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A fleet, its clients, and everything that is left to chance."""
+    """A fleet, its clients, and all that is random."""
 
     clients: tuple[Habits, ...]
     workers: int = 1
@@ -125,7 +125,7 @@ class Job:
 
 
 class Engine:
-    """Serves in order of arrival: one prefill at a time, then so many tokens a step beside all others that run."""
+    """Serves in order of arrival: one prefill at a time, and decodes beside it for all other running requests."""
 
     def __init__(self, size: EngineSize) -> None:
         self._size = size
@@ -136,7 +136,7 @@ class Engine:
         self._queue.append(job)
 
     def abort(self, request: RequestId) -> Job | None:
-        """Drop a request; None if it is not here."""
+        """Drop a request; returns None if it is not here."""
         for jobs in (self._queue, self.running):
             for job in jobs:
                 if job.request.id == request:
@@ -145,7 +145,7 @@ class Engine:
         return None
 
     def step(self) -> Iterator[Event]:
-        """One step: what is told of it, in order."""
+        """Run one step; yields its events in order."""
         yield from self._prefill()
         for job in self.running:
             job.produced = min(job.output, job.produced + self._size.decode_tokens)
@@ -178,7 +178,7 @@ class Engine:
 
 
 def usage(job: Job) -> Usage | None:
-    """The engine's word on a request, as far as it came."""
+    """Return the engine's usage of a request as far as it was computed."""
     return Usage(job.size, job.produced, job.found) if job.told else None
 
 
@@ -186,10 +186,10 @@ Heard = Callable[[Event], Event]
 
 
 class Fleet:
-    """Clients, a scheduler, engines, and the books that are kept of them."""
+    """Clients, a scheduler, engines, and the books kept about them."""
 
     def __init__(self, scenario: Scenario, policy: PolicyFactory, heard: Heard = lambda event: event) -> None:
-        """`heard`: what the scheduler hears of an event."""
+        """`heard`: maps an event to the one reported to the scheduler."""
         self._scenario = scenario
         self._heard = heard
         self._random = Random(scenario.seed)
@@ -224,7 +224,7 @@ class Fleet:
         self._wake: float | None = None
 
     def run(self) -> Iterator[None]:
-        """Let it all happen; yields after every event. Raises `UnfairError`."""
+        """Run the scenario; yields after every event. Raises `UnfairError`."""
         for number, worker in enumerate(self._engines):
             self._tell(WorkerJoined(self._facts(worker, number)))
         for _ in range(self._scenario.steps):
