@@ -136,9 +136,9 @@ class Ledger:
     ) -> Charge:
         """Close a started request's bill with the engine's usage, or without usage with what was charged so far.
 
-        `min_extend`: if the engine does not report cached tokens, at least this many input tokens count as computed, as
-        far as the input has so many. `output`: output tokens to bill if there is no usage; None for those charged so
-        far.
+        `min_extend`: if the engine does not report cached tokens, at least this many input tokens count as computed,
+        or all of them if there are fewer. `output`: output tokens to bill if there is no usage; None for those charged
+        so far.
         """
         after = self._bills[request].tokens
         if usage is None:

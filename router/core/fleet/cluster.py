@@ -181,9 +181,9 @@ class Cluster:
 
         Workers not seen full count as the mean of the others.
         """
-        paces = [self._states[worker].service_rate for worker in workers]
-        rates = [rate for pace in paces if (rate := pace.rate or pace.least_rate) is not None]
-        return sum(rates) * len(paces) / len(rates) if rates else None
+        measured = [self._states[worker].service_rate for worker in workers]
+        rates = [rate for each in measured if (rate := each.rate or each.least_rate) is not None]
+        return sum(rates) * len(measured) / len(rates) if rates else None
 
     def rate_of_all(self) -> float | None:
         """Return the rate of all workers that have not left."""
@@ -195,13 +195,13 @@ class Cluster:
         A rate is known for a worker that was seen full, and for one that serves more than the mean of these even so: a
         worker with little to do serves little, however fast it is.
         """
-        paces = {state.worker.id: state.service_rate for state in self._states.values()}
-        rates = {each: rate for each, pace in paces.items() if (rate := pace.rate) is not None}
+        service_rates = {state.worker.id: state.service_rate for state in self._states.values()}
+        rates = {each: rate for each, service_rate in service_rates.items() if (rate := service_rate.rate) is not None}
         if not rates:
             return 1.0
         full = sum(rates.values()) / len(rates)
-        for each, pace in paces.items():
-            if each not in rates and (least := pace.least_rate) is not None and least > full:
+        for each, service_rate in service_rates.items():
+            if each not in rates and (least := service_rate.least_rate) is not None and least > full:
                 rates[each] = least
         mean = sum(rates.values()) / len(rates)
         speed = rates[worker] / mean if worker in rates else 1.0

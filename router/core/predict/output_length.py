@@ -69,10 +69,10 @@ class OutputLengths:
         """
         limit, past = request.output_limit, self._past(request)
         if limit is None:
-            foreseen = float(FIRST_OUTPUT) if past is None else past.mean
+            predicted = float(FIRST_OUTPUT) if past is None else past.mean
         else:
-            foreseen = min(limit, MEAN_FACTOR * FIRST_OUTPUT) if past is None else past.forecast(limit)
-        return min(max(foreseen - so_far, so_far), max_remaining_output(request, so_far))
+            predicted = min(limit, MEAN_FACTOR * FIRST_OUTPUT) if past is None else past.forecast(limit)
+        return min(max(predicted - so_far, so_far), max_remaining_output(request, so_far))
 
     def learn(self, request: Request, tokens: int) -> None:
         """Learn from an answer's length in tokens."""

@@ -76,9 +76,9 @@ def test_the_forecast_is_at_least_what_is_held(spans: list[tuple[int, int, int]]
         made.advance(step)
     clock = sum(steps)
     held = sum(tokens + clock for tokens, _, _ in spans)
-    foreseen = sum(tokens + max(growth, 2 * clock, clock + LEAST_MORE) for tokens, growth, _ in spans)
+    predicted = sum(tokens + max(growth, 2 * clock, clock + LEAST_MORE) for tokens, growth, _ in spans)
     for enough in (0, inf):
-        assert held - 1e-6 <= made.peak(0, enough) <= foreseen + 1e-6
+        assert held - 1e-6 <= made.peak(0, enough) <= predicted + 1e-6
 
 
 def test_a_request_that_is_put_again_counts_once() -> None:

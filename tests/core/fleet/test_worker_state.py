@@ -128,11 +128,11 @@ def test_the_cache_is_expected_to_fill_as_answers_grow() -> None:
 def test_answers_are_expected_to_have_their_predicted_length() -> None:
     """The output limit does not count: clients ask for more than they get."""
     rooms = []
-    for foreseen in (10.0, 100.0):
+    for predicted in (10.0, 100.0):
         tracked = TrackedWorker()
         tracked.state.set_kv_capacity(1000)
         for number in range(9):
-            tracked.state.add(RequestId(f"{number}"), 80, foreseen, 50.0, streamed=True, most_output=5000.0)
+            tracked.state.add(RequestId(f"{number}"), 80, predicted, 50.0, streamed=True, most_output=5000.0)
             tracked.state.start(RequestId(f"{number}"), 51.0, seen=True)
         rooms.append(tracked.state.has_room)
     assert rooms == [True, False]
