@@ -46,5 +46,5 @@ def test_every_refusal_is_told() -> None:
     """Each reason and each code of an error, by its name; and none that there is no more."""
     codes = {code for text in SOURCES for code in re.findall(r'\bcode="([a-z_]+)"', text)}
     reasons = {reason for text in SOURCES for reason in re.findall(r'"(rejected-[a-z-]+)"', text)} | set(Refusal)
-    told = set(re.findall(r"`([a-z]+[_-][a-z_-]+)`", section("Every refusal")))
+    told = set(re.findall(r"`([a-z]+[_-][a-z_-]+)`", section("Every error code")))
     assert told == codes | reasons
