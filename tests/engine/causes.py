@@ -1,4 +1,4 @@
-"""Why predictions of a cache were wrong, as far as the journal of a router tells."""
+"""Why predictions of a cache were wrong, as far as a router's journal shows."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from router.persistence.journal import JournalEntry, read
 from .fleet import BLOCK_TOKENS
 
 LATE = 0.35
-"""Seconds by which an engine's word may come after what it tells of: events, and first tokens."""
+"""Seconds by which an engine's report of an event or a first token may be delayed."""
 FEW = 2 * BLOCK_TOKENS
-"""Tokens that are about what is between the end of a chunk of text and where prompts part."""
+"""About the tokens between the end of a chunk of text and the place where prompts differ."""
 
 
 class Cause(StrEnum):
-    """In the order in which they are looked for."""
+    """The causes in the order in which they are checked."""
 
     RIGHT = "right to the token"
     EARLY = "sent before the router had read all events from before its start"
@@ -32,7 +32,7 @@ class Cause(StrEnum):
 
 
 class Removed(NamedTuple):
-    """Blocks that an engine said it evicted."""
+    """Blocks that an engine reported as evicted."""
 
     at: float
     worker: WorkerId
@@ -41,7 +41,7 @@ class Removed(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """One that was dispatched."""
+    """A dispatched call."""
 
     request: Request
     worker: WorkerId
@@ -51,7 +51,7 @@ class Call:
     usage: Usage | None = None
 
     def shared(self, other: "Call") -> int:
-        """Bytes that both prompts begin with, in whole chunks."""
+        """Return the bytes that both prompts begin with, in whole chunks."""
         ours, theirs = (call.request.prompts[0].hashes for call in (self, other))
         end = 0
         while end < len(ours) and ours[end : end + HASH_BYTES] == theirs[end : end + HASH_BYTES]:
@@ -59,7 +59,7 @@ class Call:
         return end // HASH_BYTES * CHUNK_BYTES
 
     def blocks(self, start: int, end: int) -> set[int]:
-        """The hashes of its blocks between two places, in tokens; none where its tokens are not known."""
+        """Return the hashes of its blocks between two positions (tokens); none if its tokens are unknown."""
         found: set[int] = set()
         for key in self.request.blocks:
             for size, hashes in key.hashes.items():
@@ -68,7 +68,7 @@ class Call:
 
 
 def causes(journal: Path) -> Iterator[tuple[Cause, int]]:
-    """Of each answered call why its prediction was wrong, and by how many tokens: too many, or, negative, too few."""
+    """Yield, for each answered call, why its prediction was wrong, and by how many tokens (negative if too few)."""
     calls, removed = _heard(journal)
     followed = any(call.request.blocks for call in calls.values())
     for call in calls.values():

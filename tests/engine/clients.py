@@ -1,4 +1,4 @@
-"""Clients that ask the questions of programs through a router, and what each answer tells of the engine's cache."""
+"""Clients that send the questions of programs through a router, and what each answer reveals of the engine's cache."""
 
 import random
 import re
@@ -16,13 +16,13 @@ from .programs import ANSWER_TOKENS, Program, Question, programs
 from .wire import CHAT, Answer, Json, call, listed, mapped
 
 AT_ONCE = 8
-"""Requests under way."""
+"""Concurrent requests."""
 ACTIVE = 40
 """Programs that are asked in turn."""
 WORDS = 100
-"""Different words in answers: enough to tell answers apart, and few, since each request names all of them."""
+"""Different words in answers: enough to distinguish answers, and few, since each request lists them all."""
 CERTAIN = 100
-"""A logit bias that no token without one can make up for; the largest that vLLM takes."""
+"""A logit bias that no token without one can outweigh; the largest that vLLM accepts."""
 
 
 class Result(NamedTuple):
@@ -38,15 +38,15 @@ class Result(NamedTuple):
 
     @property
     def error(self) -> float:
-        """As a share of the prompt."""
+        """The error as a share of the prompt."""
         return abs(self.predicted - self.actual) / self.prompt
 
 
 class Clients:
-    """Threads that ask what programs have to ask, in an order that is drawn."""
+    """Threads that ask the programs' questions in a random order."""
 
     def __init__(self, url: str, every: Iterator[Program], bias: Mapping[str, int]) -> None:
-        """`bias`: of the tokens that answers are made of, so that both engines answer in these alone."""
+        """`bias`: for the tokens of answers, so that both engines answer only in these."""
         self.results: list[Result] = []
         self.failed = 0
         self._url = url
@@ -58,14 +58,14 @@ class Clients:
         self._stopped = False
 
     def start(self) -> list[threading.Thread]:
-        """Begin; it is over when all of these are."""
+        """Start the threads and return them; the clients have finished when all of them have."""
         threads = [threading.Thread(target=self._ask_on) for _ in range(AT_ONCE)]
         for thread in threads:
             thread.start()
         return threads
 
     def stop(self) -> None:
-        """Ask nothing more."""
+        """Send no more questions."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -103,7 +103,7 @@ class Clients:
         if answer.status != 200 or b'"error"' in answer.body:
             with self._changed:
                 self.failed += 1
-            time.sleep(0.2)  # not to run through all programs while nobody serves
+            time.sleep(0.2)  # so that not all programs are used up while no worker serves
             return "none"
         result, text = _read(answer, question.kind, asked_at)
         if result is not None:
@@ -113,7 +113,9 @@ class Clients:
 
 
 def _read(answer: Answer, kind: str, asked_at: float) -> tuple[Result | None, str]:
-    """The result and the text; None for one that another worker went on with, which tells nothing of the first."""
+    """Return the result and the text; None for a result that another worker continued, which reveals nothing of the
+    first.
+    """
     events = answer.events()
     usage = mapped(events[-1]["usage"])
     details = usage.get("prompt_tokens_details")
@@ -135,7 +137,7 @@ def _read(answer: Answer, kind: str, asked_at: float) -> tuple[Result | None, st
 
 
 def play(url: str, scale: float, bias: Mapping[str, int]) -> list[Result]:
-    """Ask all that there is to ask, and return all answers. AssertionError if a request fails."""
+    """Ask all questions and return all results. AssertionError if a request fails."""
     clients = Clients(url, programs(scale), bias)
     for thread in clients.start():
         thread.join()

@@ -1,6 +1,6 @@
-"""What simpler maps would have predicted for each dispatch that a journal tells of.
+"""What simpler prefix maps would have predicted for each dispatch in a journal.
 
-They see what the router saw, in the same order: each prompt at its dispatch, each prompt and answer at the end.
+They get what the router got, in the same order: each prompt at its dispatch, each prompt and answer at the end.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ MINIMUM = 64
 
 
 class LruMap:
-    """The map as it was before engines were mirrored: a budget of the capacity, or none, least recently used first."""
+    """The prefix map before engines were mirrored: a budget of the capacity, or none, least recently used first."""
 
     def __init__(self, capacity: int | None) -> None:
         """`capacity`: tokens that each worker holds; None for a map that never evicts."""
@@ -28,10 +28,10 @@ class LruMap:
         self._requests: dict[RequestId, Request] = {}
         self._at: dict[RequestId, WorkerId] = {}
         self.predicted: dict[RequestId, int] = {}
-        """By request, of its last dispatch."""
+        """By request, for its last dispatch."""
 
     def hear(self, entry: JournalEntry) -> None:
-        """Take in one line of the journal."""
+        """Process one line of the journal."""
         self._take_in(entry.event, entry.at)
         for command in entry.commands:
             if isinstance(command, Dispatch):
@@ -66,7 +66,7 @@ class LruMap:
 
 
 def predictions(journal: Path, capacity: int | None) -> dict[RequestId, int]:
-    """Tokens that such a map predicts to be cached, by request."""
+    """Return the tokens that such a map predicts to be cached, by request."""
     told = LruMap(capacity)
     with journal.open("rb") as lines:
         for item in read(lines):

@@ -1,4 +1,4 @@
-"""Real servers as child processes: started, waited for, looked at and ended by their own pid."""
+"""Real servers as child processes: started, awaited, checked, and stopped by their own pid."""
 
 import contextlib
 import os
@@ -32,9 +32,9 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many free ports in a row, below those that the system gives to connections.
+    """Return the first of `count` free consecutive ports, below the range that the system uses for connections.
 
-    What listens there may take long to start, and until then nobody holds them.
+    A server may take long to start, and until then its port is not taken.
     """
     for _ in range(100):
         first = random.randrange(20_000, 32_000)
@@ -48,8 +48,8 @@ def free_ports(count: int) -> int:
 class Server:
     """One HTTP server on loopback; `start` may be called again after `kill`, on the same port.
 
-    Command and environment hold `{port}` where the port belongs. What the process prints goes to `log`; it runs in
-    `folder`, or in that of this process.
+    Command and environment contain `{port}` in place of the port. Output goes to `log`; the process runs in `folder`,
+    or in that of this process.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Server:
         self.log = log
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        # setpriv ends the child when this process ends without a chance to tidy up, as after SIGTERM.
+        # setpriv ends the child if this process ends without cleaning up, as after SIGTERM.
         self._command = ["setpriv", "--pdeathsig", "TERM", *(part.format(port=self.port) for part in command)]
         self._environment = {key: value.format(port=self.port) for key, value in environment.items()}
         self._folder = folder
@@ -87,7 +87,7 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def wait_ready(self, path: str, seconds: float) -> None:
-        """Wait until GET `path` answers 200. Raises RuntimeError with the end of the log where that never comes."""
+        """Wait until GET `path` answers 200. Raises RuntimeError with the end of the log on timeout."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.alive:
             with contextlib.suppress(httpx.TransportError):
@@ -102,7 +102,7 @@ class Server:
         return self.log.read_bytes()[since:].decode(errors="replace")[-characters:]
 
     def stop(self) -> None:
-        """Ask the process to end, then end whatever is left of its group."""
+        """Send SIGTERM, then kill what is left of the process group."""
         if self._process is None:
             return
         self._process.terminate()
@@ -111,7 +111,7 @@ class Server:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the process and all that it started: a worker that dies without a word."""
+        """Send SIGKILL to the process and its children: a worker that dies without notice."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,6 @@
-"""What clients of three kinds ask: conversations, shared documents and trees of thoughts, the same in each run.
+"""The questions of three kinds of clients: conversations, shared documents and trees of thoughts, equal in each run.
 
-Of a program, what may be asked now is `take`n, and its answer told to it; several may be under way at once.
+`take` returns a program's next question, and `answered` reports its answer; several questions may be open at once.
 """
 
 import random
@@ -25,17 +25,17 @@ class Question(NamedTuple):
 
 
 class Program(Protocol):
-    """Questions that follow on each other."""
+    """Questions that depend on earlier answers."""
 
     def take(self) -> Question | None:
-        """What may be asked now; None while nothing may, or never again."""
+        """Return the next question; None if there is none now, or none any more."""
 
     def answered(self, question: Question, text: str) -> None:
-        """A question taken from here has its answer."""
+        """Report the answer of a question that was taken."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing will be asked any more."""
+        """True if no question is left."""
 
 
 def message(role: str, content: str) -> Json:
@@ -43,7 +43,7 @@ def message(role: str, content: str) -> Json:
 
 
 class Conversation:
-    """Each turn repeats all before it."""
+    """Each turn repeats all earlier ones."""
 
     def __init__(self, name: str, client: str, turns: int = 6) -> None:
         self._name = name
@@ -70,7 +70,7 @@ class Conversation:
 
 
 class Reader:
-    """Questions about documents that other readers ask about too, some more often than others."""
+    """Questions about documents that other readers also ask about, some more often than others."""
 
     def __init__(self, name: str, client: str, documents: int, questions: int = 6) -> None:
         draw = random.Random(name)
@@ -96,7 +96,7 @@ class Reader:
 
 
 class Tree:
-    """A task, and thoughts about it that branch: all thoughts on one are asked for at once."""
+    """A task, and thoughts about it that branch: all continuations of a thought are asked for at once."""
 
     def __init__(self, name: str, client: str, branches: int = 3, depth: int = 2) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""What clients are charged, held to what the engine's own counters say that it computed."""
+"""What clients are charged, compared with what the engine's own counters say it computed."""
 
 import json
 import socket
@@ -17,14 +17,14 @@ from .wire import COMPLETIONS, Json, call, mapped
 pytestmark = pytest.mark.engine
 
 PROMPT_WORDS = 1500
-"""A few thousand tokens, in which what is computed and what is found are far apart."""
+"""A few thousand tokens, so that computed and cached tokens differ clearly."""
 CALLS = 6
 REST_SECONDS = 1.5
-"""Without a change, after which an engine's counters are final: SGLang tells them once in a while."""
+"""An engine's counters are final after this time without a change: SGLang updates them only at intervals."""
 KINDS = ("charged_input", "charged_output", "computed_input", "computed_output")
 STATE_SECONDS = 30.0
 LEFT_AFTER = 1.5
-"""Seconds after which a whole answer is given up."""
+"""Seconds after which the client of a whole answer disconnects."""
 SPARE = 2.0
 """Of an engine's `drop_seconds`: what it has to spare."""
 
@@ -44,7 +44,7 @@ def router(start_router: StartRouter, engines: tuple[Engine, ...]) -> Iterator[R
 
 
 class Work:
-    """What was charged for the engine's work, and what it computed by its own count, since this began."""
+    """What was charged for the engine's work and what the engine counted, since this object was created."""
 
     def __init__(self, router: Router, engine: Engine) -> None:
         self._router = router
@@ -53,7 +53,7 @@ class Work:
         self._begun = self.read()
 
     def read(self) -> dict[str, int]:
-        """In tokens, once the engine's counters have come to rest."""
+        """Return both in tokens, once the engine's counters are final."""
         seen: list[dict[str, int]] = [{}]
         changed = time.monotonic()
 
@@ -77,7 +77,7 @@ def body(name: str, *, stream: bool, limit: int, members: Json) -> Json:
 
 
 def leave(router: Router, asked: Json, *, events: int = 0, seconds: float = 0.0) -> None:
-    """Ask, and leave after so many events, or so many seconds."""
+    """Send a call, and disconnect after `events` events or `seconds` seconds."""
     content = json.dumps(asked).encode()
     head = (
         f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer leaver\r\n"
@@ -99,7 +99,7 @@ ANEW: dict[str, Json] = {"vllm": {"prompt_logprobs": 0}, "sglang": {"echo": True
 def test_who_leaves_at_the_first_token_pays_for_the_input_that_was_computed(
     router: Router, engines: tuple[Engine, ...], anew: bool
 ) -> None:
-    """Whether the engine looks into its cache for it or not."""
+    """The charge is right whether or not the engine uses its cache for the prompt."""
     members = ANEW[engines[0].dialect] if anew else {}
     name = f"charges {anew}"
     assert call(router.url, COMPLETIONS, body(name, stream=False, limit=1, members={})).status == 200

@@ -1,4 +1,4 @@
-"""With an engine's KV events, what the router predicts is what the engine finds in its cache."""
+"""With an engine's KV events, the router's predictions equal what the engine finds in its cache."""
 
 import json
 import random
@@ -33,7 +33,7 @@ long a prompt is, and a cache keeps whole blocks."""
 
 @pytest.fixture
 def engine(engines: tuple[Engine, ...]) -> Engine:
-    """One with a small cache that tells of it, started as the compose file starts its own."""
+    """Return an engine with a small cache that publishes KV events, started like the compose file's."""
     return engines[0]
 
 
@@ -48,7 +48,7 @@ def router(request: pytest.FixtureRequest, engine: Engine, model: Path, start_ro
 
 
 def wait_until_complete(router: Router) -> None:
-    """Wait until all is known that the engine has told; it tells what is new, and that it was emptied, with a step."""
+    """Wait until the router has all the engine's events; an engine publishes new and emptied blocks with a step."""
     ask(router, prompts.text("first", words=100), "Who?")
 
     def complete() -> bool:
@@ -63,14 +63,14 @@ def documents(order: Sequence[int]) -> Iterator[str]:
 
 
 class Visits(NamedTuple):
-    """What came of asking about documents one after the other."""
+    """The results of asking about documents one after the other."""
 
     wrong: list[tuple[int, int]]
-    """What was predicted and found where the two differ."""
+    """Predicted and found tokens where they differ."""
     off: int
-    """Tokens in these differences."""
+    """Total tokens of these differences."""
     found: int
-    """Tokens found cached in all."""
+    """Total tokens found cached."""
     lost: int
     """Documents asked about before of which nothing was cached any more."""
     prompts: int
@@ -91,12 +91,12 @@ def visit(router: Router, order: Sequence[int]) -> Visits:
 
 
 def some() -> list[int]:
-    """Documents in an order that finds some of them cached and others evicted."""
+    """Return documents in an order that finds some of them cached and others evicted."""
     return random.Random("visits").choices(range(DOCUMENTS), [1 / (rank + 1) for rank in range(DOCUMENTS)], k=90)
 
 
 def test_predictions_are_exact_amid_evictions(router: Router, engine: Engine) -> None:
-    """Of each request exactly so many tokens are cached as were predicted, though the cache is too small for all."""
+    """Each request has exactly the predicted number of cached tokens, though the cache is too small for all."""
     seen = visit(router, some())
     assert not seen.wrong
     assert seen.found > 10 * engine.block_tokens
@@ -105,7 +105,7 @@ def test_predictions_are_exact_amid_evictions(router: Router, engine: Engine) ->
 
 @pytest.mark.fleets("small vllm")
 def test_reported_hits_do_not_mislead(router: Router, engine: Engine) -> None:
-    """A client may have its engine report hits as if they were stored: predictions stay exact for all."""
+    """If a client makes its engine report hits like stored blocks, predictions stay exact for all clients."""
     report: Json = {"vllm_xargs": {"kv_cache_report_mode": "full"}}
     for text in documents(some()):
         messages = [{"role": "system", "content": text}, {"role": "user", "content": "Report!"}]
@@ -117,7 +117,7 @@ def test_reported_hits_do_not_mislead(router: Router, engine: Engine) -> None:
 
 
 def test_a_router_that_comes_late_hears_of_all_before(engine: Engine, model: Path, start_router: StartRouter) -> None:
-    """What others asked an engine before a router came, that router has from its replay."""
+    """The replay gives a new router what others asked the engine before."""
     texts = [prompts.text(f"before {number}", words=230) for number in range(3)]
     for text in texts:
         assert call(engine.url, CHAT, {**BODY, "messages": messages(text, "First?")}).status == 200
@@ -134,7 +134,7 @@ def test_a_router_that_comes_late_hears_of_all_before(engine: Engine, model: Pat
 def test_what_was_published_while_the_connection_was_lost_is_replayed(
     engine: Engine, model: Path, start_router: StartRouter, tmp_path: Path
 ) -> None:
-    """Events that a router could not hear, of prompts that it did not send, it has when it is connected again."""
+    """After reconnecting, the router has the events that it missed, of prompts that it did not send."""
     with Relay(engine.events_port) as relay:
         worker = {"url": engine.url, "kv_events": f"tcp://127.0.0.1:{relay.port}"}
         worker["kv_replay"] = f"tcp://127.0.0.1:{engine.events_port + 1}"
@@ -157,7 +157,7 @@ def test_what_was_published_while_the_connection_was_lost_is_replayed(
 
 
 def test_the_mirror_is_nearly_right_amid_evictions(start_router: StartRouter, engine: Engine) -> None:
-    """Without events, the router foresees by its own replica of the cache what is found, but for a small share."""
+    """Without events, the router's own replica of the cache predicts the hits, except for a small share."""
     engine.flush()
     router = start_router("mirroring router", (engine,), "--kv-events=off")
     try:
@@ -172,7 +172,7 @@ def test_the_mirror_is_nearly_right_amid_evictions(start_router: StartRouter, en
 
 
 def test_a_restarted_engine_has_nothing(engine: Engine, router: Router) -> None:
-    """Nothing is predicted of an engine that was killed and is back, and then again what it finds."""
+    """Nothing is predicted for an engine that was killed and restarted; then predictions match its hits again."""
     visit(router, range(4))
     engine.kill()
     wait_until(lambda: not router.worker(engine)["healthy"], 5, "the engine's death is seen")
@@ -188,7 +188,7 @@ def test_a_restarted_engine_has_nothing(engine: Engine, router: Router) -> None:
 
 @pytest.mark.parametrize("question", ["Who?", "  two  spaces\n", "naïve 世界 🙂", "</s><|user|>"])
 def test_local_tokens_are_the_engines(engine: Engine, model: Path, question: str) -> None:
-    """A chat and a plain text are cut into the same tokens here and in the engine."""
+    """A chat and a plain text have the same tokens here and in the engine."""
     local = LocalTokenizer(model)
     turns = messages(prompts.text("t"), question)
     chat = call(engine.url, "/tokenize", {"model": "tiny", "messages": turns}).json["tokens"]

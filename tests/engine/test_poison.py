@@ -21,7 +21,7 @@ POISON: dict[str, tuple[str, Json]] = {
 
 @pytest.mark.parametrize("name", POISON)
 def test_a_token_id_outside_the_vocabulary(router: Router, engines: tuple[Engine, ...], name: str) -> None:
-    """It is 400, and behind it every engine serves."""
+    """It is answered by 400, and every engine still serves."""
     path, body = POISON[name]
     assert call(router.url, path, body).status == 400
     for _ in engines:
@@ -31,7 +31,7 @@ def test_a_token_id_outside_the_vocabulary(router: Router, engines: tuple[Engine
 
 @pytest.mark.fleets("embedding")
 def test_a_chat_for_an_embedding_model(router: Router, engines: tuple[Engine, ...]) -> None:
-    """The client hears of it, and every engine lives: a vLLM has no such path (404)."""
+    """The client gets an error, and every engine survives: a vLLM has no such path (404)."""
     for path, body in ((CHAT, CHATTED), (COMPLETIONS, TEXT)):
         assert call(router.url, path, body).status in (400, 404, 502)
     assert all(engine.alive for engine in engines)

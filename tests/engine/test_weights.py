@@ -26,8 +26,10 @@ QUANTUM = 300
 RESERVED = NARROW * OUTPUT
 """The most output tokens that one client has reserved: it may have all places."""
 BOUND = 2 * (INPUT + 2 * RESERVED + QUANTUM) + 2 * NARROW * INPUT
-"""Of the gap per weight, in cost units of one for an input token and two for an output token: `router.core.clients.service_gap`
-with prompts that no cache has, and sizes and limits that are known."""
+"""Bound of the gap per weight (`router.core.clients.service_gap`), for uncached prompts of known sizes and limits.
+
+In cost units: one per input token, two per output token.
+"""
 BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": OUTPUT}
 
 

@@ -18,7 +18,7 @@ def dialect(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="package")
 def sides(dialect: str, servers: list[Server], model: Path, logs: Path) -> Iterator[Sides]:
-    """Both, as long as the claims about this dialect are tested."""
+    """Yield both sides for the tests of this dialect."""
     real = real_engine(dialect, model, logs / f"publishing-{dialect}")
     emulated = Emulated(dialect, logs / f"emulated-{dialect}")
     started: tuple[Server, ...] = (real, emulated)
@@ -37,5 +37,5 @@ def sides(dialect: str, servers: list[Server], model: Path, logs: Path) -> Itera
 
 @pytest.fixture(params=["real", "emulated"])
 def server(request: pytest.FixtureRequest, sides: Sides) -> Server:
-    """Either of the two: a claim about both."""
+    """Return either of the two: the claim holds for both."""
     return sides.real if request.param == "real" else sides.emulated

@@ -1,4 +1,4 @@
-"""The metrics of an engine, taken apart."""
+"""The parsed metrics of an engine."""
 
 import re
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ class Page(NamedTuple):
     types: Mapping[str, str]
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum over all series of this name with these labels; 0 where there is none."""
+        """Return the sum over all series of this name with these labels; 0 if there is none."""
         found = (sample for sample in self.samples if sample.name == name and labels.items() <= sample.labels.items())
         return sum(sample.value for sample in found)
 
     def labels(self, name: str) -> set[frozenset[str]]:
-        """The sets of label names that series of this name have."""
+        """Return the sets of label names of the series with this name."""
         return {frozenset(sample.labels) for sample in self.samples if sample.name == name}
 
     @property
@@ -38,7 +38,7 @@ class Page(NamedTuple):
 
 
 def read(server: Server) -> Page:
-    """What GET /metrics answers; of an engine that asks for its key nowhere here."""
+    """Return the answer of GET /metrics; no engine here asks for a key there."""
     answer = get(f"{server.url}/metrics")
     assert answer.status == 200, get(f"{server.url}/metrics", WORKER_KEY).status
     text = answer.body.decode()

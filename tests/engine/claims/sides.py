@@ -46,13 +46,13 @@ class Sides:
 
 
 def real_engine(dialect: str, model: Path, log: Path) -> Engine:
-    """One that publishes its KV events, and whose cache can be emptied."""
+    """Return an engine that publishes its KV events, and whose cache can be emptied."""
     return launched_engine(dialect, f"publishing {dialect}", model, log, (), {"VLLM_SERVER_DEV_MODE": "1"})
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Where an engine publishes its KV events, as it tells itself."""
+    """Where an engine publishes its KV events, as it reports itself."""
 
     port: int
     replay_port: int
@@ -61,7 +61,7 @@ class Published:
 
 
 def published(dialect: str, server: Server) -> Published:
-    """What /kv_event_sources of vLLM says, or /server_info of SGLang."""
+    """Read /kv_event_sources of vLLM, or /server_info of SGLang."""
     if dialect == "vllm":
         source = mapped(get(f"{server.url}/kv_event_sources").json["0"])
         ports = [urlsplit(str(source[name])).port for name in ("endpoint", "replay_endpoint")]

@@ -1,4 +1,4 @@
-"""KV events: what a publisher sends for a prompt that is stored, for a cache that is emptied, and as its past."""
+"""KV events: what a publisher sends for a stored prompt and for an emptied cache, and its replay."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +21,7 @@ Message = tuple[bytes, bytes, bytes]
 
 
 def replayed(source: Published, start: int) -> list[Message]:
-    """What is sent again from this number on, with the message that ends it."""
+    """Return the messages replayed from this number on, and the message that ends the replay."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.connect(f"tcp://127.0.0.1:{source.replay_port}")
@@ -39,7 +39,7 @@ def replayed(source: Published, start: int) -> list[Message]:
 
 
 def told_since(source: Published, start: int) -> list[Json]:
-    """The events of all messages from this number on."""
+    """Return the events of all messages from this number on."""
     events: list[Json] = []
     for _, _, payload in replayed(source, start)[:-1]:
         moment, more, rank = msgpack.unpackb(payload)
@@ -50,7 +50,7 @@ def told_since(source: Published, start: int) -> list[Json]:
 
 
 def next_number(source: Published) -> int:
-    """The number of the next message."""
+    """Return the number of the next message."""
     return len(replayed(source, 0)) - 1
 
 
@@ -61,7 +61,7 @@ def integers(value: object) -> list[int]:
 
 
 def stored(server: Server, prompt: str) -> list[int]:
-    """Have a prompt stored; its ids and those of the answer."""
+    """Have a prompt stored. Returns its ids and those of the answer."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
     answer = call(server.url, COMPLETIONS, {**body, "return_token_ids": True})
     assert answer.status == 200, answer.body
@@ -70,7 +70,7 @@ def stored(server: Server, prompt: str) -> list[int]:
 
 
 def chain(events: Sequence[Json], ids: Sequence[int]) -> list[Json]:
-    """The events that store these ids, from the one without a parent on, as far as they are there."""
+    """Return the events that store these ids, from the one without a parent on, as far as they are present."""
     found: list[Json] = []
     length = 0
     for event in events:
@@ -83,9 +83,9 @@ def chain(events: Sequence[Json], ids: Sequence[int]) -> list[Json]:
 
 
 def events_of(sides: Sides, server: Server, prompt: str) -> tuple[list[int], list[Json]]:
-    """Have a prompt stored that is not yet; its ids and the answer's, and the events that tell of them.
+    """Have a new prompt stored. Returns its ids and the answer's, and their events.
 
-    They tell all but the last token, which no other has been computed from, in whole blocks.
+    The events cover, in whole blocks, all but the last token, from which no other has been computed.
     """
     source, size = published(sides.dialect, server), BLOCK_TOKENS[sides.dialect]
     start = next_number(source)
@@ -103,8 +103,8 @@ def events_of(sides: Sides, server: Server, prompt: str) -> tuple[list[int], lis
 
 
 def test_a_stored_prompt(sides: Sides, server: Server) -> None:
-    """Its events chain from no parent on, in blocks of the size that is told, through all of prompt and answer but the
-    last token; vLLM names blocks by numbers without a sign, SGLang with one.
+    """Its events form a chain without a parent, in blocks of the reported size, through prompt and answer without the
+    last token; vLLM's block numbers are unsigned, SGLang's signed.
     """
     size = BLOCK_TOKENS[sides.dialect]
     ids, events = events_of(sides, server, f"a prompt of {server.name} that fills some blocks, as it is long " * 40)
@@ -120,7 +120,7 @@ def test_a_stored_prompt(sides: Sides, server: Server) -> None:
 
 
 def test_what_an_event_consists_of(sides: Sides) -> None:
-    """Events of stored blocks have the same members at both, the first one of a prompt and the next."""
+    """Events of stored blocks have the same fields at both, for the first one of a prompt and for the next."""
     shapes = []
     for server in sides.each():
         _, events = events_of(sides, server, f"another prompt of {server.name} that fills blocks " * 20)
@@ -149,7 +149,7 @@ def test_blocks_of_a_salted_prompt_say_so(sides: Sides) -> None:
 
 
 def test_an_emptied_cache(sides: Sides) -> None:
-    """It is told by one event without anything in it, at the latest with the engine's next step."""
+    """One event without content reports it, at the latest with the engine's next step."""
     path = "/flush_cache" if sides.dialect == "sglang" else "/reset_prefix_cache"
     step: Json = {"model": "tiny", "prompt": [7], "max_tokens": 1}
     for server in sides.each() if sides.dialect == "sglang" else (sides.real,):
@@ -165,7 +165,7 @@ def is_told_empty(source: Published, start: int) -> bool:
 
 def test_the_past(sides: Sides, server: Server) -> None:
     """Asked for all, a publisher sends every message again, in order and without a gap, and then an empty one with the
-    number -1; asked for more than there is, that alone.
+    number -1; asked for numbers beyond the last, only that one.
     """
     events_of(sides, server, f"the last prompt of {server.name} that fills blocks " * 20)
     source = published(sides.dialect, server)
@@ -178,14 +178,14 @@ def test_the_past(sides: Sides, server: Server) -> None:
 
 
 def test_the_present(sides: Sides, server: Server) -> None:
-    """Whoever has subscribed gets the very messages that are sent again to whoever asks for them."""
+    """A subscriber gets the same messages as a replay."""
     source = published(sides.dialect, server)
     context = zmq.Context()
     socket = context.socket(zmq.SUB)
     socket.connect(f"tcp://127.0.0.1:{source.port}")
     socket.subscribe(source.topic.encode())
     try:
-        for attempt in range(50):  # the first ones may go before the connection stands
+        for attempt in range(50):  # the first ones may be sent before the connection is up
             stored(server, f"knock {attempt} at {server.name}, and wait whether anybody answers to it " * 6)
             if socket.poll(500):
                 break
@@ -196,7 +196,7 @@ def test_the_present(sides: Sides, server: Server) -> None:
 
 
 def test_block_size_is_told(sides: Sides) -> None:
-    """SGLang tells it where it tells its ports; vLLM does not."""
+    """SGLang reports it with its ports; vLLM does not."""
     sizes = [published(sides.dialect, server).block_tokens for server in sides.each()]
     expected = BLOCK_TOKENS["sglang"] if sides.dialect == "sglang" else None
     assert sizes == [expected, expected]

@@ -1,4 +1,6 @@
-"""What the fields that the router adds do: usage in which chunks, ids in which, and who finds whose prefix."""
+"""The effect of the fields that the router adds: in which chunks usage and ids are, and whose prefixes a prompt can
+hit.
+"""
 
 import json
 from collections.abc import Mapping
@@ -20,14 +22,14 @@ PROMPTS: Mapping[str, Json] = {
 
 
 def streamed(server: Server, path: str, **more: object) -> list[Json]:
-    """The chunks of a stream."""
+    """Return the chunks of a stream."""
     answer = call(server.url, path, {**FIXED, **PROMPTS[path], **more, "stream": True})
     assert answer.status == 200, answer.body
     return [json.loads(chunk) for chunk in chunks(answer)]
 
 
 def says(chunk: Json) -> str:
-    """The text of a chunk."""
+    """Return the text of a chunk."""
     return "".join(
         str(mapped(choice.get("delta", choice)).get("content") or choice.get("text") or "")
         for choice in listed(chunk["choices"])
@@ -43,7 +45,7 @@ def tokens(value: object) -> list[int]:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_usage_at_the_end(server: Server, path: str) -> None:
-    """With `include_usage` the last chunk has no choice but the usage, and none before has any."""
+    """With `include_usage` only the last chunk has the usage, and it has no choice."""
     *before, last = streamed(server, path, stream_options={"include_usage": True})
     assert last["choices"] == []
     assert mapped(last["usage"])["completion_tokens"] == FIXED["max_tokens"]
@@ -53,7 +55,7 @@ def test_usage_at_the_end(server: Server, path: str) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_usage_in_chunks_alone(sides: Sides, server: Server, path: str) -> None:
-    """Of `continuous_usage_stats` without `include_usage` vLLM takes no notice; SGLang tells it with each text."""
+    """Without `include_usage`, vLLM ignores `continuous_usage_stats`, and SGLang reports usage with each text."""
     events = streamed(server, path, stream_options={"continuous_usage_stats": True})
     told = [bool(chunk.get("usage")) for chunk in events]
     assert told == [sides.dialect == "sglang" and bool(says(chunk)) for chunk in events]
@@ -61,7 +63,7 @@ def test_usage_in_chunks_alone(sides: Sides, server: Server, path: str) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_usage_in_chunks(sides: Sides, server: Server, path: str) -> None:
-    """With both, every chunk with text tells the tokens so far; so do vLLM's role and finish chunks, not SGLang's."""
+    """With both, every chunk with text has the tokens so far; so do vLLM's role and finish chunks, not SGLang's."""
     *events, last = streamed(server, path, stream_options={"include_usage": True, "continuous_usage_stats": True})
     told = [bool(chunk.get("usage")) for chunk in events]
     assert told == [sides.dialect == "vllm" or bool(says(chunk)) for chunk in events]
@@ -72,7 +74,7 @@ def test_usage_in_chunks(sides: Sides, server: Server, path: str) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_where_cached_tokens_are_told(sides: Sides, server: Server, path: str) -> None:
-    """SGLang's chat tells them with its first text; every other stream in its last chunk alone."""
+    """SGLang's chat reports them with its first text; every other stream only in its last chunk."""
     *events, last = streamed(server, path, stream_options={"include_usage": True, "continuous_usage_stats": True})
     early = [bool(mapped(chunk["usage"]).get("prompt_tokens_details")) for chunk in events if chunk.get("usage")]
     assert set(early) == {sides.dialect == "sglang" and path == CHAT}
@@ -80,7 +82,7 @@ def test_where_cached_tokens_are_told(sides: Sides, server: Server, path: str) -
 
 
 def test_ids_of_a_streamed_completion(server: Server) -> None:
-    """Each chunk has those of its text, and the first one the prompt's."""
+    """Each chunk has the ids of its text, and the first chunk also the prompt's."""
     first, *rest = [listed(chunk["choices"])[0] for chunk in streamed(server, COMPLETIONS, return_token_ids=True)]
     whole = listed(
         call(server.url, COMPLETIONS, {**FIXED, **PROMPTS[COMPLETIONS], "return_token_ids": True}).json["choices"]
@@ -93,7 +95,7 @@ def test_ids_of_a_streamed_completion(server: Server) -> None:
 
 
 def test_ids_of_a_chat(sides: Sides, server: Server) -> None:
-    """They have the names of completions in vLLM's, with the prompt's beside the choices, and others in SGLang's."""
+    """The names are those of completions at vLLM, with the prompt's ids beside the choices, and others at SGLang."""
     answer = call(server.url, CHAT, {**FIXED, **PROMPTS[CHAT], "return_token_ids": True}).json
     (choice,) = listed(answer["choices"])
     output, prompt = ("token_ids", answer) if sides.dialect == "vllm" else ("response_token_ids", choice)
@@ -103,7 +105,7 @@ def test_ids_of_a_chat(sides: Sides, server: Server) -> None:
 
 
 def test_a_final_message_that_is_gone_on_with(server: Server) -> None:
-    """The prompt ends in it: it is shorter than with the end of that message and the beginning of an answer."""
+    """The prompt ends inside the message: it is shorter than with the message's end and the start of an answer."""
     body = {**FIXED, "messages": [*listed(PROMPTS[CHAT]["messages"]), {"role": "assistant", "content": "and so"}]}
     ways: tuple[Json, ...] = ({}, {"continue_final_message": True, "add_generation_prompt": False})
     ended, gone_on = (mapped(call(server.url, CHAT, {**body, **way}).json["usage"]) for way in ways)
@@ -121,7 +123,7 @@ def salted(path: str, text: str) -> Json:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"])
 def test_a_salt_keeps_prefixes_apart(sides: Sides, path: str) -> None:
-    """Only calls with the same salt find each other's prompts, but for SGLang's messages, where all do."""
+    """Only calls with the same salt hit each other's prompts, except SGLang's messages, which all do."""
     body = salted(path, f"{path} has a prompt that is salted, of some length " * 20)
     found = []
     for salt in (None, "one", "one", "two"):

@@ -1,4 +1,4 @@
-"""The metrics that the router reads and the emulation tells: their names, their labels, and what each counts when."""
+"""The metrics that the router reads and the emulation exposes: their names, labels, and what each counts when."""
 
 import pytest
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 OUTPUT = 24
 FIXED: Json = {"model": "tiny", "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
 INFO = "vllm:cache_config_info"
-"""Whose labels are its content."""
+"""Its content is in its labels."""
 READ = {
     "vllm": {
         *("vllm:num_requests_running", "vllm:num_requests_waiting", INFO, "vllm:engine_sleep_state"),
@@ -35,11 +35,11 @@ EVENTUALLY = {
     "sglang:num_retracted_output_tokens_total",
     "sglang:num_aborted_requests_total",
 }
-"""Counters of SGLang's that are not there before they count."""
+"""SGLang's counters that do not exist before their first count."""
 
 
 def twice(server: Server, what: str) -> tuple[Page, Page]:
-    """The same prompt twice; the metrics before and after."""
+    """Send the same prompt twice. Returns the metrics before and after."""
     before = read(server)
     body = {**FIXED, "prompt": f"{what} is said twice here, and found the second time, because it is long enough " * 8}
     for _ in range(2):
@@ -50,9 +50,7 @@ def twice(server: Server, what: str) -> tuple[Page, Page]:
 
 
 def test_names_types_and_labels(sides: Sides) -> None:
-    """What the emulation tells is told by the real engine, as the same type and with the same labels; and what is read
-    is there.
-    """
+    """The real engine has every metric of the emulation, with equal type and labels, and all that the router reads."""
     for server in sides.each():
         twice(server, "names")
     real, emulated = (read(server) for server in sides.each())
@@ -71,13 +69,13 @@ def test_names_types_and_labels(sides: Sides) -> None:
 
 
 def test_counters_of_a_restart(sides: Sides, server: Server) -> None:
-    """Each counter of vLLM's tells when it began; none of SGLang's does."""
+    """Each counter of vLLM reports when it began; none of SGLang's does."""
     created = {name for name in read(server).names if name.startswith(f"{sides.dialect}:") and "_created" in name}
     assert bool(created) == (sides.dialect == "vllm")
 
 
 def test_what_two_calls_count(sides: Sides, server: Server) -> None:
-    """Prompts count whole, cached or not; what was found counts once; each token that was made counts."""
+    """Prompts count whole, cached or not; hits count once; each generated token counts."""
     before, after = twice(server, f"counted by {server.name}")
     usage = mapped(call(server.url, COMPLETIONS, {**FIXED, "prompt": "x"}).json["usage"])
     assert usage["completion_tokens"] == OUTPUT
@@ -103,7 +101,7 @@ MODES = ("prefill_compute", "prefill_cache", "decode")
 
 
 def test_a_stream_that_is_left(sides: Sides, server: Server) -> None:
-    """It ends in the engine, and vLLM counts neither an end nor what it has said; SGLang counts an abort."""
+    """It ends in the engine. vLLM counts neither an end nor its tokens; SGLang counts an abort."""
     before = read(server)
     leave_amid_a_stream(server)
     running = "vllm:num_requests_running" if sides.dialect == "vllm" else None
@@ -122,12 +120,12 @@ def test_a_stream_that_is_left(sides: Sides, server: Server) -> None:
 
 
 def test_the_routers_reading(sides: Sides, server: Server) -> None:
-    """What the router makes of each engine's page is its capacity, its block, and that nothing waits."""
+    """From each engine's page the router reads its capacity, its block size, and that nothing waits."""
     twice(server, f"read of {server.name}")
     engine = VLLM if sides.dialect == "vllm" else SGLANG
     page = get(f"{server.url}/metrics").body
     load, cache = engine.load_readers["/metrics"](page), engine.read_cache(page)
-    assert load.waiting == 0  # what runs, SGLang tells as of its last batch with new requests
+    assert load.waiting == 0  # SGLang reports running requests as of its last batch with new requests
     assert load.kv_tokens == KV_TOKENS
     assert cache.block_tokens == (32 if sides.dialect == "vllm" else 16)
     assert cache.hit_tokens
@@ -135,7 +133,7 @@ def test_the_routers_reading(sides: Sides, server: Server) -> None:
 
 
 def test_loads_of_sglang(sides: Sides) -> None:
-    """The real /v1/loads has all that the emulation tells, of the same type, and all that the router reads."""
+    """The real /v1/loads has all fields of the emulation, of equal type, and all that the router reads."""
     if sides.dialect == "vllm":
         assert [get(f"{server.url}/v1/loads", WORKER_KEY).status for server in sides.each()] == [404, 404]
         return
@@ -150,7 +148,7 @@ def test_loads_of_sglang(sides: Sides) -> None:
 
 
 def test_server_info_of_sglang(sides: Sides) -> None:
-    """The emulation tells nothing that the real one does not, and what the router reads is in both."""
+    """The emulation has no field that the real engine lacks, and the router's fields are in both."""
     if sides.dialect == "vllm":
         assert get(f"{sides.emulated.url}/server_info", WORKER_KEY).status == 404
         return

@@ -1,4 +1,4 @@
-"""What an engine refuses, its emulation refuses: with the same status, in the same shape, naming the same field."""
+"""The emulation rejects what its engine rejects: with the same status and shape, naming the same field."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ GONE_ON: Json = {"continue_final_message": True}
 
 
 class Case(NamedTuple):
-    """Fields put into a body that is fine, where, and the status that each engine answers then."""
+    """Fields added to a valid body, the paths, and the status with which each engine answers."""
 
     fields: Json
     status: Mapping[str, int]
@@ -124,7 +124,7 @@ REFUSED_IDS: Json = {
 
 
 def told(answer: Answer) -> tuple[object, ...]:
-    """Status, type and shape of a refusal, and what is not left to its words: kind, field and code of the error."""
+    """Return status, type and shape of a rejection, and what does not depend on its wording: kind, field and code."""
     content_type = answer.headers.get("content-type")
     if answer.status == 200 or content_type != "application/json":
         return answer.status, content_type
@@ -142,7 +142,7 @@ def bodies(case: Case) -> Iterator[tuple[str, Json]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_refusal(sides: Sides, name: str) -> None:
-    """The status is what it says here; the emulation has the same one, and the same kind, shape and code of error."""
+    """The status is the one listed here; the emulation has the same, and equal kind, shape and code of error."""
     case = CASES[name]
     for path, body in bodies(case):
         real, emulated = (told(call(server.url, path, body)) for server in sides.each())
@@ -152,7 +152,7 @@ def test_a_refusal(sides: Sides, name: str) -> None:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_body_that_cannot_be_read(sides: Sides, name: str) -> None:
-    """It is 400 on every path."""
+    """It is answered by 400 on every path."""
     for path in BASE:
         real, emulated = (told(call(server.url, path, BROKEN[name])) for server in sides.each())
         assert (path, real[0]) == (path, 400)
@@ -160,7 +160,7 @@ def test_a_body_that_cannot_be_read(sides: Sides, name: str) -> None:
 
 
 def test_ids_in_a_streamed_chat_are_refused_in_these_words(sides: Sides) -> None:
-    """By SGLang and its emulation; vLLM and its emulation stream them."""
+    """SGLang and its emulation do so; vLLM and its emulation stream the ids."""
     body = {**BASE[CHAT], "stream": True, "return_token_ids": True}
     for server in sides.each():
         answer = call(server.url, CHAT, body)
@@ -172,7 +172,7 @@ def test_ids_in_a_streamed_chat_are_refused_in_these_words(sides: Sides) -> None
 
 
 def test_a_refusal_names_the_field(server: Server, sides: Sides) -> None:
-    """In `param` at vLLM, and at SGLang in the message alone: so for each field that the router may add."""
+    """For each field that the router may add, vLLM names it in `param`, SGLang only in the message."""
     named = {"cache_salt": 7, "stream_options": 7}
     for field, value in named.items():
         error = call(server.url, CHAT, {**BASE[CHAT], "stream": True, field: value}).json
@@ -184,7 +184,7 @@ def test_a_refusal_names_the_field(server: Server, sides: Sides) -> None:
 
 
 def test_who_needs_the_key(sides: Sides) -> None:
-    """Each path asks for it at the emulation just where it does at the real one; what it says is the same."""
+    """The emulation asks for the key on the same paths as the real engine, with the same answer."""
     pages = (
         "/health",
         "/ready",
@@ -208,7 +208,7 @@ def test_who_needs_the_key(sides: Sides) -> None:
 
 
 def test_a_body_that_is_not_said_to_be_json(server: Server) -> None:
-    """It is 400."""
+    """It is answered by 400."""
     headers = {"content-type": "text/plain", "authorization": f"Bearer {WORKER_KEY}"}
     answer = httpx.post(server.url + CHAT, content=json.dumps(BASE[CHAT]), headers=headers)
     assert answer.status_code == 400
