@@ -1,4 +1,4 @@
-"""What of an answer is kept to go on with it, which answers can be gone on with, and how the rest is asked for."""
+"""The record kept to continue an answer, which answers can be continued, and the call for the rest."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ def event(choice: dict[str, Any], **more: Any) -> bytes:
 
 
 def answered(call: Call, *deltas: dict[str, Any], prompt: list[int] | None = None) -> StreamReader:
-    """A stream that said so much; each delta's `ids` are those of its chunk."""
+    """The reader of a stream with these deltas, whose `ids` are the token ids of the chunk."""
     reader = StreamReader(call)
     reader.feed(event({"delta": {"role": "assistant", "content": ""}}, prompt_token_ids=prompt))
     for delta in deltas:
@@ -49,7 +49,7 @@ def rest_of(call: Call, *deltas: dict[str, Any], prompt: list[int] | None = None
 
 
 @pytest.mark.parametrize(
-    ("fields", "way"),
+    ("fields", "mode"),
     [
         ({}, ResumeMode.IDS),
         (
@@ -75,21 +75,21 @@ def rest_of(call: Call, *deltas: dict[str, Any], prompt: list[int] | None = None
         ({"echo": True}, ResumeMode.NONE),
     ],
 )
-def test_which_chats_can_be_gone_on_with(fields: dict[str, Any], way: ResumeMode) -> None:
-    """Ids are asked for only where they would be used."""
+def test_which_chats_can_be_continued(fields: dict[str, Any], mode: ResumeMode) -> None:
+    """The router asks for token ids only if they would be used."""
     call = chat(**fields)
-    assert call.resume_mode is way
-    assert (Addition.TOKEN_IDS in call.additions.wanted) == call.hides_ids == (way is ResumeMode.IDS)
+    assert call.resume_mode is mode
+    assert (Addition.TOKEN_IDS in call.additions.wanted) == call.hides_ids == (mode is ResumeMode.IDS)
 
 
 @pytest.mark.parametrize("fields", [{"prompt": ["a", "b"]}, {"best_of": 2}, {"suffix": "x"}, {"logprobs": 1}])
-def test_completions_that_cannot_be_gone_on_with(fields: dict[str, Any]) -> None:
-    """Several answers, or more than text."""
+def test_completions_that_cannot_be_continued(fields: dict[str, Any]) -> None:
+    """Those with several answers, or with more than text, cannot be continued."""
     assert completion(**fields).resume_mode is ResumeMode.NONE
 
 
 def test_ids_that_the_client_wants_stay() -> None:
-    """Then they are noted and shown, in whatever form the chunk comes."""
+    """They are recorded and passed on."""
     call = chat(return_token_ids=True)
     reader = StreamReader(call)
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
@@ -102,7 +102,7 @@ def test_ids_that_the_client_wants_stay() -> None:
 
 
 def test_a_record_is_bounded() -> None:
-    """A stream of more ids than are kept has none; it is gone on with by its text."""
+    """A stream with too many ids has no record and can be continued only by text."""
     record = TokenRecord()
     record.set_prompt([1, 2])
     for _ in range(RECORD_LIMIT // 600):
@@ -115,7 +115,7 @@ def test_a_record_is_bounded() -> None:
 
 
 def test_a_token_without_an_id_ends_the_record() -> None:
-    """A gap in it would be a gap in the answer."""
+    """A gap in the record would be a gap in the answer."""
     assert rest_of(chat(), {"content": "a", "ids": [7]}, {"content": "b"}, prompt=[1]) is not None
     rest = rest_of(chat(), {"content": "a", "ids": [7]}, {"content": "b"}, prompt=[1])
     assert rest is not None
@@ -133,14 +133,14 @@ def test_a_token_without_an_id_ends_the_record() -> None:
     ],
     ids=["text", "text after thoughts", "thoughts", "a tool call", "nothing"],
 )
-def test_what_was_said_decides(deltas: list[dict[str, Any]], by_ids: bool | None) -> None:
-    """Thoughts and tool calls under way cannot be told apart by an engine that begins amid them."""
+def test_the_kind_of_the_last_output_decides(deltas: list[dict[str, Any]], by_ids: bool | None) -> None:
+    """An engine cannot continue within reasoning or a tool call, as it would take them for plain text."""
     rest = rest_of(chat(), *deltas, prompt=[1, 2])
     assert (None if rest is None else rest.by_ids) == by_ids
 
 
-def test_limits_are_less_what_came() -> None:
-    """Also the least of tokens; what belongs to a chat alone is left out."""
+def test_limits_are_reduced_by_the_tokens_so_far() -> None:
+    """So is the minimum; members that only chats have are left out."""
     call = chat(max_completion_tokens=9, max_tokens=5, min_tokens=2, temperature=0.5, user="ann", tools=[])
     rest = rest_of(call, {"content": "a", "ids": [7, 8]}, {"content": "b", "ids": [9]}, prompt=[1, 2])
     assert rest is not None
@@ -151,7 +151,7 @@ def test_limits_are_less_what_came() -> None:
 
 
 def test_without_a_limit_the_context_is_needed() -> None:
-    """A chat may use all of it, and a completion has 16 tokens where nothing is said."""
+    """A chat may use the whole context; a completion defaults to 16 tokens."""
     rest = rest_of(chat(), {"content": "a", "ids": [7]}, prompt=[1, 2])
     assert rest is not None
     assert rest.body(None) is None
@@ -164,26 +164,26 @@ def test_without_a_limit_the_context_is_needed() -> None:
     assert json.loads(rest.body(None) or b"")["max_tokens"] == 15
 
 
-def test_a_message_that_is_gone_on_with_already_is_not_by_text() -> None:
-    """Two assistant's messages in a row would be rendered otherwise."""
+def test_a_chat_that_continues_a_message_is_not_continued_by_text() -> None:
+    """Two consecutive assistant's messages would be rendered differently."""
     call = chat(continue_final_message=True, add_generation_prompt=False)
     assert rest_of(call, {"content": "a"}) is None
     assert rest_of(call, {"content": "a", "ids": [7]}, prompt=[1]) is not None
 
 
-def test_what_another_engine_counts_wrongly_counts_for_nothing() -> None:
-    """Its chunk is told with what is known of the usage, and a number that is none breaks nothing."""
+def test_invalid_counts_of_the_continuing_engine_are_ignored() -> None:
+    """The rewritten chunk has the usage as far as it is known."""
     rest = rest_of(chat(), {"content": "x", "ids": [5]}, prompt=[1, 2])
     assert rest is not None
-    told = Rewriter(rest).feed(
+    rewritten = Rewriter(rest).feed(
         event({"text": "y"}, usage={"prompt_tokens": "many", "completion_tokens": [1], "total_tokens": None})
     )
-    usage = json.loads(told.removeprefix(b"data: "))["usage"]
+    usage = json.loads(rewritten.removeprefix(b"data: "))["usage"]
     assert usage == {"prompt_tokens": 2, "total_tokens": 3, "completion_tokens": 1}
 
 
-def test_what_cannot_be_written_is_not_gone_on_with() -> None:
-    """Fewer levels are written than are read: in a body, in a chunk, and in what the first chunk says of the whole."""
+def test_an_answer_that_cannot_be_serialised_is_not_continued() -> None:
+    """JSON that is parsed but nested too deeply to serialise may be in a body, a chunk or the head of a stream."""
     deep: Any = []
     for _ in range(300):
         deep = [deep]

@@ -22,7 +22,7 @@ def dump(chunk: Any, marks: tuple[str, str] = (",", ":")) -> bytes:
 
 
 def take_apart(data: bytes) -> tuple[bytes, str, Any, bytes | None] | None:
-    """A chunk's JSON without its usage, its text, its usage and the reason of its end; None where it is not common."""
+    """A chunk's JSON without its usage, its text, its usage and its finish reason; None if it is not common."""
     (part,) = CommonChunks().split_runs([data])
     if not isinstance(part, ChunkRun):
         return None
@@ -30,7 +30,7 @@ def take_apart(data: bytes) -> tuple[bytes, str, Any, bytes | None] | None:
 
 
 def joined(parts: Sequence[ChunkRun | bytes]) -> tuple[bytes, bytes, bytes, set[bytes | None], list[int] | None]:
-    """What goes to the client, other chunks as they came; what was said; the last usage; the reasons; the ids."""
+    """The bytes for the client, with other chunks unchanged; the text; the last usage; the finish reasons; the ids."""
     runs = [part for part in parts if isinstance(part, ChunkRun)]
     seen = [part.client_bytes if isinstance(part, ChunkRun) else b"data: %b\n\n" % part for part in parts]
     reasons = {run.finish_reason for run in runs}
@@ -39,7 +39,7 @@ def joined(parts: Sequence[ChunkRun | bytes]) -> tuple[bytes, bytes, bytes, set[
 
 
 def ids_of(runs: Sequence[ChunkRun]) -> list[int] | None:
-    """What a record of these runs tells as the tokens of the answer, behind the one of a prompt."""
+    """The token ids of the answer that a record of these runs has."""
     record = TokenRecord()
     record.set_prompt([0])
     for run in runs:
@@ -70,8 +70,8 @@ CHUNKS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 
 @given(st.recursive(CHUNKS, lambda inner: st.dictionaries(st.sampled_from(["meta", "id", "usage"]), inner)), MARKS)
 @example({"meta": {"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": {}}}, (",", ":"))
-def test_what_is_taken_apart_was_common(chunk: dict[str, Any], marks: tuple[str, str]) -> None:
-    """Of whatever else may come, nothing is mistaken: the parts are those that a parser finds."""
+def test_no_other_chunk_is_taken_for_a_common_one(chunk: dict[str, Any], marks: tuple[str, str]) -> None:
+    """The parts of a common chunk are always those that a JSON parser finds."""
     parts = take_apart(dump(chunk, marks))
     if parts is not None:
         without = {name: value for name, value in chunk.items() if name != "usage"}
@@ -84,20 +84,20 @@ def test_what_is_taken_apart_was_common(chunk: dict[str, Any], marks: tuple[str,
 
 @given(st.sampled_from(['"', 'a"b', '\\"}}],"usage":{', '"},"finish_reason":null}],"usage":{}}']))
 def test_text_with_quotes_is_left_to_the_parser(text: str) -> None:
-    """Where the text ends cannot be told from its first quote."""
+    """The first quote is not the end of such a text."""
     assert take_apart(dump({"choices": [{"index": 0, "delta": {"content": text}}], "usage": USAGE})) is None
 
 
 @given(st.lists(st.tuples(TEXTS, st.lists(st.integers(0, 200_000), max_size=3)), min_size=1), MARKS)
-def test_ids_are_noted_and_not_shown(said: list[tuple[str, list[int]]], marks: tuple[str, str]) -> None:
-    """The client sees null, as if nobody had asked; the record has the ids of all that has text, and none behind it."""
+def test_ids_are_recorded_and_hidden_from_the_client(said: list[tuple[str, list[int]]], marks: tuple[str, str]) -> None:
+    """The client sees null, as if ids were not asked for. The record has the ids up to the last text."""
     chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": ids}]} for text, ids in said]
     parts = list(CommonChunks().split_runs([dump({**chunk, "usage": USAGE}, marks) for chunk in chunks]))
     shown = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": None}]} for text, _ in said]
     last = max((index for index, (text, _) in enumerate(said) if text), default=-1)
     seen, _, _, _, ids = joined(parts)
     assert seen == b"".join([b"data: %b\n\n" % dump(chunk, marks) for chunk in shown])
-    assert ids == [each for _, told in said[: last + 1] for each in told]
+    assert ids == [each for _, ids_ in said[: last + 1] for each in ids_]
 
 
 ENGINES = st.builds(
@@ -113,10 +113,10 @@ ENGINES = st.builds(
 
 
 @given(st.lists(st.one_of(ENGINES, ENGINES, CHUNKS), max_size=8), MARKS, st.integers(0, 8))
-def test_chunks_in_a_row_are_taken_apart_as_each_alone(
+def test_consecutive_chunks_are_split_like_single_ones(
     chunks: list[dict[str, Any]], marks: tuple[str, str], cut: int
 ) -> None:
-    """What came before a chunk, with it or earlier, does not change what is found in it, nor the order."""
+    """Earlier chunks, in the same block or before, change neither the parts of a chunk nor the order."""
     sent = [dump(chunk, marks) for chunk in chunks]
     alone = [part for each in sent for part in CommonChunks().split_runs([each])]
     stream = CommonChunks()
@@ -143,8 +143,8 @@ FIRST: tuple[dict[str, Any], ...] = ({"role": "assistant"}, {}, {}, {"usage": No
 
 
 @given(STREAMS)
-def test_a_stream_says_the_same_where_no_chunk_is_common(stream: list[tuple[dict[str, Any], ...]]) -> None:
-    """Usage counts and goes, all else stays, and the same rest is asked for if the worker dies: whoever reads it."""
+def test_both_ways_of_reading_a_stream_agree(stream: list[tuple[dict[str, Any], ...]]) -> None:
+    """Bytes for the client, usage and the continuation are the same on the fast path and with the JSON parser."""
     read = []
     for common in (True, False):
         reader = StreamReader(parse_chat(BODY, PromptHasher(b"secret"), ids=True))
@@ -153,13 +153,13 @@ def test_a_stream_says_the_same_where_no_chunk_is_common(stream: list[tuple[dict
             said = {"id": "c", "choices": [{"index": 0, "delta": delta, **ids, **finish}]}
             chunk = said | usage | more if common else usage | said | more  # usage is last in what is common
             shown.append(json.loads(reader.feed(b"data: %b\n\n" % dump(chunk)).removeprefix(b"data: ")))
-        going_on = (reader.continuable, reader.ids, reader.text)
-        read.append((shown, reader.usage, reader.answer_keys(), going_on))
+        resumable = (reader.continuable, reader.ids, reader.text)
+        read.append((shown, reader.usage, reader.answer_keys(), resumable))
     assert read[0] == read[1]
 
 
 def test_chunks_of_one_form_are_one_run() -> None:
-    """They leave together, and another between them keeps its place."""
+    """Consecutive common chunks form one run, and another chunk between them keeps its place."""
     sent = [dump({"choices": [{"index": 0, "delta": {"content": text}}], "usage": USAGE}) for text in "abc"]
     run, other, last = CommonChunks().split_runs([*sent[:2], b"[DONE]", sent[2]])
     assert isinstance(run, ChunkRun)

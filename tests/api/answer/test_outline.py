@@ -1,4 +1,4 @@
-"""What is kept of a long whole answer while it passes."""
+"""The outline that is kept of a long answer while it passes through."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ VALUES = st.recursive(
 
 
 def without(value: Any) -> Any:
-    """The same, with null for the members that are dropped where they hold more than a number."""
+    """The value with null for the members that the outline leaves out; those that are numbers stay."""
     if isinstance(value, list):
         return [without(each) for each in value]
     if not isinstance(value, dict):
@@ -36,8 +36,8 @@ def without(value: Any) -> Any:
 @given(
     st.dictionaries(st.sampled_from(["choices", "usage", *DROPPED_MEMBERS]), VALUES), st.integers(1, 9), st.booleans()
 )
-def test_the_long_members_are_dropped_and_all_else_is_kept(answer: dict[str, Any], size: int, tight: bool) -> None:
-    """However the answer is cut, and whatever its strings look like."""
+def test_only_the_long_members_are_left_out(answer: dict[str, Any], size: int, tight: bool) -> None:
+    """The outline does not depend on the blocks of the answer or on its strings."""
     data = json.dumps(answer, ensure_ascii=False, separators=(",", ":") if tight else (" , ", " : ")).encode()
     outline = Outline()
     for start in range(0, len(data), size):
@@ -48,8 +48,8 @@ def test_the_long_members_are_dropped_and_all_else_is_kept(answer: dict[str, Any
     assert outline.tail == data
 
 
-def test_an_answer_of_text_without_end_is_not_kept() -> None:
-    """Only its last bytes are, where its usage is."""
+def test_an_outline_that_is_too_long_is_not_kept() -> None:
+    """Only the last bytes of the answer are kept, which contain its usage."""
     outline = Outline()
     outline.feed(b'{"choices":[{"text":"')
     for _ in range(OUTLINE_BYTES // 2**16 + 2):

@@ -43,7 +43,7 @@ def split(blocks: list[bytes]) -> tuple[list[bytes], bytes]:
 
 @given(streams(), st.lists(st.integers(min_value=0, max_value=1000), max_size=8))
 def test_events_do_not_depend_on_the_cuts(stream: bytes, places: list[int]) -> None:
-    """However the bytes arrive, the same events come out, and together they are the bytes that came."""
+    """Any blocks of the same bytes give the same events, and together the events are these bytes."""
     events, rest = split(cut(stream, places))
     assert (events, rest) == split([stream])
     assert b"".join(events) + rest == stream
@@ -51,7 +51,7 @@ def test_events_do_not_depend_on_the_cuts(stream: bytes, places: list[int]) -> N
 
 @given(streams())
 def test_every_event_ends_in_its_only_blank_line(stream: bytes) -> None:
-    """An event is never two: only its last line is blank, but for blank lines before its first."""
+    """Events are not joined: apart from leading blank lines, only the last line is blank."""
     for event in split([stream])[0]:
         lines = event.lstrip(b"\r\n").splitlines()
         assert b"" not in lines[:-1]
@@ -67,7 +67,7 @@ def test_event_leaves_with_its_last_byte() -> None:
 
 
 def test_single_bytes_are_no_events() -> None:
-    """A block too short to hold a blank line is held, whatever it is."""
+    """A block too short to contain a blank line is held back."""
     splitter = EventSplitter()
     assert [splitter.feed(bytes([byte])) for byte in b"d\n"] == [[], []]
     assert splitter.rest() == b"d\n"
@@ -75,7 +75,7 @@ def test_single_bytes_are_no_events() -> None:
 
 
 def test_event_beyond_the_limit_is_an_error() -> None:
-    """A worker that never ends its event cannot fill the memory."""
+    """A worker that never ends its event cannot exhaust the memory."""
     splitter = EventSplitter(limit=100)
     assert splitter.feed(b"data: " + b"x" * 94) == []
     with pytest.raises(WorkerBroke, match="100 bytes"):
@@ -136,7 +136,7 @@ def test_replaced_data_leaves_the_other_lines(event: bytes, replaced: bytes) -> 
 
 @given(streams(), st.sampled_from([b"new", b"", b"two\nlines"]))
 def test_replaced_data_is_read_back(stream: bytes, data: bytes) -> None:
-    """What is put into an event is what its reader finds, and it stays one event."""
+    """Replaced data is read back unchanged, and the event stays one event."""
     for event in split([stream])[0]:
         if event_data(event) is not None:
             replaced = with_data(event, data)

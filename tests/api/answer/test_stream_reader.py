@@ -108,7 +108,7 @@ def test_counts_do_not_depend_on_the_cuts(stream: tuple[bytes, bytes, bytes], pl
 
 
 def test_only_whole_events_go_through() -> None:
-    """Also to a client that asked for all the usage: if the worker dies within an event, our error is not its end."""
+    """An incomplete event is held back, so that an error sent after a worker's failure is an event of its own."""
     reader = StreamReader(chat(usage=True, continuous=True))
     passed = [reader.feed(block) for block in (b"data: {", b'"choices":[]}\n', b"\n", b"data: [D", b"ONE]\n\n")]
     assert passed == [b"", b"", b'data: {"choices":[]}\n\n', b"", b"data: [DONE]\n\n"]
@@ -135,8 +135,8 @@ def test_usage_of_null_is_the_engines_own() -> None:
     assert through(completion(prompt="x"), stream) == stream
 
 
-def test_partial_event_is_held_only_where_it_may_be_spliced() -> None:
-    """What cannot be judged yet waits, and at the end of the stream it leaves."""
+def test_an_incomplete_event_is_held_until_the_end() -> None:
+    """An incomplete event is held back, and passed on when the stream ends."""
     reader = StreamReader(chat())
     whole, part = event(said("a")), event(said("b"), usage=counted(2))[:-2]
     assert reader.feed(whole + part) == whole
@@ -151,7 +151,7 @@ def test_multi_line_events_are_spliced_too() -> None:
 
 
 def test_started_with_the_first_choice() -> None:
-    """Keep-alives, errors and final usage are no first token; the role chunk is sent with it."""
+    """Keep-alives, errors and the final usage are not a first token; the role chunk is sent with it."""
     reader = StreamReader(chat())
     reader.feed(b": keep-alive\n\n" + event(usage=counted(0)))
     assert not reader.started
@@ -181,14 +181,14 @@ def test_prompts_are_summed_over_a_list() -> None:
     assert read(call, *chunks).usage == Usage(10 + 11, 8)
 
 
-def test_final_usage_overrules_the_chunks() -> None:
-    """The engine's sum at the end, with its cached tokens, is the truth."""
+def test_final_usage_overrides_the_chunks() -> None:
+    """The engine's sum at the end replaces the counts of the chunks."""
     reader = read(chat(), event(said("a"), usage=counted(1)), event(usage=FINAL), DONE)
     assert reader.usage == Usage(9, 3, 4)
     assert reader.output_tokens == 3
 
 
-def test_sglang_tells_cached_tokens_early() -> None:
+def test_sglang_reports_cached_tokens_early() -> None:
     """Cached tokens in a chunk's usage are known before the end; the chunks without usage change nothing."""
     early = {**counted(1), "prompt_tokens_details": {"cached_tokens": 8}}
     role = {"index": 0, "delta": {"reasoning_content": None, "role": "assistant", "content": ""}, "finish_reason": None}
@@ -241,7 +241,7 @@ def test_finished_when_every_choice_is() -> None:
 
 @pytest.mark.parametrize("reason", ["stop", "abort"])
 def test_a_finish_reason_beside_text_and_usage(reason: str) -> None:
-    """The last token's chunk tells the end of its choice, whatever comes with it in one block."""
+    """The finish reason is read from the last token's chunk, whatever else is in its block."""
     chunks = [event(said("a"), usage=counted(1)), event(said("b", finish=reason), usage=counted(2))]
     for blocks in ([b"".join(chunks)], chunks, [*chunks, event(said("", 0), usage=counted(2))]):
         reader = read(chat(), *blocks)
@@ -249,7 +249,7 @@ def test_a_finish_reason_beside_text_and_usage(reason: str) -> None:
 
 
 def test_abort_is_no_success() -> None:
-    """A choice that the engine gave up is told apart from one that ended."""
+    """A choice that the engine aborted is not one that finished."""
     assert read(chat(), event(said("a", finish="abort"))).aborted
     assert read_json(chat(), b'{"choices":[{"index":0,"finish_reason":"abort"}]}').aborted
 
@@ -290,7 +290,7 @@ def test_no_chunk_can_break_the_reader(chunk: dict[str, Any], streamed: bool) ->
                 assert len(read_json(call, data).answer_keys) <= 1
 
 
-def test_whole_answer_tells_the_same() -> None:
+def test_an_answer_that_is_not_streamed_has_usage_and_keys() -> None:
     """An answer that is not streamed gives its usage and a key for each choice."""
     choices = [{"index": index, "message": {"role": "assistant", "content": "a" * 300}} for index in (0, 1)]
     answer = read_json(chat(n=2), orjson.dumps({"choices": choices, "usage": FINAL}))
@@ -314,8 +314,8 @@ def test_nonsense_is_the_workers_fault(body: bytes) -> None:
         *(b'data: {"choices":7}\n\n', b'data: {"choices":[{"index":"x"}]}\n\n', b"HTTP/1.1 500 X\ndata: {}\n\n"),
     ],
 )
-def test_what_is_no_event_of_an_answer_ends_it(nonsense: bytes, cut: bool) -> None:
-    """The client gets what came before and nothing from there on, in whatever blocks it comes."""
+def test_bytes_that_are_not_an_event_of_an_answer_end_it(nonsense: bytes, cut: bool) -> None:
+    """The client gets everything before such bytes and nothing after them, whatever the blocks."""
     before, behind = event(said("a"), usage=counted(1)), event(said("b"), usage=counted(2)) + DONE
     reader = StreamReader(chat())
     stream = before + nonsense + behind
@@ -327,8 +327,8 @@ def test_what_is_no_event_of_an_answer_ends_it(nonsense: bytes, cut: bool) -> No
 
 
 @pytest.mark.parametrize("said", [b'{"content":"\xff"}', b'{"content":"x"}'], ids=["no text", "no usage"])
-def test_common_chunks_that_are_no_json_harm_nothing(said: bytes) -> None:
-    """What an engine sends in the form of a chunk is passed on; what cannot be read of it counts for nothing."""
+def test_invalid_json_in_the_common_form_is_passed_on(said: bytes) -> None:
+    """Text or usage that cannot be parsed is ignored."""
     usage = b"{nothing}" if said.endswith(b'"x"}') else b'{"prompt_tokens":9,"completion_tokens":1}'
     chunk = b'data: {"id":"c","choices":[{"index":0,"delta":%b,"finish_reason":null}]' % said
     reader = StreamReader(chat())
@@ -337,8 +337,8 @@ def test_common_chunks_that_are_no_json_harm_nothing(said: bytes) -> None:
     assert len(reader.answer_keys()) == 1
 
 
-def test_what_is_held_back_is_whole() -> None:
-    """Comments behind the event by which the engine gave up are not lost to a client that nobody goes on with."""
+def test_all_bytes_after_a_failure_are_held_back() -> None:
+    """Comments after the failure are held back, too, so a client whose stream is not continued gets every byte."""
     reader = StreamReader(chat())
     blocks = [event(said("a")), event(error={"message": "no"}), b": comment\n\n", DONE]
     shown = b"".join([reader.feed(block) for block in blocks])
@@ -346,16 +346,16 @@ def test_what_is_held_back_is_whole() -> None:
 
 
 @pytest.mark.parametrize("tokens", [-5, 2**63, True, "7", 1.5])
-def test_what_is_no_count_counts_for_nothing(tokens: object) -> None:
-    """Then each chunk with output is a token; nobody is paid for being answered."""
+def test_an_invalid_token_count_is_ignored(tokens: object) -> None:
+    """Instead, each chunk with output counts as one token; a negative count is no credit."""
     reader = StreamReader(chat())
     reader.feed(event(said("a"), usage={"prompt_tokens": 9, "completion_tokens": tokens}))
     reader.feed(event(usage={"prompt_tokens": tokens, "completion_tokens": tokens}))
     assert (reader.output_tokens, reader.usage) == (1, None)
 
 
-def test_ids_that_nobody_asked_for_stay_as_they_came() -> None:
-    """Only what we asked for is taken out, whatever block it comes in."""
+def test_ids_that_the_router_did_not_ask_for_are_unchanged() -> None:
+    """Only ids that the router asked for are removed, whatever the blocks."""
     choice = {**said("a"), "token_ids": [5]}
     for block in (event(choice), event(choice, usage=FINAL)):
         whole, cut = StreamReader(chat()), StreamReader(chat())

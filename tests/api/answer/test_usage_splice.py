@@ -35,7 +35,7 @@ def splice(usage: bool = False, continuous: bool = False) -> UsageSplice:
 
 
 def through(client: UsageSplice, event: bytes) -> bytes:
-    """What the client sees of an event that came alone."""
+    """What the client sees of a single event."""
     seen = client.filter_data(event[6:-2])
     return b"" if seen is None else b"data: %b\n\n" % seen
 
@@ -86,8 +86,8 @@ def test_client_sees_the_usage_that_it_asked_for(
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-def test_sglangs_completion_is_as_for_whoever_asks_for_nothing(continuous: bool) -> None:
-    """Its `usage` is null where the client asked for none, and members with token ids are not there."""
+def test_sglangs_completion_looks_as_if_only_the_client_asked(continuous: bool) -> None:
+    """`usage` is null if the client asked for none, and members with token ids are cut out."""
     options = {"include_usage": False, "continuous_usage_stats": continuous}
     body = {"model": "m", "prompt": "Hi", "stream": True, "stream_options": options}
     client = UsageSplice(parse_completion(orjson.dumps(body), PromptHasher(b"secret"), ids=True))

@@ -30,7 +30,7 @@ def completion(**fields: Any) -> bytes:
 
 
 def sent(call: Call, accepted: AddedFields = ALL_FIELDS) -> bytes:
-    """What a worker is sent that accepts these fields of the router's own."""
+    """The body for a worker that accepts these of the router's added fields."""
     return call.additions.put(call.body, call.additions.wanted & accepted)
 
 
@@ -117,8 +117,8 @@ def test_each_prompt_has_a_key(fields: dict[str, Any], tokens: tuple[int | None,
         (chat(stream=True, stream_options={"include_usage": 1}), "stream_options.include_usage"),
     ],
 )
-def test_wrong_chat_is_refused_by_the_name_of_the_member(body: bytes, param: str) -> None:
-    """What we need to read and cannot is a 400 that says which member is wrong."""
+def test_the_error_of_an_invalid_chat_names_the_member(body: bytes, param: str) -> None:
+    """An invalid member that the router needs is a 400 with the name of the member."""
     with pytest.raises(BadRequest) as caught:
         parse_chat(body, HASHER)
     assert caught.value.param == param
@@ -128,7 +128,7 @@ def test_wrong_chat_is_refused_by_the_name_of_the_member(body: bytes, param: str
 @pytest.mark.parametrize(
     "prompt", [None, [], {}, 7, ["a", 1], [1, "a"], [[1], "a"], [1, -1], [2**32], [1.5], [[1], [None]], [{}], [[[1]]]]
 )
-def test_wrong_prompt_is_refused(prompt: object) -> None:
+def test_an_invalid_prompt_is_rejected(prompt: object) -> None:
     """A prompt is a text, token ids, or a list of only one of them."""
     with pytest.raises(BadRequest) as caught:
         parse_completion(completion(prompt=prompt), HASHER)
@@ -176,8 +176,8 @@ MEMBERS = ["messages", "prompt", "tools", "stream_options", "n", "user", "stream
 
 
 @given(st.sampled_from([parse_chat, parse_completion]), st.dictionaries(st.sampled_from(MEMBERS), JSON), st.binary())
-def test_no_body_is_worse_than_a_bad_request(parse: Any, fields: dict[str, Any], junk: bytes) -> None:
-    """Whatever a client sends is either parsed or refused as its own fault."""
+def test_any_body_is_parsed_or_a_bad_request(parse: Any, fields: dict[str, Any], junk: bytes) -> None:
+    """Parsing raises no other error than BadRequest."""
     for body in (json.dumps({"model": "m", "messages": [fields], "prompt": "x", **fields}).encode(), junk):
         with contextlib.suppress(BadRequest):
             assert parse(body, HASHER).prompts
@@ -185,7 +185,7 @@ def test_no_body_is_worse_than_a_bad_request(parse: Any, fields: dict[str, Any],
 
 @given(st.dictionaries(st.text(max_size=5), st.integers()), st.sampled_from([None, {}, {"include_usage": True}]))
 def test_body_of_a_call_that_does_not_stream_is_the_clients(extra: dict[str, int], options: object) -> None:
-    """Without streaming not a byte is changed, whatever else stands in the body."""
+    """Without streaming not a byte of the body is changed."""
     fields = {
         **{f"x-{name}": value for name, value in extra.items()},
         "model": "m",
@@ -211,7 +211,7 @@ def test_body_of_a_call_that_does_not_stream_is_the_clients(extra: dict[str, int
     ],
 )
 def test_streamed_call_asks_for_usage(path: str, options: Any, wanted: tuple[bool, bool]) -> None:
-    """Both switches are on in what the engine gets, all else is as it was, and what the client wanted is known."""
+    """The engine gets both options set and all else unchanged; what the client asked for is recorded."""
     fields = {"model": "m", "messages": [HELLO], "prompt": "x", "stream": True, "seed": 1}
     if options != "absent":
         fields["stream_options"] = options
@@ -245,9 +245,9 @@ def test_a_worker_is_sent_the_fields_that_it_accepts(path: str, own: dict[str, A
     fields = {"model": "m", "messages": [HELLO], "prompt": "x", "stream": True, **own}
     body = orjson.loads(sent(FAMILIES[path].parse(Head(path), orjson.dumps(fields), HASHER, ids=True), accepted))
     options = body.pop("stream_options", None) or {}
-    told = {f"stream_options.{name}": value for name, value in options.items() if name != "other"}
-    told |= {"return_token_ids": body.pop("return_token_ids")} if "return_token_ids" in body else {}
-    assert told == {field.value: True for field in accepted}
+    added = {f"stream_options.{name}": value for name, value in options.items() if name != "other"}
+    added |= {"return_token_ids": body.pop("return_token_ids")} if "return_token_ids" in body else {}
+    assert added == {field.value: True for field in accepted}
     assert options.get("other") == (own.get("stream_options") or {}).get("other")
     assert {**body, **own} == {**fields, **own}
 
@@ -262,7 +262,7 @@ def test_a_worker_is_sent_the_fields_that_it_accepts(path: str, own: dict[str, A
     ],
 )
 def test_a_refusal_names_the_fields_that_were_added(refusal: bytes, named: set[Addition]) -> None:
-    """By their own names, or by that of the object around them; and never a field that was not added."""
+    """A field is named by its own name or by its object's, and only if it was added."""
     assert fields_named_in(refusal, ALL_FIELDS) == named
     assert fields_named_in(refusal, NO_FIELDS) == NO_FIELDS
 

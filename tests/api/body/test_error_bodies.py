@@ -23,7 +23,7 @@ def test_error_event_ends_the_stream() -> None:
 
 
 def test_a_refusal_of_any_form_ends_the_stream() -> None:
-    """An engine's error goes on as it is, if it can be written, and else by its status."""
+    """An engine's error is passed on if it can be serialised, else only its status."""
     deep = b'{"error":{"message":' + b"[" * 300 + b"]" * 300 + b"}}"
     for body in (deep, b"no JSON", b"[]", b'{"error":7}', b""):
         assert refusal_event(500, body) == error_event(WorkerError("The worker answered with status 500.", code="500"))

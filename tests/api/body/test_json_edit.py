@@ -47,7 +47,7 @@ def test_span_is_exactly_the_member(written: tuple[dict[str, Any], bytes], key: 
 
 @given(objects(), KEYS)
 def test_cut_removes_one_run_of_bytes(written: tuple[dict[str, Any], bytes], key: str) -> None:
-    """What is left after a cut is the object without the member, and every byte that is left stood there before."""
+    """A cut leaves the object without the member, with the other bytes unchanged."""
     value, data = written
     rest = cut_member(data, key)
     assert json.loads(rest) == {name: kept for name, kept in value.items() if name != key}
@@ -83,8 +83,8 @@ def test_inserted_member_goes_to_the_front(written: tuple[dict[str, Any], bytes]
     assert insert_members(data, {}) == data
 
 
-def test_a_member_is_put_where_one_is() -> None:
-    """One that is there has another value in its place; one that is not stands in front."""
+def test_put_replaces_a_member_or_inserts_it() -> None:
+    """An existing member is replaced in its place; a new one is inserted in front."""
     for data, put in (
         (b'{"a":1,"b":2}', b'{"c":4,"a":1,"b":3}'),
         (b'{"a":1}', b'{"b":3,"c":4,"a":1}'),
@@ -116,7 +116,7 @@ def test_deep_and_long_values_are_skipped() -> None:
 
 
 def test_a_member_is_put_before_millions_of_bytes() -> None:
-    """The rest stays as it is, to the byte."""
+    """The rest is unchanged to the byte."""
     data = b' {"a":"' + bytes(range(65, 91)) * 120_000 + b'"} '
     same = insert_members(data, {"new": b"1"}) == data.replace(b"{", b'{"new":1,', 1)
-    assert same  # pytest would tell for minutes how megabytes differ
+    assert same  # on a plain comparison, pytest would take minutes to show how megabytes differ

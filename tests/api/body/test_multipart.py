@@ -1,4 +1,4 @@
-"""Forms: which fields they have, and how one is changed."""
+"""Reading the fields of forms, and replacing one."""
 
 import pytest
 
@@ -26,22 +26,22 @@ def test_a_field_is_replaced_and_nothing_else() -> None:
 
 
 def test_a_field_is_replaced_wherever_it_is() -> None:
-    """Engines differ in which one counts."""
+    """Every field of the name is replaced, as engines differ in which one they use."""
     field = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\n%b\r\n'
     form = field % b"a" + field.replace(b"model", b"user") % b"a" + field % b"" + b"--x--\r\n"
-    told = field % b"new" + field.replace(b"model", b"user") % b"a" + field % b"new" + b"--x--\r\n"
-    assert replace_field(form, "multipart/form-data; boundary=x", "model", "new") == told
+    replaced = field % b"new" + field.replace(b"model", b"user") % b"a" + field % b"new" + b"--x--\r\n"
+    assert replace_field(form, "multipart/form-data; boundary=x", "model", "new") == replaced
 
 
-def test_what_is_no_form_has_no_fields() -> None:
-    """No boundary, a boundary that is not there, a part without an end: nothing, and no error."""
+def test_an_invalid_form_has_no_fields() -> None:
+    """A missing boundary, a wrong boundary or a part without an end gives no fields and no error."""
     assert not is_form("application/json")
     for body, kind in ((FORM, "multipart/form-data"), (FORM, "multipart/form-data; boundary=x"), (FORM[:60], TYPE)):
         assert form_fields(body, kind) == {}
 
 
-def test_a_long_field_is_no_name() -> None:
-    """What is longer than a name or flag can be is passed over."""
+def test_a_long_field_is_ignored() -> None:
+    """Values longer than any name or flag are ignored."""
     assert form_fields(FORM.replace(b"whisper", b"w" * 5000), TYPE) == {"stream": "true"}
 
 
@@ -65,15 +65,15 @@ NAMED = b'content-disposition: form-data; name="model"'
         b'content-disposition: form-data; name="mod\\el"'.replace(b"\\", b""),
     ],
 )
-def test_a_name_hides_from_nobody(head: bytes) -> None:
-    """A field is read as the engines read it: else a model got past that its key may not call."""
+def test_a_field_cannot_be_hidden_from_the_router(head: bytes) -> None:
+    """The router reads fields as the engines do; else a client could call a model that its key does not allow."""
     assert form_fields(form(head), "multipart/form-data; boundary=x") == {"model": "secret"}
     replaced = replace_field(form(head), "multipart/form-data; boundary=x", "model", "m")
     assert replaced == form(head).replace(b"secret", b"m")
 
 
 def test_what_only_looks_like_a_boundary_ends_no_field() -> None:
-    """A longer one, one in the middle of a line, or a part of one."""
+    """Neither a longer boundary, nor one within a line, nor a part of one ends a field."""
     for value in (b"a\r\n--boundar", b"--boundary-x", b"a\r\n--boundarx\r\nb", b"\r\n", b"\r\n--\r\n"):
         body = b"--boundary\r\n" + NAMED + b"\r\n\r\n" + value + b"\r\n--boundary--\r\n"
         kind = "multipart/form-data; boundary=boundary"
@@ -84,7 +84,7 @@ def test_what_only_looks_like_a_boundary_ends_no_field() -> None:
 
 
 def test_more_parts_than_the_engines_take_are_not_read() -> None:
-    """They refuse such a form; what is read of it must not grow with it."""
+    """Engines reject such a form, and the router's work on it is bounded."""
     kind = "multipart/form-data; boundary=x"
     many = form(*[NAMED.replace(b"model", b"f%d" % number) for number in range(1200)])
     assert len(form_fields(many, kind)) == 1000

@@ -149,7 +149,7 @@ def test_a_longer_conversation_extends_the_shorter(start: list[dict[str, Any]], 
 
 
 @given(st.dictionaries(st.sampled_from(HEAD_FIELDS), st.text(max_size=3)))
-def test_head_tells_its_fields_apart(fields: dict[str, str]) -> None:
+def test_fields_of_the_head_are_distinct(fields: dict[str, str]) -> None:
     """No value of one field can look like another field."""
     merged = {"suffix": "".join(f"{name}{value}" for name, value in fields.items())}
     present = {name: value for name, value in fields.items() if value}

@@ -1,4 +1,4 @@
-"""Many prompts in one call: how many may be, and that none is hashed with more than its own text."""
+"""Calls with many prompts: the limit on their number, and on the bytes hashed for each."""
 
 from typing import Any
 
@@ -23,12 +23,12 @@ def parse(path: str, **fields: Any) -> Call:
 
 
 def hashed(call: Call) -> int:
-    """Bytes that its prompts have together."""
+    """Bytes hashed over all prompts of a call."""
     return sum(prompt.key.size for prompt in call.prompts if prompt.key.hashes)
 
 
-def test_more_prompts_than_can_be_looked_for_are_refused_and_more_texts_are_taken_for_new() -> None:
-    """A completion has an answer for each, so its engine could not be asked for fewer."""
+def test_too_many_prompts_are_rejected_and_too_many_texts_count_as_uncached() -> None:
+    """A completion needs an answer per prompt, so it is rejected; texts to embed count as one uncached prompt."""
     assert len(parse(COMPLETIONS, prompt=["a"] * MAX_PROMPTS).prompts) == MAX_PROMPTS
     with pytest.raises(BadRequest, match="more than 1024 items") as caught:
         parse(COMPLETIONS, prompt=["a"] * (MAX_PROMPTS + 1))
@@ -42,7 +42,7 @@ def test_more_prompts_than_can_be_looked_for_are_refused_and_more_texts_are_take
     ("path", "name", "before"), [(COMPLETIONS, "prompt", "suffix"), (EMBEDDINGS, "input", "tools")]
 )
 def test_what_stands_before_many_prompts_is_hashed_once(path: str, name: str, before: str) -> None:
-    """However long it is; it still tells apart those that differ in it, and no others."""
+    """A long head is replaced by a digest, which still differs exactly if the heads differ."""
     fields: dict[str, Any] = {name: [TEXT] * 256}
     one, same, other = (parse(path, **fields, **{before: LONG + end}) for end in ("a", "a", "b"))
     assert hashed(one) < HEADS_LIMIT < len(LONG) * 256
@@ -51,8 +51,8 @@ def test_what_stands_before_many_prompts_is_hashed_once(path: str, name: str, be
     assert parse(path, **{name: TEXT, before: LONG}).prompts[0].key.size > len(LONG)
 
 
-def test_a_long_query_beside_many_texts_is_taken_for_new() -> None:
-    """As too many pairs are; a shorter one is hashed with each."""
+def test_a_long_query_with_many_texts_counts_as_uncached() -> None:
+    """So do too many pairs. A shorter query is hashed with each text."""
     assert len(parse(SCORE, text_1=TEXT, text_2=[TEXT] * MAX_KEYED_PAIRS).prompts) == MAX_KEYED_PAIRS
     assert len(parse(SCORE, text_1=[TEXT] * 300, text_2=["b"] * MAX_KEYED_PAIRS).prompts) == MAX_KEYED_PAIRS
     for query, texts in ((LONG, [TEXT] * MAX_KEYED_PAIRS), (TEXT, [TEXT] * (MAX_KEYED_PAIRS + 1)), (TEXT, [])):

@@ -1,4 +1,4 @@
-"""Calls that engines turn into chats, where what is in them or in their answers is nested too deeply to be written."""
+"""Calls that engines convert to chats, with members or answers nested too deeply to serialise."""
 
 import orjson
 import pytest
@@ -14,9 +14,9 @@ from router.errors import BadRequest
 
 HASHER = PromptHasher(b"secret")
 DEEP = b"[" * 300 + b"]" * 300
-"""It can be read, and not written."""
+"""orjson can parse it but not serialise it."""
 DEEPEST = b"[" * 1000 + b"]" * 1000
-"""It can be read, and not be shown by Python either."""
+"""orjson can parse it, and Python cannot compute its repr."""
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
 
@@ -34,7 +34,7 @@ def response() -> Call:
 
 
 def test_a_message_that_cannot_be_sent_again_has_the_prompts_key() -> None:
-    """The arguments of its tool are too deep; it is complete and charged all the same, streamed or whole."""
+    """The arguments of its tool are too deep. The message is still complete and charged, streamed or not."""
     call, usage = message(), b'"usage":{"input_tokens":5,"output_tokens":6}'
     use = b'{"type":"tool_use","id":"t","name":"f","input":{%b}}'
     whole = read_message(call, b'{"type":"message","content":[%b],%b}' % (use % (b'"x":%b' % DEEP), usage))
@@ -51,36 +51,36 @@ def test_a_message_that_cannot_be_sent_again_has_the_prompts_key() -> None:
 
 
 def test_a_response_that_cannot_be_sent_again_has_the_prompts_key() -> None:
-    """A part of it is too deep; it is complete and charged all the same, streamed or whole."""
+    """A part of it is too deep. The response is still complete and charged, streamed or not."""
     call = response()
-    told = b'{"output":[{"role":"assistant","content":[%b]}],"usage":{"input_tokens":5,"output_tokens":6}}' % DEEP
-    whole = read_response(call, told)
+    fields = b'{"output":[{"role":"assistant","content":[%b]}],"usage":{"input_tokens":5,"output_tokens":6}}' % DEEP
+    whole = read_response(call, fields)
     assert (whole.error, whole.usage, whole.answer_keys) == (None, Usage(5, 6), (call.prompts[0].key,))
     reader = ResponseReader(call)
-    last = event(b"response.completed", b'"response":%b' % told)
+    last = event(b"response.completed", b'"response":%b' % fields)
     assert reader.feed(last) == last
     assert (reader.complete, reader.usage, reader.answer_keys()) == (True, Usage(5, 6), (call.prompts[0].key,))
 
 
 @pytest.mark.parametrize("value", [b"7", b"{}", DEEPEST], ids=["number", "object", "deep"])
-def test_a_response_goes_on_from_one_that_has_a_name(value: bytes) -> None:
-    """Anything else is the client's mistake."""
+def test_a_response_can_continue_only_one_with_a_string_as_id(value: bytes) -> None:
+    """Any other value is a bad request."""
     with pytest.raises(BadRequest) as caught:
         parse_response(Head(RESPONSES), b'{"input":"x","previous_response_id":%b}' % value, HASHER)
     assert (caught.value.param, caught.value.code) == ("previous_response_id", "invalid_type")
 
 
 @pytest.mark.parametrize("name", ["message", "type", "code"])
-def test_an_error_may_have_anything_where_its_words_are_looked_for(name: str) -> None:
-    """It counts as an error without words, of the engine's own."""
-    told = orjson.loads(b'{"error":{"%b":%b}}' % (name.encode(), DEEPEST))
-    for error in (failure_of(told), response_failure_of(told)):
+def test_members_of_an_error_may_have_any_type(name: str) -> None:
+    """Such an error has an empty message and status 500."""
+    fields = orjson.loads(b'{"error":{"%b":%b}}' % (name.encode(), DEEPEST))
+    for error in (failure_of(fields), response_failure_of(fields)):
         assert (error.message, error.code) == ("", 500)
 
 
 @pytest.mark.parametrize("path", FAMILIES)
 def test_no_whole_answer_is_too_deep_for_its_reader(path: str) -> None:
-    """Wherever it is: as an error, its words, its choices or its usage."""
+    """The nesting may be in an error, its message or the choices."""
     calls = {RESPONSES: response(), MESSAGES: message()}
     call = calls.get(path, message())._replace(path=path)
     for name in ("message", "finish_reason", "id", "x"):

@@ -64,12 +64,12 @@ def event(kind: str, **fields: object) -> bytes:
 def test_a_message_has_the_key_of_the_chat_that_engines_make_of_it(
     messages: list[Any], more: dict[str, Any], as_chat: list[Any]
 ) -> None:
-    """So that a conversation finds its cache whichever way it comes."""
+    """A conversation matches the same cached prefix through either API."""
     assert parse(messages, **more).prompts[0].key == chat(as_chat).prompts[0].key
 
 
 def test_the_answers_key_is_that_of_the_next_turn() -> None:
-    """Text and tools, streamed in pieces or whole, as the client sends them back."""
+    """Text and tool calls, streamed or not, have the key of the messages that the client sends back."""
     call = parse([HELLO])
     content = [{"type": "text", "text": "I look."}, USE]
     reader = MessageReader(call)
@@ -90,8 +90,8 @@ def test_the_answers_key_is_that_of_the_next_turn() -> None:
     assert len(key.hashes) >= len(call.prompts[0].key.hashes)
 
 
-def test_a_long_answer_is_put_together_as_it_comes() -> None:
-    """Its key is that of the same message in one piece, wherever it was read so far; to ask for it changes nothing."""
+def test_a_long_answer_is_assembled_as_it_arrives() -> None:
+    """The key is always that of the same message in one piece, and asking for it changes nothing."""
     call = parse([HELLO])
     reader = MessageReader(call)
     reader.feed(event("content_block_start", index=0, content_block={"type": "text", "text": "It "}))
@@ -102,21 +102,24 @@ def test_a_long_answer_is_put_together_as_it_comes() -> None:
         if number % 50 == 0:
             content = [{"type": "text", "text": said}]
             assert reader.answer_keys() == read_message(call, orjson.dumps({"content": content})).answer_keys
-    assert reader.answer_keys() == read_message(call, orjson.dumps({"content": [{"type": "text", "text": said}]})).answer_keys
+    assert (
+        reader.answer_keys()
+        == read_message(call, orjson.dumps({"content": [{"type": "text", "text": said}]})).answer_keys
+    )
     assert len(reader._unread) < 64
 
 
-def test_thoughts_are_left_out_of_the_next_turn_and_so_is_their_answer() -> None:
-    """The key is the prompt's alone."""
+def test_an_answer_with_reasoning_has_the_prompts_key() -> None:
+    """The next turn leaves out reasoning, so the answer does not extend the key."""
     call = parse([HELLO])
     content = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I " * 200}]
     assert read_message(call, orjson.dumps({"content": content})).answer_keys == (call.prompts[0].key,)
 
 
 def test_an_error_is_held_back_and_has_the_status_of_its_type() -> None:
-    """By that the router decides who else may do it; the client has the event if nobody does."""
+    """The router decides by the status about a retry; without one, the client gets the event."""
     reader = MessageReader(parse([HELLO]))
-    told = event("error", error={"type": "overloaded_error", "message": "full"})
-    assert reader.feed(told) == b""
+    sent = event("error", error={"type": "overloaded_error", "message": "full"})
+    assert reader.feed(sent) == b""
     assert reader.error is not None
-    assert (reader.error.code, reader.error.message, reader.held, reader.has_delivered) == (503, "full", told, False)
+    assert (reader.error.code, reader.error.message, reader.held, reader.has_delivered) == (503, "full", sent, False)
