@@ -170,9 +170,9 @@ async def test_too_many_connections_of_one_address_are_refused() -> None:
         await until(lambda: not len(router.connections))
         await check_another_is_served(engine, router)
         async with router.http.get("/metrics") as response:
-            told = await response.text()
-        assert 'd2lpm_refused_connections_total{status="429"} 1.0' in told
-        assert "d2lpm_connections 1.0" in told
+            metrics = await response.text()
+        assert 'd2lpm_refused_connections_total{status="429"} 1.0' in metrics
+        assert "d2lpm_connections 1.0" in metrics
 
 
 async def test_a_flood_of_connections_costs_the_flooder() -> None:
