@@ -40,13 +40,13 @@ class RequestRank(NamedTuple):
 class WaitingEntry:
     """A waiting request."""
 
-    __slots__ = ("arrival", "backlog", "gone", "passed", "push", "rank", "request")
+    __slots__ = ("arrival", "client_queue", "gone", "passed", "push", "rank", "request")
 
-    def __init__(self, request: Request, arrival: int, push: int, backlog: "ClientQueue") -> None:
+    def __init__(self, request: Request, arrival: int, push: int, client_queue: "ClientQueue") -> None:
         self.request = request
         self.arrival = arrival
         self.push = push
-        self.backlog = backlog
+        self.client_queue = client_queue
         self.rank: RequestRank | None = None
         """The current rank; None before the first match and after removal."""
         self.passed = 0
@@ -142,7 +142,7 @@ class LongestMatchQueue:
         self._entries: dict[RequestId, WaitingEntry] = {}
         self._unmatched: dict[RequestId, WaitingEntry] = {}
         """Requests that were not compared yet. A request that waits alone is served without a match."""
-        self._backlogs: dict[ClientId, ClientQueue] = {}
+        self._client_queues: dict[ClientId, ClientQueue] = {}
         self._firsts: tuple[list[RequestRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
         self._sidelined: dict[ClientId, ClientQueue] = {}
         """Clients that are missing from one of these heaps: at its head they had another priority class."""
@@ -162,13 +162,13 @@ class LongestMatchQueue:
     def push(self, request: Request, arrival: int | None = None) -> None:
         """Add a request. `arrival`: its position among equal matches, last by default."""
         client = request.client
-        backlog = self._backlogs.get(client)
-        if backlog is None:
-            backlog = self._backlogs[client] = ClientQueue(client)
+        client_queue = self._client_queues.get(client)
+        if client_queue is None:
+            client_queue = self._client_queues[client] = ClientQueue(client)
         self._pushes += 1
-        entry = WaitingEntry(request, self._pushes if arrival is None else arrival, self._pushes, backlog)
+        entry = WaitingEntry(request, self._pushes if arrival is None else arrival, self._pushes, client_queue)
         self._entries[request.id] = self._unmatched[request.id] = entry
-        backlog.add(entry)
+        client_queue.add(entry)
 
     def remove(self, request: RequestId) -> Request:
         """Remove a request."""
@@ -179,13 +179,13 @@ class LongestMatchQueue:
         else:
             self._unwatch(request)
             entry.rank = None
-        backlog = entry.backlog
-        backlog.gone += 1
-        backlog.waiting -= 1
-        if not backlog.waiting:
-            del self._backlogs[backlog.client]
-            self._sidelined.pop(backlog.client, None)
-            backlog.close()
+        client_queue = entry.client_queue
+        client_queue.gone += 1
+        client_queue.waiting -= 1
+        if not client_queue.waiting:
+            del self._client_queues[client_queue.client]
+            self._sidelined.pop(client_queue.client, None)
+            client_queue.close()
         return entry.request
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
@@ -199,11 +199,11 @@ class LongestMatchQueue:
 
     def update_priority(self, client: ClientId) -> None:
         """Take in the new priority class of a client."""
-        backlog = self._sidelined.pop(client, None)
-        if backlog is not None and backlog.ranks:
-            for priority_class, offered in enumerate(backlog.offered):
+        client_queue = self._sidelined.pop(client, None)
+        if client_queue is not None and client_queue.ranks:
+            for priority_class, offered in enumerate(client_queue.offered):
                 if offered is None:
-                    self._offer(self._in_turn(backlog.ranks[0], priority_class), priority_class)
+                    self._offer(self._in_turn(client_queue.ranks[0], priority_class), priority_class)
 
     def longest(self, fits: Fits) -> Turn | None:
         """See the function `longest`."""
@@ -228,15 +228,15 @@ class LongestMatchQueue:
             rank = firsts[0]
             if before is not None and rank[:3] > before[:3]:
                 break
-            backlog = rank.entry.backlog
-            if backlog.offered[priority_class] is not rank:
+            client_queue = rank.entry.client_queue
+            if client_queue.offered[priority_class] is not rank:
                 heappop(firsts)
                 continue
-            backlog.clean()
-            if (head := self._in_turn(backlog.ranks[0], priority_class)) != rank:
-                backlog.offered[priority_class] = head
+            client_queue.clean()
+            if (head := self._in_turn(client_queue.ranks[0], priority_class)) != rank:
+                client_queue.offered[priority_class] = head
                 heapreplace(firsts, head)
-            elif self._priority_class(backlog.client) != priority_class:
+            elif self._priority_class(client_queue.client) != priority_class:
                 self.set_aside(priority_class)
             else:
                 return rank
@@ -245,8 +245,8 @@ class LongestMatchQueue:
     def set_aside(self, priority_class: int) -> WaitingEntry:
         """Remove the first request of this priority class, and with it its client, to look at what comes after it."""
         entry = heappop(self._firsts[priority_class]).entry
-        entry.backlog.offered[priority_class] = None
-        self._sidelined[entry.backlog.client] = entry.backlog
+        entry.client_queue.offered[priority_class] = None
+        self._sidelined[entry.client_queue.client] = entry.client_queue
         return entry
 
     def put_back(self, entry: WaitingEntry, *, passed: bool) -> None:
@@ -262,8 +262,8 @@ class LongestMatchQueue:
         """The request to serve when this one is first: now and then its client's oldest, if that fits; otherwise this
         one.
         """
-        if self._oldest_every and first.backlog.gone % self._oldest_every == self._oldest_every - 1:
-            oldest = first.backlog.oldest.request
+        if self._oldest_every and first.client_queue.gone % self._oldest_every == self._oldest_every - 1:
+            oldest = first.client_queue.oldest.request
             if fits(oldest):
                 return oldest
         return first.request if fits(first.request) else None
@@ -271,12 +271,12 @@ class LongestMatchQueue:
     def _rank(self, entry: WaitingEntry, unmatched: int) -> None:
         """Set the rank of a request among its client's requests."""
         rank = entry.rank = RequestRank(0, unmatched, entry.arrival, entry.push, entry)
-        backlog = entry.backlog
-        backlog.rank(rank)
-        if backlog.ranks[0] is rank:
-            for priority_class, offered in enumerate(backlog.offered):
+        client_queue = entry.client_queue
+        client_queue.rank(rank)
+        if client_queue.ranks[0] is rank:
+            for priority_class, offered in enumerate(client_queue.offered):
                 placed = self._in_turn(rank, priority_class)
-                if placed < offered if offered is not None else backlog.client not in self._sidelined:
+                if placed < offered if offered is not None else client_queue.client not in self._sidelined:
                     self._offer(placed, priority_class)
 
     def _in_turn(self, rank: RequestRank, priority_class: int) -> RequestRank:
@@ -292,12 +292,12 @@ class LongestMatchQueue:
 
     def _offer(self, rank: RequestRank, priority_class: int) -> None:
         """Make this rank the one by which the client is found."""
-        rank.entry.backlog.offered[priority_class] = rank
+        rank.entry.client_queue.offered[priority_class] = rank
         firsts = self._firsts[priority_class]
         heappush(firsts, rank)
-        if len(firsts) > 2 * len(self._backlogs) + 16:
+        if len(firsts) > 2 * len(self._client_queues) + 16:
             # Most of these ranks are stale and below the head.
-            offered = [backlog.offered[priority_class] for backlog in self._backlogs.values()]
+            offered = [client_queue.offered[priority_class] for client_queue in self._client_queues.values()]
             firsts[:] = [each for each in offered if each is not None]
             heapify(firsts)
 

@@ -210,8 +210,8 @@ def test_cancelled_requests_do_not_accumulate() -> None:
         queue.push(request("ada", number))
         queue.longest(anything)
         queue.remove(RequestId(f"ada{number}"))
-    assert len(queue._backlogs[ClientId("ada")].ranks) < 10
-    assert len(queue._backlogs[ClientId("ada")]._order) < 30
+    assert len(queue._client_queues[ClientId("ada")].ranks) < 10
+    assert len(queue._client_queues[ClientId("ada")]._order) < 30
     assert len(queue._firsts[0]) < 30
 
 
@@ -231,7 +231,7 @@ def test_clients_that_come_and_go_do_not_accumulate() -> None:
         queue.longest(anything)
         queue.remove(request(client, 1).id)
         queue.remove(request(client, 2).id)
-    assert list(queue._backlogs) == ["stays"]
+    assert list(queue._client_queues) == ["stays"]
     assert not queue._sidelined
     assert all(len(firsts) < 30 for firsts in queue._firsts)
 
