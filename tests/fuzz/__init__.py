@@ -1,4 +1,4 @@
-"""Random inputs for whatever reads what others wrote: clients, engines, and an earlier run.
+"""Random inputs for all parsers of untrusted data: from clients, from engines, and from the state file.
 
-`python -m tests.fuzz [TARGET ...] --inputs N`; `tests/load/test_fuzz.py` is the short form.
+`python -m tests.fuzz [TARGET ...] --inputs N`; `tests/load/test_fuzz.py` is a short run.
 """

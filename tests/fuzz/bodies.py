@@ -1,4 +1,4 @@
-"""What clients send: the bodies of calls, and what is done to them before they are forwarded."""
+"""Targets for the bodies of calls from clients, and for the edits before they are forwarded."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +18,7 @@ from router.core.model.prompt_key import PromptHasher
 from router.errors import BadRequest, RouterError
 from router.front.byte_budget import ByteBudget
 from router.front.exchange import ClientGone, Exchange
-from router.kv_events.tokenize import _tokenize_requests, _texts
+from router.kv_events.tokenize import _texts, _tokenize_requests
 
 from .engine import Target
 from .mutation import Mutator, deep_equal
@@ -83,7 +83,7 @@ TOKENS: Final = (
 
 
 def make_body(random: Random) -> bytes:
-    """A body with members changed, or bytes of it."""
+    """A body with changed members or bytes."""
     mutator = Mutator(random, TOKENS, NAMES)
     fields = random.choice(BODIES)
     if random.random() < 0.8:
@@ -93,7 +93,7 @@ def make_body(random: Random) -> bytes:
 
 
 def read_body(data: bytes, random: Random) -> bool:
-    """It is a call, or the client's fault; what is forwarded says what the client said."""
+    """A body is a valid call or a BadRequest, and the forwarded body equals it except for added fields."""
     path = random.choice((CHAT, COMPLETIONS))
     boundary = random.choice(("x", '"', "x; boundary=y"))
     parse_other(Head("/v1/other", content_type=f"multipart/form-data; boundary={boundary}"), data, HASHER)
@@ -123,7 +123,7 @@ def read_body(data: bytes, random: Random) -> bool:
 
 
 def value_at(fields: Mapping[str, Any], field: Addition) -> object:
-    """What a body says of a field that the router adds."""
+    """The value in a body of a field that the router adds."""
     value: Any = fields
     for name in field.value.split("."):
         value = value[name]
@@ -131,7 +131,7 @@ def value_at(fields: Mapping[str, Any], field: Addition) -> object:
 
 
 def _ask_for_tokens(call: Call) -> None:
-    """As `tokens` does, which takes these for a call that cannot be tokenised."""
+    """Build tokenize requests like `router.kv_events.tokenize`, which handles these errors as not tokenizable."""
     fields = orjson.loads(call.body)
     with suppress(ValueError, TypeError, LookupError):
         if call.path.endswith("/chat/completions"):
@@ -142,7 +142,7 @@ def _ask_for_tokens(call: Call) -> None:
 
 
 def receive_body(data: bytes, random: Random) -> bool:
-    """A body in pieces is itself, or too large, or its client left; nothing of it counts as held after that."""
+    """A body in pieces arrives unchanged, or is too large, or its client left; no bytes stay held afterwards."""
     pieces = Mutator(random, TOKENS).cuts(data)
     limit, budget = random.choice((10, 1000, 1 << 20)), ByteBudget(random.choice((100, 1 << 20)))
     left = random.randint(1, len(pieces)) if random.random() < 0.2 else len(pieces) + 1
@@ -173,7 +173,7 @@ def receive_body(data: bytes, random: Random) -> bool:
 
 
 def make_object(random: Random) -> bytes:
-    """A chunk or a body that is an object, in odd spacing."""
+    """A chunk or a body that is an object, with unusual spacing."""
     mutator = Mutator(random, TOKENS, (*CHUNK_NAMES, *NAMES))
     chunks = [each for stream in STREAMS for each in stream if isinstance(each, dict)]
     data = mutator.json(mutator.tree(random.choice(random.choice((chunks, BODIES)))))
@@ -183,15 +183,15 @@ def make_object(random: Random) -> bytes:
 
 
 def change_members(data: bytes, random: Random) -> bool:
-    """To cut, replace or insert a member by its bytes does what it would do to the object; usage is cut likewise."""
+    """Cutting, replacing or inserting a member in bytes equals the same edit of the object. So does cutting usage."""
     try:
         fields = orjson.loads(data)
     except orjson.JSONDecodeError:
         fields = None
     for asked in random.sample(CALLS, 2):
-        seen = UsageSplice(asked).filter_data(data)
-        if fields is not None and seen is not None:
-            orjson.loads(seen)
+        visible = UsageSplice(asked).filter_data(data)
+        if fields is not None and visible is not None:
+            orjson.loads(visible)
     if not isinstance(fields, dict):
         return False
     name = random.choice(list(fields) or ["x"]) if random.random() < 0.7 else random.choice(CHUNK_NAMES)

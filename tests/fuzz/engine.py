@@ -1,4 +1,4 @@
-"""Feeds a reader inputs one by one, and watches that none crashes, hangs or leaves anything behind."""
+"""Feeds inputs to a reader and checks that none crashes, hangs or leaks memory."""
 
 import gc
 import os
@@ -15,58 +15,58 @@ from typing import Any, Final, NamedTuple
 
 STEPS: Final = 50_000
 STEPS_PER_BYTE: Final = 400
-"""Lines of Python that an input may take: a constant, and for each of its bytes."""
+"""Lines of Python executed per input at most: a constant, plus a number per byte."""
 CPU_SECONDS: Final = 20
-"""Of the processor, that an input and those up to the next one watched may take; for what has no steps."""
+"""Seconds of CPU time at most from one watched input to the next, to detect hangs in C code, which has no steps."""
 LEFT_BYTES: Final = 64 * 1024
 LEFT_BYTES_PER_INPUT: Final = 16
-"""That the inputs of a window may leave behind: what caches and free lists take, and less than one object for each."""
+"""Bytes that the inputs of a window may leave allocated: for caches, and less than one object per input."""
 GROWTH_BYTES: Final = 16 * 2**20
-"""By which the process may grow from a fifth of the inputs on."""
+"""Bytes by which the process may grow after the first fifth of the inputs."""
 
 
 class Target(NamedTuple):
-    """A reader and what it is fed."""
+    """A reader and the generator of its inputs."""
 
     name: str
     make: Callable[[Random], bytes]
-    """An input."""
+    """Makes an input."""
     run: Callable[[bytes, Random], bool]
-    """Read it, and check what came of it; whether it was accepted. Whatever it raises is a failure."""
+    """Reads an input and checks the result. Returns True if it was accepted. Any exception is a failure."""
 
 
 class Hung(BaseException):
-    """Too long for one input. No Exception, which a reader might take for its own."""
+    """An input takes too long. Not an Exception, which a reader might catch."""
 
 
 class Failure(AssertionError):
-    """What an input did, and which one it was."""
+    """An input failed. The message has its number and the error."""
 
 
 class Outcome(NamedTuple):
-    """What a run showed."""
+    """The results of a run."""
 
     inputs: int
     accepted: int
     cpu_seconds: float
     most_steps: int
-    """Of one input, of those that were watched by steps."""
+    """The most steps of a watched input."""
     left_bytes: int
-    """After the last window of inputs."""
+    """Bytes left allocated after the last window of inputs."""
     growth_bytes: int
-    """Of the process, from a fifth of the inputs to their end."""
+    """Growth of the process after the first fifth of the inputs, in bytes."""
 
 
 def fuzz(target: Target, inputs: int, seed: int = 0, first: int = 0, watch_every: int = 1) -> Outcome:
-    """Run a target; inputs are numbered, and each is made from the seed and its number alone.
+    """Run a target. Each input depends only on the seed and its number.
 
-    Every `watch_every`-th is watched by its steps. Raises Failure.
+    The steps of every `watch_every`-th input are counted. Raises Failure.
     """
     random = Random()
     accepted = most_steps = left = 0
     before = rss = _rss()
     window = range(first + inputs - max(1, inputs // 10), first + inputs)
-    began = time.process_time()
+    start = time.process_time()
     for number in range(first, first + inputs):
         if number == first + inputs // 5:
             gc.collect()
@@ -92,23 +92,23 @@ def fuzz(target: Target, inputs: int, seed: int = 0, first: int = 0, watch_every
     del data
     gc.collect()
     left = tracemalloc.get_traced_memory()[0]
-    told = (
+    leaks = (
         ""
         if left < LEFT_BYTES + LEFT_BYTES_PER_INPUT * len(window)
         else "; ".join(map(str, tracemalloc.take_snapshot().statistics("lineno")[:5]))
     )
     tracemalloc.stop()
     rss = _rss()
-    if told or rss - before > GROWTH_BYTES:
-        raise Failure(f"{target.name}: {left} bytes are left, the process grew by {rss - before}: {told}")
-    return Outcome(inputs, accepted, time.process_time() - began, most_steps, left, rss - before)
+    if leaks or rss - before > GROWTH_BYTES:
+        raise Failure(f"{target.name}: {left} bytes are left, the process grew by {rss - before}: {leaks}")
+    return Outcome(inputs, accepted, time.process_time() - start, most_steps, left, rss - before)
 
 
 def _count_steps(run: Callable[[], bool], limit: int) -> tuple[int, bool]:
-    """The lines that are executed, and the result. Raises Hung beyond the limit."""
+    """Run and return the number of executed lines and the result. Raises Hung beyond the limit."""
     steps = 0
 
-    def line(frame: FrameType, event: str, arg: Any) -> Any:  # noqa: ARG001 - as sys.settrace has it
+    def line(frame: FrameType, event: str, arg: Any) -> Any:  # noqa: ARG001 - the signature for sys.settrace
         nonlocal steps
         steps += 1
         if steps > limit:
@@ -125,9 +125,9 @@ def _count_steps(run: Callable[[], bool], limit: int) -> tuple[int, bool]:
 
 
 def _allow_cpu(seconds: float) -> None:
-    """Raise Hung where the process works for longer than this from now on; 0 for no limit."""
+    """Raise Hung once the process has used this much CPU time from now on; 0 removes the limit."""
 
-    def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal has it
+    def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature for signal
         raise Hung(f"more than {seconds} s")
 
     signal.signal(signal.SIGVTALRM, stop if seconds else signal.SIG_DFL)
@@ -135,6 +135,6 @@ def _allow_cpu(seconds: float) -> None:
 
 
 def _rss() -> int:
-    """Bytes of memory that the process has now."""
+    """Resident memory of the process in bytes."""
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

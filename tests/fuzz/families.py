@@ -1,4 +1,4 @@
-"""The endpoints beside chats and completions: what clients send there, what engines answer, and how errors are told."""
+"""Targets for the endpoints beside chats and completions: calls, answers and errors."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,9 +28,9 @@ HASHER: Final = PromptHasher(b"secret")
 IDENTIFIER: Final = Identifier()
 OTHERS: Final = ("/v1/audio/transcriptions", "/v1/responses/r/cancel", "/v1/x y\r\n\x00é?#%", "/v1/messages/batches")
 HASHED_BYTES: Final = 4 * 2**20
-"""Of all prompts of a call whose body is short, whatever stands before each."""
+"""Bytes hashed at most over all prompts of a call with a short body."""
 MARK: Final = "Zanzibar"
-"""Stands in each prompt and answer, and in no error of ours."""
+"""A word in every prompt and answer. No error of the router may contain it."""
 IMAGE: Final = {"type": "image", "source": {"type": "base64", "data": "AAAA"}}
 USE: Final = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": [1]}}
 RESULT: Final = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": MARK}]}
@@ -109,7 +109,7 @@ TOKENS: Final = (
 
 
 def make_call(random: Random) -> bytes:
-    """A body of one of these families, or a form, with something wrong in it or not."""
+    """A body of one of these families, or a form, often mutated."""
     mutator = Mutator(random, TOKENS, NAMES)
     if random.random() < 0.1:
         return mutator.damaged(FORM)
@@ -119,7 +119,7 @@ def make_call(random: Random) -> bytes:
 
 
 def read_call(data: bytes, random: Random) -> bool:
-    """It is a call that is forwarded as it came, or the client's fault, which is told without a word of the prompt."""
+    """A body is a call that is forwarded unchanged, or a BadRequest that does not reveal the prompt."""
     head = any_head(random)
     family = family_of(head.path)
     assert family is not None
@@ -144,14 +144,14 @@ def read_call(data: bytes, random: Random) -> bool:
 
 
 def any_head(random: Random) -> Head:
-    """What may stand before a body."""
+    """A random head of a call."""
     path = random.choice((*OTHER_FAMILIES, *OTHERS))
     content_type = random.choice(("application/json", 'multipart/form-data; boundary="x"', "multipart/form-data"))
     return Head(path, query=random.choice((b"", b"a=b c", random.randbytes(8))), content_type=content_type)
 
 
 def check_salted(head: Head, data: bytes) -> None:
-    """With a salt it is the same call, of a cache of its own."""
+    """A salted body differs from the original only in its salt."""
     with suppress(BadRequest):
         salted = with_cache_salt(data, lambda user: f"client {user}", b"secret")
         fields = load(data)
@@ -164,19 +164,19 @@ def check_salted(head: Head, data: bytes) -> None:
 
 
 def check_error(error: RouterError, path: str) -> None:
-    """It can be told in the shape of the path, before and amid a stream, and tells nothing that was said."""
+    """An error has the shape of its path, as a response and in a stream, and reveals nothing of the prompt."""
     shape = error_shape_of(path)
     body = shape.body(error)
-    said = orjson.loads(body)["error"]
-    assert said["message"] == error.message
-    assert isinstance(said["type"], str)
+    members = orjson.loads(body)["error"]
+    assert members["message"] == error.message
+    assert isinstance(members["type"], str)
     event = shape.event(error)
     assert holds_json(event)
     assert MARK.encode() not in body + event
 
 
 def holds_json(events: bytes) -> bool:
-    """Whether the first of these events, which are whole, holds JSON."""
+    """Whether the first of these complete events holds a JSON object."""
     splitter = EventSplitter()
     first = splitter.feed(events)[0]
     return splitter.empty and isinstance(orjson.loads(event_data(first) or b"0"), dict)
@@ -236,7 +236,7 @@ EVENT_TOKENS: Final = (
 
 
 def make_events(random: Random) -> bytes:
-    """Events with names, with something wrong in them, or around them, or neither."""
+    """Events with names, often mutated in their data or bytes."""
     mutator = Mutator(random, EVENT_TOKENS, EVENT_NAMES)
     events = list(random.choice(STREAMS))
     for _ in range(random.randint(0, 3)):
@@ -254,7 +254,7 @@ def make_events(random: Random) -> bytes:
 
 
 def follow_events(data: bytes, random: Random) -> bool:
-    """Every byte up to what is no event is the client's, at once or held; however it is cut, it says the same."""
+    """All bytes before an invalid event are passed on or held back, and the result does not depend on the cuts."""
     kind, call, shape = random.choice(READERS)
     reader, shown = follow(kind(call), [data])
     cut, shown_cut = follow(kind(call), Mutator(random, EVENT_TOKENS).cuts(data))
@@ -270,7 +270,7 @@ def follow_events(data: bytes, random: Random) -> bool:
 
 
 def follow(reader: Reader, pieces: list[bytes]) -> tuple[Reader, bytes]:
-    """The reader at the end of a stream, and what went to the client."""
+    """The reader after a stream, and the bytes that went to the client."""
     shown = []
     tokens = 0
     for piece in pieces:
@@ -281,7 +281,7 @@ def follow(reader: Reader, pieces: list[bytes]) -> tuple[Reader, bytes]:
 
 
 def facts(reader: Reader) -> tuple[object, ...]:
-    """Everything that a journey asks of a reader."""
+    """Everything that a relay reads from a reader."""
     check_usage(reader.usage)
     check_failure(reader.error)
     assert reader.output_tokens >= 0
@@ -294,12 +294,12 @@ def facts(reader: Reader) -> tuple[object, ...]:
 
 
 def check_usage(usage: Usage | None) -> None:
-    """Counts are counts."""
+    """Check that counts are not negative."""
     assert usage is None or min(usage.input_tokens, usage.output_tokens, usage.cached_tokens or 0) >= 0
 
 
 def check_failure(error: EngineError | None) -> None:
-    """It has words, and a status or none."""
+    """Check the types of an error."""
     assert error is None or (isinstance(error.message, str) and isinstance(error.code, int | str | None))
 
 
@@ -323,7 +323,7 @@ STATUSES: Final = (200, 204, 301, 400, 401, 404, 422, 429, 499, 500, 503, 504, 5
 
 
 def make_whole(random: Random) -> bytes:
-    """A whole answer, sometimes one that is too long to be parsed."""
+    """An answer that is not streamed, sometimes too long to be parsed."""
     mutator = Mutator(random, EVENT_TOKENS, EVENT_NAMES)
     answer = random.choice(ANSWERS)
     data = mutator.json(mutator.tree(answer) if random.random() < 0.8 else answer)
@@ -333,7 +333,7 @@ def make_whole(random: Random) -> bytes:
 
 
 def read_whole(data: bytes, random: Random) -> bool:
-    """Each family reads it, or its worker broke; and as a refusal of any status it is told in the family's shape."""
+    """Each family reads the answer or raises WorkerBroke, and converts it as an error to the family's shape."""
     accepted = True
     for path in random.sample((*OTHER_FAMILIES, OTHERS[0]), 3):
         family = family_of(path)
@@ -348,8 +348,8 @@ def read_whole(data: bytes, random: Random) -> bool:
             check_failure(answer.error)
             assert all(key.size for key in answer.answer_keys)
         status = random.choice(STATUSES)
-        told = family.errors.refusal(status, data)
-        assert told is None or isinstance(orjson.loads(told)["error"], dict)
+        converted = family.errors.refusal(status, data)
+        assert converted is None or isinstance(orjson.loads(converted)["error"], dict)
         assert holds_json(family.errors.refusal_event(status, data))
     return accepted
 
@@ -362,13 +362,13 @@ CLASSES: Final[tuple[Callable[[str], RouterError], ...]] = (
 
 
 def make_words(random: Random) -> bytes:
-    """What a client may put where an error names it."""
+    """Text from a client that an error quotes."""
     mutator = Mutator(random, EVENT_TOKENS, EVENT_NAMES)
     return mutator.damaged(random.choice((b"model", b"/v1/x\r\ny", b"\xed\xa0\x80", b"x" * 500)))
 
 
 def render_error(data: bytes, random: Random) -> bool:
-    """Each error of ours is an object in each API's shape, whatever it names; headers have one line each."""
+    """Each error of the router has each API's shape, whatever it quotes; its headers have one line each."""
     error = random.choice(CLASSES)(data.decode(errors="replace"))
     for path in (*OTHER_FAMILIES, *OTHERS):
         check_error(error, path)

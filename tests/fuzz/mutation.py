@@ -1,4 +1,4 @@
-"""Inputs that are nearly right: seeds with something in them changed, moved, cut or repeated."""
+"""Makes nearly valid inputs from seeds: parts are changed, moved, cut or repeated."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,22 +6,22 @@ from random import Random
 from typing import Any, Final
 
 MAX_BYTES: Final = 1 << 16
-"""Bytes of an input."""
+"""Bytes of an input at most."""
 VALUES: Final[Sequence[Any]] = (
     *(None, True, False, 0, 1, -1, 7, 2**31, 2**32, 2**53, 2**63, 2**64, -(2**63), 10**30, 0.5, -0.0, 1e308),
     *(float("nan"), float("inf"), "", "x", "m", "abort", "stop", "error", "é\U0001f600", "\ud800", "\0", '"\\', "²"),
     *("9" * 5000, "x" * 300, [], {}, [[]], [{}], [1], ["x"], [None], {"": {}}, {"type": "text", "text": "x"}),
 )
 DEEP: Final = 300
-"""Levels of what is nested deeply: more than are written, fewer than are read."""
+"""Levels of a deep value: more than orjson serialises, fewer than it parses."""
 DEEPEST: Final = b"[" * 1010 + b"]" * 1010
-"""Nearly as deep as is read, and deeper than Python writes or shows."""
+"""Nearly as deep as orjson parses, and deeper than Python serialises or shows."""
 _DEEPEST: Final = "nested as deeply as can be"
-"""Stands for that until it is text."""
+"""Placeholder for `DEEPEST`, replaced in the serialised text."""
 
 
 def deep_equal(one: Any, other: Any) -> bool:
-    """Whether two parsed values are equal, however deep they are."""
+    """Whether two parsed values are equal, without recursion."""
     pairs = [(one, other)]
     while pairs:
         one, other = pairs.pop()
@@ -39,40 +39,40 @@ def deep_equal(one: Any, other: Any) -> bool:
 
 
 class Mutator:
-    """Changes seeds; equal random generators change them equally."""
+    """Mutates seeds. Equal random generators give equal mutations."""
 
     def __init__(self, random: Random, tokens: Sequence[bytes], names: Sequence[str] = ()) -> None:
-        """`tokens`: what the reader looks for in bytes; `names`: members that it looks for in objects."""
+        """`tokens`: bytes that the reader searches for; `names`: members of objects that it reads."""
         self.random = random
         self._tokens = tokens
         self._names = names or ("x",)
 
     def damaged(self, seed: bytes) -> bytes:
-        """One to four changes, whatever the bytes mean."""
+        """Make one to four changes of bytes."""
         data = bytearray(seed)
         for _ in range(self.random.randint(1, 4)):
             self.random.choice(_CHANGES)(self, data)
         return bytes(data[:MAX_BYTES])
 
     def tree(self, value: Any) -> Any:
-        """One to three members or items changed, of a copy."""
+        """Return a copy with one to three members or items changed."""
         for _ in range(self.random.randint(1, 3)):
             value = self._changed(value)
         return value
 
     def json(self, value: Any) -> bytes:
-        """Text of a value, of one spacing or another; what JSON has not is written as Python does."""
+        """Serialise a value with random spacing. Values that JSON does not have are written as Python does."""
         spaced = None if self.random.random() < 0.5 else (",", ":")
         text = json.dumps(value, ensure_ascii=self.random.random() < 0.5, separators=spaced)
         return text.encode(errors="surrogatepass").replace(b'"%b"' % _DEEPEST.encode(), DEEPEST)
 
     def cuts(self, data: bytes) -> list[bytes]:
-        """The same bytes in a few pieces, some of them empty."""
+        """Cut the bytes into a few pieces, some of them empty."""
         places = sorted(self.random.randint(0, len(data)) for _ in range(self.random.randint(0, 6)))
         return [data[start:end] for start, end in zip([0, *places], [*places, len(data)], strict=True)]
 
     def value(self) -> Any:
-        """Any at all."""
+        """A random value."""
         if self.random.random() < 0.02:
             deep: Any = []
             for _ in range(DEEP):

@@ -1,4 +1,4 @@
-"""What engines tell of themselves: metrics, models, loads, and the events of their caches."""
+"""Targets for the reports of engines: metrics, models, loads, and KV events."""
 
 from collections.abc import Callable
 from random import Random
@@ -88,7 +88,7 @@ READERS: Final[tuple[Callable[[bytes], object], ...]] = (
 
 
 def make_report(random: Random) -> bytes:
-    """A page of metrics, or a document."""
+    """A page of metrics or a JSON document, mutated."""
     if random.random() < 0.5:
         return Mutator(random, PAGE_TOKENS).damaged(random.choice(METRICS))
     mutator = Mutator(random, PAGE_TOKENS, NAMES)
@@ -99,8 +99,8 @@ def make_report(random: Random) -> bytes:
     return mutator.damaged(data) if random.random() < 0.3 else data
 
 
-def read_report(data: bytes, random: Random) -> bool:  # noqa: ARG001 - every reader reads it
-    """Each reader reads it, or its worker broke."""
+def read_report(data: bytes, random: Random) -> bool:  # noqa: ARG001 - the signature of a target
+    """Each reader accepts the report or raises WorkerBroke."""
     understood = 0
     for read in READERS:
         try:
@@ -145,7 +145,7 @@ def _packable(value: Any) -> Any:
 
 
 def make_events(random: Random) -> bytes:
-    """A message of a publisher."""
+    """A message of KV events, mutated."""
     mutator = Mutator(random, PACKED_TOKENS, EVENT_NAMES)
     data = msgpack.packb(_packable(mutator.tree(random.choice(BATCHES))))
     assert isinstance(data, bytes)
@@ -153,7 +153,7 @@ def make_events(random: Random) -> bytes:
 
 
 def read_events(data: bytes, random: Random) -> bool:
-    """It is a batch whose bad events are left out, or none; what is stored is removed again."""
+    """A message is invalid or a batch without its bad events. Clearing removes all stored blocks."""
     try:
         batch = read_batch(msgpack.unpackb(data, strict_map_key=False))
     except (ValueError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What an earlier run wrote down: the state that a router begins with."""
+"""The target for the state file that an earlier run wrote and a router starts with."""
 
 import hashlib
 import json
@@ -73,7 +73,7 @@ TOKENS: Final = (
 
 
 def make_state(random: Random) -> bytes:
-    """A file with something changed in it, most often with the checksum of what it is now."""
+    """A mutated state file, in most cases with a valid checksum."""
     mutator = Mutator(random, TOKENS, NAMES)
     header = mutator.tree(HEADER) if random.random() < 0.1 else {**HEADER, "policy": random.choice(list(POLICIES))}
     lines = [mutator.tree(line) if random.random() < 0.3 else line for line in LINES]
@@ -89,7 +89,7 @@ def make_state(random: Random) -> bytes:
 
 
 def load_state(data: bytes, random: Random) -> bool:
-    """It is refused whole, or what it says is sound, and can be saved and loaded again."""
+    """A file is rejected as a whole, or restores a consistent state that can be saved and loaded again."""
     policy = random.choice(("dlpm_home", "d2lpm", "vtc", "lcf"))
     scheduler = Scheduler(POLICIES[policy], SchedulerSettings(), Parameters(), Random(0))
     try:

@@ -1,4 +1,4 @@
-"""What engines answer: streams of events, whole answers, and their usage."""
+"""Targets for the answers of engines: streams of events, whole answers, and their usage."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -115,7 +115,7 @@ TOKENS: Final = (
 
 
 def make_stream(random: Random) -> bytes:
-    """Events with something wrong in them, or around them, or neither."""
+    """A stream of events, often mutated in their data or bytes."""
     mutator = Mutator(random, TOKENS, NAMES)
     events = list(random.choice(STREAMS))
     for _ in range(random.randint(0, 3)):
@@ -135,7 +135,7 @@ def make_stream(random: Random) -> bytes:
 
 
 def read_events(data: bytes, random: Random) -> bool:
-    """However bytes are cut, they come out as the same events, and as themselves."""
+    """The events do not depend on the cuts, and joined they are the original bytes."""
     pieces = Mutator(random, TOKENS).cuts(data)
     splitter = EventSplitter()
     events = [event for piece in pieces for event in splitter.feed(piece)]
@@ -156,14 +156,14 @@ def read_events(data: bytes, random: Random) -> bool:
 
 
 def follow(asked: Call, pieces: list[bytes]) -> tuple[StreamReader, bytes]:
-    """The reader at the end of a stream, and what went to the client; WorkerBroke where it gave up."""
+    """The reader after a stream, and the bytes passed on or held back."""
     reader = StreamReader(asked)
     shown = b"".join([reader.feed(piece) for piece in pieces])
     return reader, shown + reader.close() + reader.held
 
 
 def read_stream(data: bytes, random: Random) -> bool:
-    """What the client gets does not depend on the cuts; counts are counts, and the rest can be asked of another."""
+    """The client's bytes do not depend on the cuts, counts are valid, and another engine can continue."""
     asked = random.choice(CALLS)
     reader, shown = follow(asked, [data])
     cut, shown_cut = follow(asked, Mutator(random, TOKENS).cuts(data))
@@ -182,7 +182,7 @@ def read_stream(data: bytes, random: Random) -> bool:
 
 
 def is_json(stream: bytes) -> bool:
-    """Whether every event holds JSON; of what does not, some is understood where it looks like most chunks do."""
+    """Whether every event holds JSON. The fast path may accept invalid JSON in the common form."""
     splitter = EventSplitter()
     for event in [*splitter.feed(stream), splitter.rest()]:
         data = event_data(event)
@@ -194,12 +194,12 @@ def is_json(stream: bytes) -> bool:
 
 
 def end_facts(reader: StreamReader) -> tuple[object, ...]:
-    """How the stream ended."""
+    """The properties that describe the end of a stream."""
     return reader.finished, reader.aborted, reader.done, reader.complete, reader.error, reader.text
 
 
 def facts(reader: StreamReader) -> None:
-    """Everything that a journey asks of a reader."""
+    """Check everything that a relay reads from a reader."""
     assert reader.output_tokens >= 0
     usage = reader.usage
     assert usage is None or (usage.input_tokens >= 0 and usage.output_tokens >= 0 and (usage.cached_tokens or 0) >= 0)
@@ -207,12 +207,12 @@ def facts(reader: StreamReader) -> None:
     assert isinstance(reader.text, str | None)
     assert isinstance(reader.continuable, bool)
     assert reader.error is None or isinstance(reader.error.message, str)
-    known = reader.ids
-    assert known is None or all(type(each) is int for ids in known for each in ids)
+    token_ids = reader.ids
+    assert token_ids is None or all(type(each) is int for ids in token_ids for each in ids)
 
 
 def check_continuation(asked: Call, reader: StreamReader, more: bytes, random: Random) -> None:
-    """As when the engine fails there, and another one answers with the same."""
+    """Continue as if the engine had failed and another one answered with the same bytes."""
     rest = continuation(asked, reader, ids=random.random() < 0.7)
     if rest is None:
         return
@@ -243,19 +243,19 @@ ANSWERS: Final[tuple[dict[str, Any], ...]] = (
 
 
 def make_answer(random: Random) -> bytes:
-    """A whole answer."""
+    """An answer that is not streamed."""
     mutator = Mutator(random, TOKENS, NAMES)
     answer = mutator.json(mutator.tree(random.choice(ANSWERS)))
     return mutator.damaged(answer) if random.random() < 0.3 else answer
 
 
 def read_answer(data: bytes, random: Random) -> bool:
-    """It is read, or its worker broke; as the end of a stream that has begun, it can be told in any case."""
+    """An answer is read or raises WorkerBroke, and can always be converted to the last event of a stream."""
     other = read_plain(random.choice(CALLS), data).usage
     assert other is None or min(other.input_tokens, other.output_tokens, other.cached_tokens or 0) >= 0
-    told = refusal_event(500, data)
-    assert told.endswith(b"data: [DONE]\n\n")
-    assert len(EventSplitter().feed(told)) == 2
+    last_event = refusal_event(500, data)
+    assert last_event.endswith(b"data: [DONE]\n\n")
+    assert len(EventSplitter().feed(last_event)) == 2
     try:
         answer = read_json(random.choice(CALLS), data)
     except WorkerBroke as error:

@@ -14,4 +14,4 @@ TARGETS: Final[Mapping[str, Target]] = {
         *(families.CALL, families.FOLLOWED, families.WHOLE, families.WORDS),
     )
 }
-"""By name."""
+"""The targets by name."""
