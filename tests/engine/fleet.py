@@ -1,4 +1,4 @@
-"""The servers under test, and what they tell about themselves."""
+"""The servers under test, and what they report about themselves."""
 
 import os
 import re
@@ -15,19 +15,21 @@ from .processes import Server, free_ports
 from .wire import COMPLETIONS, WORKER_KEY, Json, call, get, listed, mapped
 
 SEQUENCES = 4
-"""Requests that an engine runs at once; more wait inside it."""
+"""Most requests in one batch of an engine; more wait inside it."""
 NARROW = 2
-"""Requests that the narrow router lets an engine have. One is too few to tell a client that has some in flight
-from one that has none: at each choice nobody has."""
+"""Requests that the narrow router keeps in flight at an engine.
+
+With one, no client would have a request in flight at the time of a choice, so clients could not be distinguished.
+"""
 BLOCK_TOKENS = 32
-"""Of vLLM's blocks; SGLang's pages are `SglangEngine.block_tokens` long."""
+"""Size of vLLM's blocks; SGLang's pages have `SglangEngine.block_tokens`."""
 BLOCKS = 1100
-"""Room for `SEQUENCES` of full length, so that none is ever preempted."""
+"""Room for `SEQUENCES` requests of full length, so that none is ever preempted."""
 CONTEXT = 8192
 ENGINE_START_SECONDS = 180.0
 """A bound: half a minute is usual on two idle cores, alone or two at a time."""
 WIDE_SEQUENCES = 40
-"""Requests that an engine of a wide fleet runs at once: all streams of a test, also those of a killed one."""
+"""Batch of an engine in a wide fleet: all streams of a test, including those of a killed engine."""
 SMALL_TOKENS = 299 * BLOCK_TOKENS
 """The cache of an engine in a small fleet."""
 SMALL_CONTEXT = 4096
@@ -74,7 +76,7 @@ SGLANG_FLAGS = (
     "--disable-cuda-graph",
     "--mem-fraction-static=0.3",
     "--skip-server-warmup",
-    "--sleep-on-idle",  # else its scheduler spins, and takes a whole core while it has nothing to do
+    "--sleep-on-idle",  # otherwise its scheduler spins and uses a whole core while idle
     "--enable-metrics",
     "--enable-cache-report",
     f"--context-length={CONTEXT}",
@@ -85,7 +87,7 @@ SGLANG_FLAGS = (
 
 
 def make_model() -> Path:
-    """The model's folder, made anew when its source has changed."""
+    """Return the model's folder, rebuilt if its source has changed."""
     source = Path(__file__).with_name("tiny_model.py")
     folder = ROOT / ".engine" / f"model-{sha256(source.read_bytes()).hexdigest()[:12]}"
     subprocess.run([VLLM.python, source, folder], check=True)
@@ -94,7 +96,7 @@ def make_model() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests inside an engine, as it counts them itself."""
+    """Requests inside an engine, as counted by the engine."""
 
     running: int
     waiting: int
@@ -104,26 +106,26 @@ class Engine(Server):
     """A real engine; `VllmEngine` or `SglangEngine`."""
 
     dialect: ClassVar[str]
-    """By which the router knows this kind."""
+    """The router's name for this kind of engine."""
     block_tokens: ClassVar[int]
-    """The part of a prefix that its cache keeps whole or not at all."""
+    """Cache granularity in tokens: a block is cached as a whole or not at all."""
     ready_path: ClassVar[str]
     drop_seconds: ClassVar[float]
-    """In which it stops a request whose client has left, in whatever state that is, with two seconds to spare."""
+    """How long it may take to stop a request whose client has left, in any state, with two seconds to spare."""
 
     events_port = 0
-    """Where it publishes KV events; 0 if nowhere. What is past can be had at the next port."""
+    """The port of its KV events; 0 if there is none. The next port replays past ones."""
 
     def start_and_wait(self) -> None:
         self.start()
         self.wait_ready(self.ready_path, ENGINE_START_SECONDS)
 
     def load(self) -> Load:
-        """What it has to do at this moment."""
+        """Read the requests in the engine now."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Empty its cache; it must be idle."""
+        """Empty its cache; the engine must be idle."""
         raise NotImplementedError
 
 
@@ -145,7 +147,7 @@ class VllmEngine(Engine):
         *,
         launch: Iterable[str | Path] = (VLLM.python.with_name("vllm"), "serve"),
     ) -> None:
-        """`flags` and `environment` count before the usual ones; `launch` is what stands before the model."""
+        """`flags` and `environment` override the usual ones; `launch` is the command line before the model."""
         command = [*map(str, launch), str(model), *VLLM_FLAGS, *flags]
         super().__init__(name, command, {**VLLM_ENVIRONMENT, **(environment or {})}, log)
 
@@ -154,7 +156,7 @@ class VllmEngine(Engine):
 
     def flush(self) -> None:
         """Needs VLLM_SERVER_DEV_MODE=1."""
-        # Of an emptied cache vLLM tells with the next step only, so there has to be one.
+        # vLLM reports an emptied cache only with its next step, so there has to be one.
         step: Json = {"model": "tiny", "prompt": [7], "max_tokens": 1}
         answers = call(self.url, "/reset_prefix_cache", {}), call(self.url, COMPLETIONS, step)
         assert [answer.status for answer in answers] == [200, 200], answers
@@ -172,7 +174,7 @@ class SglangEngine(Engine):
     dialect = "sglang"
     block_tokens = 16
     ready_path = "/ready"
-    drop_seconds = 4.0 + 2.0  # of a request of which nothing comes, it asks every 4 s whether the client is there
+    drop_seconds = 4.0 + 2.0  # it checks every 4 s for the client of a request without output
 
     def __init__(
         self,
@@ -184,7 +186,7 @@ class SglangEngine(Engine):
         *,
         launch: Iterable[str | Path] = (SGLANG.python, "-m", "sglang.launch_server", "--model-path"),
     ) -> None:
-        """`flags` and `environment` count before the usual ones; `launch` is what stands before the model."""
+        """`flags` and `environment` override the usual ones; `launch` is the command line before the model."""
         usual = [flag.replace("{page}", str(self.block_tokens)) for flag in SGLANG_FLAGS]
         command = [*map(str, launch), str(model), *usual, *flags]
         super().__init__(name, command, {**SGLANG_ENVIRONMENT, **(environment or {})}, log)
@@ -207,7 +209,7 @@ ENGINES: Mapping[str, type[VllmEngine | SglangEngine]] = {kind.dialect: kind for
 def launched_engine(
     dialect: str, name: str, model: Path, log: Path, flags: Iterable[str], environment: Mapping[str, str] | None = None
 ) -> Engine:
-    """A server as workers/launch starts it: with all flags that the router reads, and publishing its KV events."""
+    """Return a server as started by workers/launch: with all flags that the router reads, and publishing KV events."""
     port = free_ports(2)
     programs = (VLLM if dialect == VllmEngine.dialect else SGLANG).python.parent
     ours = {
@@ -226,14 +228,14 @@ class Fleet:
 
     kinds: tuple[type[VllmEngine | SglangEngine], ...]
     flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By dialect, beside the usual ones."""
+    """Additional flags by dialect."""
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """The same of variables."""
+    """Additional environment variables by dialect."""
     launched: bool = False
-    """By workers/launch: with all flags that the router reads, and publishing KV events."""
+    """True to start it by workers/launch: with all flags that the router reads, and publishing KV events."""
 
     def engines(self, name: str, model: Path, logs: Path) -> tuple[Engine, ...]:
-        """Not started yet."""
+        """Return the engines, not started yet."""
         names = [f"{name} engine {number}" for number in range(1, len(self.kinds) + 1)]
         return tuple(self._engine(kind, each, model, logs) for kind, each in zip(self.kinds, names, strict=True))
 
@@ -256,10 +258,10 @@ EMBEDDING: Mapping[str, tuple[str, ...]] = {
     "vllm": ("--runner=pooling", "--no-enable-prefix-caching"),
     "sglang": ("--is-embedding", "--schedule-policy=lpm"),
 }
-"""The second flag of each does not fit; `d2lpm check` has to say so."""
+"""The second flag of each does not fit; `d2lpm check` must report it."""
 STORING: Mapping[str, tuple[str, ...]] = {"sglang": ("--enable-response-store",)}
 STORING_BY: Mapping[str, Mapping[str, str]] = {"vllm": {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}}
-"""What makes each keep responses."""
+"""What makes each engine store responses."""
 FLEETS: Mapping[str, Fleet] = {
     "vllm": Fleet((VllmEngine, VllmEngine)),
     "wide vllm": Fleet((VllmEngine, VllmEngine), WIDE),
@@ -271,11 +273,11 @@ FLEETS: Mapping[str, Fleet] = {
     "storing": Fleet((VllmEngine, SglangEngine), STORING, STORING_BY),
     "embedding": Fleet((VllmEngine, SglangEngine), EMBEDDING),
 }
-"""In the order in which they run: one ends before the next one starts."""
+"""In the order in which they run: one fleet ends before the next one starts."""
 
 
 class Router(Server):
-    """`d2lpm serve` before engines, each of which is known by host and port."""
+    """`d2lpm serve` in front of engines, each named by host and port."""
 
     def __init__(self, name: str, engines: Iterable[Engine], flags: Iterable[str], log: Path) -> None:
         workers = [f"--worker={engine.url}" for engine in engines]
@@ -283,25 +285,25 @@ class Router(Server):
         super().__init__(name, command, {"D2LPM_WORKER_API_KEY": WORKER_KEY}, log)
 
     def get(self, path: str) -> Json:
-        """What it answers to a GET, which has to be 200."""
+        """Return its answer to a GET, which must be 200."""
         answer = get(self.url + path)
         assert answer.status == 200, answer.body
         return answer.json
 
     def worker(self, engine: Engine) -> Json:
-        """What the router knows of an engine."""
+        """Return the router's report on an engine."""
         return next(worker for worker in listed(self.get("/workers")["workers"]) if worker["url"] == engine.url)
 
     def queued(self) -> int:
-        """Requests that wait here, inside no engine."""
+        """Return the number of requests waiting in the router, not in an engine."""
         return self._total("clients", "queued")
 
     def in_flight(self) -> int:
-        """Requests that were sent to an engine and have not ended."""
+        """Return the number of requests sent to an engine that have not ended."""
         return self._total("workers", "running")
 
     def unfinished(self) -> int:
-        """Requests, and tokens reserved for them, that the router still counts anywhere."""
+        """Return the requests, plus tokens reserved for them, that the router still counts anywhere."""
         return self._total("clients", "queued", "running") + self._total(
             "workers", "queued", "running", "unstarted_tokens"
         )
@@ -311,6 +313,6 @@ class Router(Server):
         return sum(int(str(mapped(entry)[count])) for entry in entries for count in counts)
 
     def service(self, client: str) -> Mapping[str, object]:
-        """What a client has been charged for so far: extend, cached and output tokens, and their cost."""
+        """Return what a client has been charged so far: extend, cached and output tokens, and their cost."""
         clients = mapped(self.get("/fairness")["clients"])
         return mapped(mapped(clients[client])["service"])

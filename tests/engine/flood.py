@@ -49,7 +49,7 @@ HONEST = 4
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """A client that keeps so many calls open."""
+    """A client that keeps a number of calls open."""
 
     name: str
     calls: int
@@ -62,18 +62,18 @@ class Asker:
 
 @dataclass(slots=True)
 class Served:
-    """What one client got after the warm-up."""
+    """The service of one client after the warm-up."""
 
     service: float = 0.0
     first_token: list[float] = field(default_factory=list)
-    """Seconds to it, of each call."""
+    """Seconds to the first token of each call."""
     decoding: float = 0.0
-    """Seconds in which its streams brought what is counted by the next."""
+    """Seconds in which its streams produced the tokens of the next field."""
     tokens: int = 0
 
     @property
     def per_token(self) -> float:
-        """Seconds."""
+        """Seconds per token."""
         return self.decoding / self.tokens if self.tokens else 0.0
 
 
@@ -82,7 +82,7 @@ Turn = dict[str, Served]
 
 
 async def ask(session: aiohttp.ClientSession, url: str, asker: Asker, served: Served, counted_from: float) -> None:
-    """One call to its end, counted from this time on."""
+    """Make one call and read it to its end; counts from `counted_from` on."""
     prompt = [random.randrange(300, 4000) for _ in range(asker.input)]
     body: Json = {"model": "tiny", "prompt": prompt, "max_tokens": asker.output, "temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -115,7 +115,7 @@ async def keep_asking(
 
 
 async def load(urls: Sequence[str], askers: Sequence[Asker], seconds: float) -> Turn:
-    """All clients at once, whose calls go to these in turns; what is open at the end is left."""
+    """Run all clients at once, with calls to these URLs in turn; calls open at the end are abandoned."""
     turn = {asker.name: Served() for asker in askers}
     began = time.monotonic()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -131,28 +131,28 @@ async def load(urls: Sequence[str], askers: Sequence[Asker], seconds: float) -> 
             each.cancel()
         await asyncio.wait(loops)
     for each in done:
-        each.result()  # none ends but by an error
+        each.result()  # a task that has ended has failed
     return turn
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a turn comes to."""
+    """The figures of one turn."""
 
     fair: float
-    """What the honest got of their fair share, in the mean."""
+    """Service of the honest clients as a share of their fair share, the mean."""
     least: float
-    """... and the one that got least."""
+    """The same of the client that got least."""
     per_token: float
-    """Seconds between two tokens of the honest."""
+    """Seconds between two tokens of the honest clients."""
     light: float
-    """Seconds to the light client's first token, the median."""
+    """Median seconds to the light client's first token."""
     total: float
-    """Service of all in a second."""
+    """Service of all clients per second."""
 
     @classmethod
     def of(cls, turn: Turn, askers: Sequence[Asker], seconds: float) -> "Shown":
-        """`seconds`: how long it was counted."""
+        """`seconds`: length of the measured time."""
         honest = [turn[asker.name] for asker in askers if asker.name.startswith("honest")]
         total = sum(served.service for served in turn.values())
         greedy = len(turn) - 1  # all but the light client
@@ -178,13 +178,13 @@ COLUMNS = (
 
 
 def row(name: str, shown: Sequence[Shown]) -> str:
-    """Medians."""
+    """Format medians."""
     middle = [median(getattr(each, member) for each in shown) * factor for _, member, factor, _ in COLUMNS]
     return f"{name:28}" + "".join(f"{value:>12.{0 if value > 100 else 2}f}" for value in middle)
 
 
 def ratios(ours: Sequence[Shown], theirs: Sequence[Shown]) -> str:
-    """Medians of the ratios in each round."""
+    """Format medians of the ratios in each round."""
     cells = []
     for _, member, _, _ in COLUMNS:
         each = [getattr(one, member) / getattr(other, member) for one, other in zip(ours, theirs, strict=True)]
@@ -194,7 +194,7 @@ def ratios(ours: Sequence[Shown], theirs: Sequence[Shown]) -> str:
 
 @contextmanager
 def engines(folder: Path) -> Iterator[tuple[Engine, Engine]]:
-    """Two, with room for all calls."""
+    """Start two engines with room for all calls."""
     model = make_model()
     pair = tuple(VllmEngine(name, model, folder / name, FLAGS) for name in ("first", "second"))
     try:
@@ -210,7 +210,7 @@ def engines(folder: Path) -> Iterator[tuple[Engine, Engine]]:
 
 @contextmanager
 def routers(pair: Sequence[Engine], folder: Path) -> Iterator[tuple[Router, Router]]:
-    """One that never holds a refill back, and one with its default settings."""
+    """Start a router that never delays a refill, and one with default settings."""
     both = (
         Router("router without isolation", pair, ("--dlpm-home.isolation=0", *ROUTER_FLAGS), folder / "without"),
         Router("router", pair, ROUTER_FLAGS, folder / "with"),
@@ -227,14 +227,14 @@ def routers(pair: Sequence[Engine], folder: Path) -> Iterator[tuple[Router, Rout
 
 
 class Measurement:
-    """Turns before the same engines."""
+    """Turns with the same engines."""
 
     def __init__(self, pair: Sequence[Engine], seconds: float) -> None:
         self._pair = pair
         self._seconds = seconds
 
     def turn(self, urls: Sequence[str], askers: Sequence[Asker]) -> Shown:
-        """One, which begins and ends with idle engines."""
+        """Run one turn, which begins and ends with idle engines."""
         turn = asyncio.run(load(urls, askers, self._seconds))
         idle = Load(0, 0)
         wait_until(lambda: all(each.load() == idle for each in self._pair), DRAIN_SECONDS, "the engines are idle")
@@ -242,7 +242,7 @@ class Measurement:
 
 
 def measure(pair: Sequence[Engine], folder: Path, askers: Sequence[Asker], turns: int, seconds: float) -> None:
-    """Print the table."""
+    """Measure and print the table."""
     direct = [engine.url for engine in pair]
     measurement = Measurement(pair, seconds)
     print(f"{'':28}" + "".join(f"{title:>12}" for title, *_ in COLUMNS))

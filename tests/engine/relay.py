@@ -1,4 +1,4 @@
-"""A TCP connection that a test can cut and mend."""
+"""A TCP connection that a test can cut and restore."""
 
 import contextlib
 import socket
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Relay:
-    """Listens on loopback, and passes on to a port there what comes and what is answered."""
+    """Listens on loopback and forwards both directions of a connection to another port."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -19,19 +19,19 @@ class Relay:
         self.port: int = self._listener.getsockname()[1]
 
     def __enter__(self) -> Self:
-        """Take connections."""
+        """Start to accept connections."""
         self._threads[0].start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take none any more."""
+        """Stop accepting connections."""
         self.cut()
         self._listener.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
 
     def cut(self) -> None:
-        """End all connections; new ones end at once."""
+        """Close all connections; new ones are closed at once."""
         with self._lock:
             self._open = False
             for end in self._ends:
@@ -40,7 +40,7 @@ class Relay:
             self._ends.clear()
 
     def mend(self) -> None:
-        """Pass on again."""
+        """Forward again."""
         with self._lock:
             self._open = True
 

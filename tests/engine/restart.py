@@ -1,4 +1,4 @@
-"""A worker that is killed amid requests and started again: how soon the router believes nothing of its old cache."""
+"""A worker killed in the middle of requests and restarted: how soon the router believes nothing of its old cache."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +16,11 @@ from .programs import programs
 BEFORE = 100
 """Answers before the worker is killed."""
 AFTER = 60
-"""Requests at a restarted worker, after which enough is known."""
+"""Requests at the restarted worker, which are enough for a result."""
 
 
 def restart(name: str, started: Router, journal: Path, victim: Engine, bias: Mapping[str, int]) -> Iterator[str]:
-    """Kill a worker amid requests, start it again, and see what was believed of it, and is believed afterwards."""
+    """Kill a worker during requests, restart it, and yield what the router predicted of it before and afterwards."""
     clients = Clients(started.url, programs(4.0), bias)
     threads = clients.start()
     id_ = str(started.worker(victim)["id"])
@@ -45,7 +45,9 @@ def restart(name: str, started: Router, journal: Path, victim: Engine, bias: Map
 
 
 def forgotten(journal: Path, worker: str, since: float) -> tuple[float, int]:
-    """Seconds after which the router believed nothing of a worker, and what it predicted there first after that."""
+    """Return after how many seconds the router believed nothing of a worker, and its first prediction there after
+    that.
+    """
     gone: float | None = None
     with journal.open("rb") as lines:
         for item in read(lines):

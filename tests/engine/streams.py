@@ -1,4 +1,4 @@
-"""Long greedy streams that run at once, and what is left of them where their worker is killed."""
+"""Long greedy streams that run at once, and what arrives of them if their worker is killed."""
 
 import re
 from collections.abc import Sequence
@@ -16,8 +16,11 @@ from .wire import CHAT, COMPLETIONS, Json, event_data, joined, listed, loads, ma
 _HTTP = httpx.Client(timeout=120, verify=False, trust_env=False, limits=httpx.Limits(max_connections=None))
 TOKENS = 600
 KILLED_AFTER = 100
-"""Characters that each stream has said when its worker is killed, at least; a token is some five, and no event's own,
-for a vLLM puts several tokens into one event when its reader is slow."""
+"""Least characters of each stream when its worker is killed.
+
+A token is about five characters. A token does not have an event of its own: a vLLM puts several tokens into one event
+when its reader is slow.
+"""
 _SAID = re.compile(rb'"(?:content|text)": ?"((?:[^"\\]|\\.)*+)"')
 COMMON: Json = {
     **{"model": "tiny", "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True, "stream": True},
@@ -26,7 +29,7 @@ COMMON: Json = {
 
 
 class Said(NamedTuple):
-    """What a stream adds up to."""
+    """The sum of a stream."""
 
     text: str
     roles: list[object]
@@ -42,13 +45,13 @@ class Stream:
     path: str
     body: Json
     worker: str = ""
-    """Once it is known."""
+    """The worker, once it is known."""
     received: bytes = b""
     said_characters: int = 0
     over: bool = False
 
     def run(self, url: str) -> None:
-        """Read it to its end."""
+        """Read the stream to its end."""
         with _HTTP.stream("POST", url + self.path, json=self.body) as response:
             self.worker = response.headers["x-d2lpm-worker"]
             for block in response.iter_bytes():
@@ -58,7 +61,7 @@ class Stream:
 
     @property
     def said(self) -> Said:
-        """AssertionError unless the stream is complete."""
+        """Return the sum. AssertionError if the stream is not complete."""
         *events, done = event_data(self.received)
         assert done == b"[DONE]"
         *chunks, last = [loads(each) for each in events]
@@ -80,10 +83,10 @@ def texts(count: int) -> list[Stream]:
 
 
 def run_all(streams: Sequence[tuple[Router, Stream]], victim: Engine | None = None) -> bool:
-    """Run each at its router, all at once, and kill the victim when all that it has, half of them, are under way.
+    """Run all streams at once, and kill the victim when all of its streams, half of them, have begun.
 
-    Returns whether the victim was killed. It is not if one of its streams ends before the last has begun, as happens
-    where the machine is busy with something else.
+    Returns whether the victim was killed. It is not if one of its streams ends before the last one has begun, as
+    happens on a busy machine.
     """
     with ThreadPoolExecutor(len(streams)) as pool:
         runs = [pool.submit(stream.run, router.url) for router, stream in streams]

@@ -1,4 +1,4 @@
-"""The fields that the router adds to a streamed call go to a real engine where it accepts them, and only there."""
+"""The router adds fields to a streamed call only if the real engine accepts them."""
 
 import json
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.engine
 
 COMMON: Json = {"model": "tiny", "stream": True, "max_tokens": 2, "temperature": 0, "ignore_eos": True}
 EFFECTS = {Addition.USAGE: b'"usage":{', Addition.CHUNK_USAGE: b'"usage":{', Addition.TOKEN_IDS: b'"token_ids":['}
-"""What an answer holds more often where a field was asked for."""
+"""What an answer contains more often if a field was requested."""
 
 
 def asked(path: str, name: str = "added") -> Json:
-    """A body to which nothing was added."""
+    """Return a body without additions."""
     text = prompts.text(name, 20)
     return {
         **COMMON,
@@ -28,7 +28,7 @@ def asked(path: str, name: str = "added") -> Json:
 
 
 def sent(path: str, *fields: Addition) -> bytes:
-    """The same with these fields, as the router adds them."""
+    """Return the same body with these fields, as the router adds them."""
     return Additions().put(json.dumps(asked(path)).encode(), frozenset(fields))
 
 
@@ -37,7 +37,7 @@ def sent(path: str, *fields: Addition) -> bytes:
 def test_the_table_says_what_an_engine_accepts(
     router: Router, engines: tuple[Engine, Engine], path: str, field: Addition
 ) -> None:
-    """A field that the router adds has its effect, and one that it leaves out is refused by its name."""
+    """A field that the router adds has its effect, and the engine rejects by name each field that it leaves out."""
     card = router.worker(engines[0])
     assert card["engine"] == engines[0].dialect
     accepted = AcceptedFields(str(card["engine"]), str(card["version"]))[path]
@@ -54,7 +54,7 @@ def test_the_table_says_what_an_engine_accepts(
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_no_call_is_refused_for_what_the_router_adds(router: Router, engines: tuple[Engine, Engine], path: str) -> None:
-    """Streamed calls succeed at both engines, and neither has refused any field before it got the answered call."""
+    """Streamed calls succeed at both engines, without a rejected attempt before."""
     answers = [call(router.url, path, asked(path, f"added {number}"), f"client {number}") for number in range(8)]
     assert [answer.status for answer in answers] == [200] * 8, answers[0].body
     assert not [answer.body for answer in answers if b'"error"' in answer.body]

@@ -1,4 +1,4 @@
-"""What a client gets through the router is what the engine itself would have answered."""
+"""A client gets through the router what the engine itself would have answered."""
 
 import pytest
 
@@ -61,16 +61,16 @@ UNASKED: dict[str, Json] = {
 
 @pytest.fixture(scope="module")
 def warm(running_fleet: tuple[Engine, ...]) -> None:
-    """Each prompt is in both caches, so that an answer does not depend on where it comes from."""
+    """Put each prompt into both caches, so that an answer does not depend on its cached part."""
     for name in CALLS:
         for engine in running_fleet:
             assert call(engine.url, *one(name, running_fleet)).status == 200
 
 
 def one(name: str, engines: tuple[Engine, ...]) -> tuple[str, Json]:
-    """The call of this name, so that these engines answer it the same each time.
+    """Return the call of this name in a form that these engines answer the same each time.
 
-    vLLM draws the same for the same seed, and refuses several choices that are not drawn; SGLang draws others.
+    vLLM samples equally for equal seeds, and rejects several choices without sampling; SGLang samples differently.
     """
     path, body = CALLS[name]
     drawn = "n" in body and isinstance(engines[0], SglangEngine)
@@ -78,7 +78,7 @@ def one(name: str, engines: tuple[Engine, ...]) -> tuple[str, Json]:
 
 
 def routed_and_direct(router: Router, engines: tuple[Engine, ...], path: str, body: Json) -> tuple[Answer, Answer]:
-    """The same call through the router, and to the engine that it went to."""
+    """Send the same call through the router, and to the engine that served it."""
     routed = call(router.url, path, body)
     assert routed.status == 200, routed.body
     engine = next(engine for engine in engines if router.worker(engine)["id"] == routed.headers["x-d2lpm-worker"])
@@ -88,7 +88,7 @@ def routed_and_direct(router: Router, engines: tuple[Engine, ...], path: str, bo
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", CALLS)
 def test_whole_answer(router: Router, engines: tuple[Engine, ...], name: str) -> None:
-    """An answer that is not streamed differs in nothing but its id and its time."""
+    """An answer that is not streamed differs only in its id and its time."""
     path, body = one(name, engines)
     routed, direct = routed_and_direct(router, engines, path, body)
     assert without(routed.json, "id", "created") == without(direct.json, "id", "created")
@@ -100,7 +100,7 @@ def test_whole_answer(router: Router, engines: tuple[Engine, ...], name: str) ->
 @pytest.mark.parametrize("options", STREAM_OPTIONS)
 @pytest.mark.parametrize("name", STREAMED)
 def test_stream(router: Router, engines: tuple[Engine, ...], name: str, options: str) -> None:
-    """A stream adds up to the same, ends with the same usage if asked, and has no field that was not asked for."""
+    """A stream has the same sum, ends with the same usage if requested, and has no field that was not requested."""
     path, body = one(name, engines)
     assert_same_stream(*routed_and_direct(router, engines, path, {**body, "stream": True, **STREAM_OPTIONS[options]}))
 
@@ -109,7 +109,7 @@ def test_stream(router: Router, engines: tuple[Engine, ...], name: str, options:
 @pytest.mark.parametrize("options", UNASKED)
 @pytest.mark.parametrize("name", ["chat", "text"])
 def test_stream_without_usage(router: Router, engines: tuple[Engine, ...], name: str, options: str) -> None:
-    """Whoever declines usage gets none, however it is said."""
+    """A client that declines usage gets none, in whatever way it declines."""
     path, body = one(name, engines)
     routed, direct = routed_and_direct(router, engines, path, {**body, "stream": True, **UNASKED[options]})
     assert_same_stream(routed, direct)
@@ -119,7 +119,9 @@ def test_stream_without_usage(router: Router, engines: tuple[Engine, ...], name:
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", ["chat", "text"])
 def test_stream_with_continuous_usage_alone(router: Router, engines: tuple[Engine, ...], name: str) -> None:
-    """Usage in each event with text but not at the end: vLLM ignores this wish, SGLang grants it, and so do we."""
+    """Usage in each event with text but not at the end: vLLM ignores this option, SGLang honours it, as does the
+    router.
+    """
     path, body = one(name, engines)
     wish: Json = {"stream_options": {"continuous_usage_stats": True}}
     routed, direct = routed_and_direct(router, engines, path, {**body, "stream": True, **wish})
@@ -139,12 +141,12 @@ def assert_same_stream(routed: Answer, direct: Answer) -> None:
 
 
 def ids(answer: Answer) -> set[object]:
-    """One of a vLLM's stream; one of each choice of an SGLang's."""
+    """Return the ids: one for a vLLM's stream, one per choice of an SGLang's."""
     return {event["id"] for event in answer.events()}
 
 
 def closing(answer: Answer) -> list[Json]:
-    """The events without a choice: the usage of the whole call, for whoever asked."""
+    """Return the events without a choice: the usage of the whole call, if requested."""
     ends = [event for event in answer.events() if not listed(event["choices"])]
     return [without(event, "id", "created", "system_fingerprint") for event in ends]
 

@@ -1,4 +1,4 @@
-"""A client that leaves frees what it used, in whatever state its request is; the engine's own count says so."""
+"""A client that leaves frees what it used, in any state of its request, as the engine's own counts show."""
 
 import json
 import re
@@ -16,22 +16,22 @@ from .wire import COMPLETIONS, WORKER_KEY, Json, call, mapped
 pytestmark = pytest.mark.engine
 
 ROUTER_SECONDS = 2.0
-"""In which the router knows that a client has left."""
+"""In this time the router notices that a client has left."""
 STATE_SECONDS = 30.0
-"""For a state to come about that a test begins with; on a busy machine a step may take long."""
+"""Timeout for the state with which a test begins; on a busy machine a step may take long."""
 LONG: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 8000}
-"""Many seconds of work, so that an engine which is free soon has dropped it."""
+"""Many seconds of work: an engine that is idle soon after must have dropped it."""
 
 
 @pytest.fixture
 def engine(engines: tuple[Engine, ...]) -> Engine:
-    """The one behind the narrow router."""
+    """Return the engine behind the narrow router."""
     return engines[0]
 
 
 @contextmanager
 def asked(server: Server, name: str, stream: bool, key: str = WORKER_KEY) -> Iterator[socket.socket]:
-    """A long call on a connection that is closed at the end of the `with`."""
+    """Send a long call on a connection that is closed at the end of the `with`."""
     body = json.dumps({**LONG, "prompt": prompts.text(name), "stream": stream}).encode()
     head = (
         f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
@@ -64,7 +64,7 @@ def read_events(connection: socket.socket, count: int) -> bytes:
 
 
 def client_of(head: bytes) -> str:
-    """The client as which the router has named the sender of a call, from its answer."""
+    """Return the client name in an answer's headers."""
     found = re.search(rb"\r\nx-d2lpm-client: (\S+)\r\n", head)
     assert found is not None, head
     return found[1].decode()
@@ -72,7 +72,7 @@ def client_of(head: bytes) -> str:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_queued_in_the_router(narrow_router: Router, engine: Engine, stream: bool) -> None:
-    """Who leaves the router's queue is gone from it, never reaches the engine, and the others stay."""
+    """A client that leaves the router's queue is removed from it, never reaches the engine, and the others stay."""
     with ExitStack() as running:
         before = [running.enter_context(asked(narrow_router, f"before {n}", stream=True)) for n in range(NARROW)]
         expect_load(engine, NARROW, 0)
@@ -88,7 +88,7 @@ def test_queued_in_the_router(narrow_router: Router, engine: Engine, stream: boo
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_before_the_first_token(narrow_router: Router, engine: Engine, stream: bool) -> None:
-    """Who leaves while the engine lets the request wait is gone from the engine's queue."""
+    """A client that leaves while its request waits in the engine is removed from the engine's queue."""
     with ExitStack() as occupants:
         for number in range(SEQUENCES):
             occupants.enter_context(asked(engine, f"occupant {number}", stream=True))
@@ -99,7 +99,7 @@ def test_before_the_first_token(narrow_router: Router, engine: Engine, stream: b
 
 
 def test_in_the_stream(narrow_router: Router, engine: Engine) -> None:
-    """Who leaves a stream frees the engine, and pays for its prompt and for what was computed, no more."""
+    """A client that leaves a stream frees the engine, and pays only for its prompt and for what was computed."""
     with asked(narrow_router, "stream", stream=True, key="leaver") as connection:
         client = client_of(read_events(connection, 3))
         expect_load(engine, 1, 0)
@@ -116,7 +116,7 @@ def prompt_tokens(engine: Engine, name: str) -> int:
 
 
 def test_not_streamed(narrow_router: Router, engine: Engine) -> None:
-    """Who leaves while an answer in one piece is computed frees the engine."""
+    """A client that leaves while a whole answer is computed frees the engine."""
     with asked(narrow_router, "whole", stream=False):
         expect_load(engine, 1, 0)
     expect_load(engine, 0, 0, engine.drop_seconds)

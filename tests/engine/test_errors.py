@@ -1,4 +1,4 @@
-"""Calls that cannot be served: an engine's refusal arrives as it is, ours reads like OpenAI's."""
+"""Calls that cannot be served: an engine's error is passed on unchanged, the router's own reads like OpenAI's."""
 
 import pytest
 
@@ -40,14 +40,14 @@ INVALID = {
 
 
 def by_whom(name: str) -> object:
-    """The case with the engines that refuse it."""
+    """Return the case with the engines that reject it."""
     marks = [pytest.mark.fleets(BY_ONE[name])] if name in BY_ONE else []
     return pytest.param(name, marks=marks)
 
 
 @pytest.mark.parametrize("name", [by_whom(name) for name in REFUSED])
 def test_engines_refusal(router: Router, engines: tuple[Engine, ...], name: str) -> None:
-    """Status and body of a refusal are the engine's, nobody is charged, and the engine counts as healthy."""
+    """Status and body are the engine's, no client is charged, and the engine counts as healthy."""
     path, body = REFUSED[name]
     routed = call(router.url, path, body, f"refused: {name}")
     direct = call(engines[0].url, path, body)
@@ -77,7 +77,7 @@ def test_unknown_model(router: Router, stream: bool) -> None:
 
 
 def test_unknown_path(router: Router) -> None:
-    """What is nowhere is 404 in OpenAI's form, whether the router says so or, below /v1, a worker."""
+    """An unknown path is 404 in OpenAI's form, from the router or, below /v1, from a worker."""
     for path, code in (("/nope", "unknown_path"), ("/v1/nope", "404")):
         answer = get(f"{router.url}{path}")
         assert answer.status == 404
@@ -85,6 +85,6 @@ def test_unknown_path(router: Router) -> None:
 
 
 def test_key_is_the_routers_own(router: Router, engines: tuple[Engine, ...]) -> None:
-    """Engines that ask for a key get the router's; a client's key would be refused there and never arrives."""
+    """Engines that ask for a key get the router's; a client's key would be rejected there and is never forwarded."""
     assert call(engines[0].url, COMPLETIONS, TEXT, "a client's key").status == 401
     assert call(router.url, COMPLETIONS, TEXT, "a client's key").status == 200
