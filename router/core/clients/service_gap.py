@@ -10,7 +10,7 @@ where L_input is the largest input, M' a client's largest outstanding output res
 cached tokens in flight and R = w_e times its reserved input in flight, each the largest seen. X is 0 where sizes and
 output limits are known. Where they are estimated, X is the largest cost of a request beyond its estimate, times the
 most requests that one client had in flight. For an order that lets clients go on in debt, Q^u is the quantum plus the
-largest debt (`DeficitParameters.reach`), which is how far apart two deficits may be. The total credit C that an
+largest debt (`DeficitParameters.deficit_range`), which is how far apart two deficits may be. The total credit C that an
 operator granted to clients is added: a deficit may exceed Q^u by that much from the grant on, which begins a new
 interval for its client.
 """
