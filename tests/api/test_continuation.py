@@ -39,8 +39,8 @@ def answered(call: Call, *deltas: dict[str, Any], prompt: list[int] | None = Non
     reader = StreamReader(call)
     reader.feed(event({"delta": {"role": "assistant", "content": ""}}, prompt_token_ids=prompt))
     for delta in deltas:
-        said = {name: value for name, value in delta.items() if name != "ids"}
-        reader.feed(event({"delta": said, "finish_reason": None, "token_ids": delta.get("ids")}))
+        new_delta = {name: value for name, value in delta.items() if name != "ids"}
+        reader.feed(event({"delta": new_delta, "finish_reason": None, "token_ids": delta.get("ids")}))
     return reader
 
 

@@ -108,7 +108,7 @@ def test_answer_that_will_not_come_back_as_it_is_has_the_prompts_key(delta: dict
 
 
 def test_token_prompt_is_not_extended_by_text() -> None:
-    """Generated text has no place behind token ids, whose key stays as it is."""
+    """Generated text cannot extend token ids, whose key stays unchanged."""
     call = parse_completion(orjson.dumps({"model": "m", "prompt": [1, 2, 3], "stream": True}), HASHER)
     reader = StreamReader(call)
     reader.feed(event(0, text="four"))

@@ -34,8 +34,8 @@ def joined(parts: Sequence[ChunkRun | bytes]) -> tuple[bytes, bytes, bytes, set[
     runs = [part for part in parts if isinstance(part, ChunkRun)]
     seen = [part.client_bytes if isinstance(part, ChunkRun) else b"data: %b\n\n" % part for part in parts]
     reasons = {run.finish_reason for run in runs}
-    said = b"".join([run.text for run in runs])
-    return b"".join(seen), said, runs[-1].usage if runs else b"", reasons, ids_of(runs)
+    text = b"".join([run.text for run in runs])
+    return b"".join(seen), text, runs[-1].usage if runs else b"", reasons, ids_of(runs)
 
 
 def ids_of(runs: Sequence[ChunkRun]) -> list[int] | None:
@@ -89,15 +89,17 @@ def test_text_with_quotes_is_left_to_the_parser(text: str) -> None:
 
 
 @given(st.lists(st.tuples(TEXTS, st.lists(st.integers(0, 200_000), max_size=3)), min_size=1), MARKS)
-def test_ids_are_recorded_and_hidden_from_the_client(said: list[tuple[str, list[int]]], marks: tuple[str, str]) -> None:
+def test_ids_are_recorded_and_hidden_from_the_client(
+    pieces: list[tuple[str, list[int]]], marks: tuple[str, str]
+) -> None:
     """The client sees null, as if ids were not asked for. The record has the ids up to the last text."""
-    chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": ids}]} for text, ids in said]
+    chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": ids}]} for text, ids in pieces]
     parts = list(CommonChunks().split_runs([dump({**chunk, "usage": USAGE}, marks) for chunk in chunks]))
-    shown = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": None}]} for text, _ in said]
-    last = max((index for index, (text, _) in enumerate(said) if text), default=-1)
+    shown = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": None}]} for text, _ in pieces]
+    last = max((index for index, (text, _) in enumerate(pieces) if text), default=-1)
     seen, _, _, _, ids = joined(parts)
     assert seen == b"".join([b"data: %b\n\n" % dump(chunk, marks) for chunk in shown])
-    assert ids == [each for _, ids_ in said[: last + 1] for each in ids_]
+    assert ids == [each for _, ids_ in pieces[: last + 1] for each in ids_]
 
 
 ENGINES = st.builds(
@@ -150,8 +152,8 @@ def test_both_ways_of_reading_a_stream_agree(stream: list[tuple[dict[str, Any], 
         reader = StreamReader(parse_chat(BODY, PromptHasher(b"secret"), ids=True))
         shown = []
         for delta, ids, finish, usage, more in [FIRST, *stream]:
-            said = {"id": "c", "choices": [{"index": 0, "delta": delta, **ids, **finish}]}
-            chunk = said | usage | more if common else usage | said | more  # usage is last in what is common
+            content = {"id": "c", "choices": [{"index": 0, "delta": delta, **ids, **finish}]}
+            chunk = content | usage | more if common else usage | content | more  # usage is last in what is common
             shown.append(json.loads(reader.feed(b"data: %b\n\n" % dump(chunk)).removeprefix(b"data: ")))
         resumable = (reader.continuable, reader.ids, reader.text)
         read.append((shown, reader.usage, reader.answer_keys(), resumable))

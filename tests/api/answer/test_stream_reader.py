@@ -38,7 +38,7 @@ def event(*choices: dict[str, Any], usage: dict[str, Any] | None = None, **more:
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
-def said(text: str, index: int = 0, finish: str | None = None) -> dict[str, Any]:
+def text_choice(text: str, index: int = 0, finish: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": finish}
 
 
@@ -75,8 +75,8 @@ def streams(draw: st.DrawFn) -> tuple[bytes, bytes, bytes]:
     sent, plain = [], []
     for tokens, text in enumerate(draw(st.lists(NASTY, max_size=6)), 1):
         other = draw(st.one_of(st.just(b""), OTHERS))
-        sent += [other, event(said(text), usage=counted(tokens))]
-        plain += [other, event(said(text))]
+        sent += [other, event(text_choice(text), usage=counted(tokens))]
+        plain += [other, event(text_choice(text))]
     return b"".join(sent), b"".join(plain), event(usage=FINAL)
 
 
@@ -138,9 +138,9 @@ def test_usage_of_null_is_the_engines_own() -> None:
 def test_an_incomplete_event_is_held_until_the_end() -> None:
     """An incomplete event is held back, and passed on when the stream ends."""
     reader = StreamReader(chat())
-    whole, part = event(said("a")), event(said("b"), usage=counted(2))[:-2]
+    whole, part = event(text_choice("a")), event(text_choice("b"), usage=counted(2))[:-2]
     assert reader.feed(whole + part) == whole
-    assert reader.close() == event(said("b"))[:-2]
+    assert reader.close() == event(text_choice("b"))[:-2]
     assert reader.output_tokens == 2
 
 
@@ -163,9 +163,9 @@ def test_tokens_are_summed_over_choices() -> None:
     """Usage in chunks is per choice: the latest of each counts, and the prompt counts once."""
     reader = read(
         chat(n=2),
-        event(said("a", 0), usage=counted(1)),
-        event(said("b", 1), usage=counted(1)),
-        event(said("cde", 0), usage=counted(4)),
+        event(text_choice("a", 0), usage=counted(1)),
+        event(text_choice("b", 1), usage=counted(1)),
+        event(text_choice("cde", 0), usage=counted(4)),
     )
     assert reader.usage == Usage(9, 5)
     assert reader.output_tokens == 5
@@ -183,7 +183,7 @@ def test_prompts_are_summed_over_a_list() -> None:
 
 def test_final_usage_overrides_the_chunks() -> None:
     """The engine's sum at the end replaces the counts of the chunks."""
-    reader = read(chat(), event(said("a"), usage=counted(1)), event(usage=FINAL), DONE)
+    reader = read(chat(), event(text_choice("a"), usage=counted(1)), event(usage=FINAL), DONE)
     assert reader.usage == Usage(9, 3, 4)
     assert reader.output_tokens == 3
 
@@ -193,7 +193,7 @@ def test_sglang_reports_cached_tokens_early() -> None:
     early = {**counted(1), "prompt_tokens_details": {"cached_tokens": 8}}
     role = {"index": 0, "delta": {"reasoning_content": None, "role": "assistant", "content": ""}, "finish_reason": None}
     finish = {"index": 0, "delta": {"reasoning_content": None}, "finish_reason": "stop", "matched_stop": None}
-    reader = read(chat(), event(role), event(said("a"), usage=early), event(finish))
+    reader = read(chat(), event(role), event(text_choice("a"), usage=early), event(finish))
     assert reader.usage == Usage(9, 1, 8)
     assert reader.finished
 
@@ -203,7 +203,13 @@ def test_engine_without_usage_in_chunks_counts_by_chunk() -> None:
     call = chat()
     tool = {"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}
     reasoning = {"index": 0, "delta": {"reasoning": "Hm"}}
-    chunks = [event(said("")), event(said("a")), event(tool), event(reasoning), event(said("", finish="stop"))]
+    chunks = [
+        event(text_choice("")),
+        event(text_choice("a")),
+        event(tool),
+        event(reasoning),
+        event(text_choice("", finish="stop")),
+    ]
     reader = read(call, *chunks)
     assert (reader.output_tokens, reader.usage) == (3, None)
     assert read(call, *chunks, event(usage=counted(7))).output_tokens == 7
@@ -232,7 +238,7 @@ def test_errors_inside_an_answer(data: bytes, error: EngineError | None) -> None
 
 def test_finished_when_every_choice_is() -> None:
     """A stream is complete when all its choices have a finish reason, or with [DONE]."""
-    one, other = event(said("a", 0, "stop")), event(said("b", 1, "length"))
+    one, other = event(text_choice("a", 0, "stop")), event(text_choice("b", 1, "length"))
     assert not read(chat(n=2), one).finished
     assert read(chat(n=2), one, other).finished
     assert not read(chat(n=2), one, other).aborted
@@ -242,15 +248,15 @@ def test_finished_when_every_choice_is() -> None:
 @pytest.mark.parametrize("reason", ["stop", "abort"])
 def test_a_finish_reason_beside_text_and_usage(reason: str) -> None:
     """The finish reason is read from the last token's chunk, whatever else is in its block."""
-    chunks = [event(said("a"), usage=counted(1)), event(said("b", finish=reason), usage=counted(2))]
-    for blocks in ([b"".join(chunks)], chunks, [*chunks, event(said("", 0), usage=counted(2))]):
+    chunks = [event(text_choice("a"), usage=counted(1)), event(text_choice("b", finish=reason), usage=counted(2))]
+    for blocks in ([b"".join(chunks)], chunks, [*chunks, event(text_choice("", 0), usage=counted(2))]):
         reader = read(chat(), *blocks)
         assert (reader.finished, reader.aborted, reader.usage) == (True, reason == "abort", Usage(9, 2))
 
 
 def test_abort_is_no_success() -> None:
     """A choice that the engine aborted is not one that finished."""
-    assert read(chat(), event(said("a", finish="abort"))).aborted
+    assert read(chat(), event(text_choice("a", finish="abort"))).aborted
     assert read_json(chat(), b'{"choices":[{"index":0,"finish_reason":"abort"}]}').aborted
 
 
@@ -316,21 +322,21 @@ def test_nonsense_is_the_workers_fault(body: bytes) -> None:
 )
 def test_bytes_that_are_not_an_event_of_an_answer_end_it(nonsense: bytes, cut: bool) -> None:
     """The client gets everything before such bytes and nothing after them, whatever the blocks."""
-    before, behind = event(said("a"), usage=counted(1)), event(said("b"), usage=counted(2)) + DONE
+    before, after = event(text_choice("a"), usage=counted(1)), event(text_choice("b"), usage=counted(2)) + DONE
     reader = StreamReader(chat())
-    stream = before + nonsense + behind
+    stream = before + nonsense + after
     blocks = [stream[at : at + 1] for at in range(len(stream))] if cut else [stream]
-    assert b"".join(map(reader.feed, blocks)) + reader.close() == event(said("a"))
+    assert b"".join(map(reader.feed, blocks)) + reader.close() == event(text_choice("a"))
     assert (reader.broken, reader.output_tokens, reader.finished) == (True, 1, False)
     reader.resume()
-    assert reader.feed(event(said("b"))) == event(said("b"))
+    assert reader.feed(event(text_choice("b"))) == event(text_choice("b"))
 
 
-@pytest.mark.parametrize("said", [b'{"content":"\xff"}', b'{"content":"x"}'], ids=["no text", "no usage"])
-def test_invalid_json_in_the_common_form_is_passed_on(said: bytes) -> None:
+@pytest.mark.parametrize("delta", [b'{"content":"\xff"}', b'{"content":"x"}'], ids=["no text", "no usage"])
+def test_invalid_json_in_the_common_form_is_passed_on(delta: bytes) -> None:
     """Text or usage that cannot be parsed is ignored."""
-    usage = b"{nothing}" if said.endswith(b'"x"}') else b'{"prompt_tokens":9,"completion_tokens":1}'
-    chunk = b'data: {"id":"c","choices":[{"index":0,"delta":%b,"finish_reason":null}]' % said
+    usage = b"{nothing}" if delta.endswith(b'"x"}') else b'{"prompt_tokens":9,"completion_tokens":1}'
+    chunk = b'data: {"id":"c","choices":[{"index":0,"delta":%b,"finish_reason":null}]' % delta
     reader = StreamReader(chat())
     assert reader.feed(chunk + b',"usage":%b}\n\n' % usage) == chunk + b"}\n\n"
     assert reader.output_tokens == (0 if usage == b"{nothing}" else 1)
@@ -340,7 +346,7 @@ def test_invalid_json_in_the_common_form_is_passed_on(said: bytes) -> None:
 def test_all_bytes_after_a_failure_are_held_back() -> None:
     """Comments after the failure are held back, too, so a client whose stream is not continued gets every byte."""
     reader = StreamReader(chat())
-    blocks = [event(said("a")), event(error={"message": "no"}), b": comment\n\n", DONE]
+    blocks = [event(text_choice("a")), event(error={"message": "no"}), b": comment\n\n", DONE]
     shown = b"".join([reader.feed(block) for block in blocks])
     assert shown + reader.held == b"".join(blocks)
 
@@ -349,14 +355,14 @@ def test_all_bytes_after_a_failure_are_held_back() -> None:
 def test_an_invalid_token_count_is_ignored(tokens: object) -> None:
     """Instead, each chunk with output counts as one token; a negative count is no credit."""
     reader = StreamReader(chat())
-    reader.feed(event(said("a"), usage={"prompt_tokens": 9, "completion_tokens": tokens}))
+    reader.feed(event(text_choice("a"), usage={"prompt_tokens": 9, "completion_tokens": tokens}))
     reader.feed(event(usage={"prompt_tokens": tokens, "completion_tokens": tokens}))
     assert (reader.output_tokens, reader.usage) == (1, None)
 
 
 def test_ids_that_the_router_did_not_ask_for_are_unchanged() -> None:
     """Only ids that the router asked for are removed, whatever the blocks."""
-    choice = {**said("a"), "token_ids": [5]}
+    choice = {**text_choice("a"), "token_ids": [5]}
     for block in (event(choice), event(choice, usage=FINAL)):
         whole, cut = StreamReader(chat()), StreamReader(chat())
         shown = whole.feed(block)

@@ -78,7 +78,7 @@ def test_what_changes_the_head_or_the_cache_shares_nothing(fields: dict[str, Any
 
 
 def test_long_names_do_not_share_their_start() -> None:
-    """Models and salts that differ only far behind the first chunk are still apart from the first chunk on."""
+    """Models and salts that differ only long after the first chunk have different keys from the first chunk on."""
     stem = "n" * (2 * CHUNK_BYTES)
     for name in ("model", "cache_salt"):
         assert key(**{name: stem + "a"}).hashes[:8] != key(**{name: stem + "b"}).hashes[:8]

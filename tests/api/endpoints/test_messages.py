@@ -95,16 +95,16 @@ def test_a_long_answer_is_assembled_as_it_arrives() -> None:
     call = parse([HELLO])
     reader = MessageReader(call)
     reader.feed(event("content_block_start", index=0, content_block={"type": "text", "text": "It "}))
-    said = "It "
+    text = "It "
     for number in range(200):
         reader.feed(event("content_block_delta", index=0, delta={"type": "text_delta", "text": f"{number} "}))
-        said += f"{number} "
+        text += f"{number} "
         if number % 50 == 0:
-            content = [{"type": "text", "text": said}]
+            content = [{"type": "text", "text": text}]
             assert reader.answer_keys() == read_message(call, orjson.dumps({"content": content})).answer_keys
     assert (
         reader.answer_keys()
-        == read_message(call, orjson.dumps({"content": [{"type": "text", "text": said}]})).answer_keys
+        == read_message(call, orjson.dumps({"content": [{"type": "text", "text": text}]})).answer_keys
     )
     assert len(reader._unread) < 64
 
