@@ -66,7 +66,7 @@ class Scene:
         for worker in workers:
             self.join(worker)
 
-    def tell(self, event: Event) -> list[Command]:
+    def feed(self, event: Event) -> list[Command]:
         """Feed an event to the scheduler now, and apply the commands that follow."""
         commands = self.scheduler.handle(event, self.now)
         for command in commands:
@@ -82,20 +82,20 @@ class Scene:
 
     def join(self, worker: str, *models: str, reorders: bool = False, engine: str = "") -> None:
         served = frozenset(models or [MODEL])
-        self.tell(WorkerJoined(Worker(WorkerId(worker), served, engine=engine, reorders=reorders)))
+        self.feed(WorkerJoined(Worker(WorkerId(worker), served, engine=engine, reorders=reorders)))
 
     def leave(self, worker: str) -> None:
-        self.tell(WorkerLeft(WorkerId(worker)))
+        self.feed(WorkerLeft(WorkerId(worker)))
 
     def evict(self, worker: str, tokens: int | None = None) -> None:
-        self.tell(Evicted(WorkerId(worker), tokens))
+        self.feed(Evicted(WorkerId(worker), tokens))
 
     def wait(self, seconds: float) -> None:
         """Let time pass, and wake the scheduler if it asked for that."""
         self.now += seconds
         if self.wake_at is not None and self.wake_at <= self.now:
             self.wake_at = None
-            self.tell(Ticked())
+            self.feed(Ticked())
 
     def arrive(
         self,
@@ -130,33 +130,33 @@ class Scene:
             answers=answers,
             worker=None if only is None else WorkerId(only),
         )
-        self.tell(Arrived(self.requests[request]))
+        self.feed(Arrived(self.requests[request]))
         return request
 
     def start(self, request: RequestId) -> None:
-        self.tell(Started(request))
+        self.feed(Started(request))
 
     def progress(self, request: RequestId, output: int) -> None:
         self._output[request] = output
-        self.tell(Progressed({request: output}))
+        self.feed(Progressed({request: output}))
 
     def finish(
         self, request: RequestId, output: int | None = None, *, cached: int | None = None, answer: str = ""
     ) -> None:
         """Let the engine answer in full; by default, with what streamed and what was predicted."""
-        self.tell(Finished(request, self._usage(request, output, cached), (key(answer),) if answer else ()))
+        self.feed(Finished(request, self._usage(request, output, cached), (key(answer),) if answer else ()))
 
     def cancel(self, request: RequestId, output: int | None = None) -> None:
         """Let the client leave; `output`: the output tokens that the engine reports for it."""
-        self.tell(Cancelled(request, None if output is None else self._usage(request, output, None)))
+        self.feed(Cancelled(request, None if output is None else self._usage(request, output, None)))
 
     def refuse(self, request: RequestId) -> None:
         """Let the engine refuse the call before accepting it."""
-        self.tell(Failed(request, accepted=False))
+        self.feed(Failed(request, accepted=False))
 
     def fail(self, request: RequestId) -> None:
         """Let the engine break off."""
-        self.tell(Failed(request, accepted=True))
+        self.feed(Failed(request, accepted=True))
 
     def serve(self, request: RequestId, output: int = 0, *, answer: str = "") -> None:
         """Start and finish a request at once."""

@@ -116,12 +116,12 @@ def test_no_hit_is_predicted_at_a_worker_without_a_prefix_cache(told_by: str) ->
     """It is not believed to hold anything, until it reports otherwise."""
     talk = scene()
     worker = Worker(W1, frozenset(["llama"]), engine="vllm", caches=told_by != "itself")
-    talk.tell(WorkerJoined(worker))
+    talk.feed(WorkerJoined(worker))
     if told_by == "its metrics":
-        talk.tell(WorkerReported(W1, 0, 0, cache=CacheReport(caches=False)))
+        talk.feed(WorkerReported(W1, 0, 0, cache=CacheReport(caches=False)))
     assert talk.dispatched[talk.arrive("ada", PROMPT)].cached_tokens == 0
     assert talk.scheduler.mirror.held_tokens(W1) == 0.0
-    talk.tell(WorkerReported(W1, 0, 0, cache=CacheReport(caches=True)))
+    talk.feed(WorkerReported(W1, 0, 0, cache=CacheReport(caches=True)))
     assert talk.dispatched[talk.arrive("bob", PROMPT)].cached_tokens > 0
 
 
@@ -181,8 +181,8 @@ def test_the_engines_usage_counts_more_than_the_time() -> None:
 def test_the_engines_counter_bounds_the_charge_for_the_time(computed: int) -> None:
     """Whatever else the engine did, no client pays for input that the engine has not counted."""
     talk = measured()
-    talk.tell(WorkerReported(W1, 0, 0, work=WorkReport(1e6)))
-    talk.tell(WorkerReported(W1, 0, 0, work=WorkReport(1e6 + computed)))
+    talk.feed(WorkerReported(W1, 0, 0, work=WorkReport(1e6)))
+    talk.feed(WorkerReported(W1, 0, 0, work=WorkReport(1e6 + computed)))
     asked = talk.arrive("ada", LONG)
     predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
     assert left_after(talk, asked, 60.0) == predicted + computed
@@ -205,7 +205,7 @@ def test_no_client_pays_for_the_prefill_of_others() -> None:
 def test_no_client_pays_for_waiting_for_a_slot() -> None:
     """If the engine's batch was full, the time counts from when another request left it."""
     talk = measured()
-    talk.tell(WorkerReported(W1, 4, 0, places=4))
+    talk.feed(WorkerReported(W1, 4, 0, places=4))
     running = [talk.arrive("bob", f"run {number}") for number in range(4)]
     for request in running:
         talk.now += 0.2

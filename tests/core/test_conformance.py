@@ -142,7 +142,7 @@ class Fleet(RuleBasedStateMachine):
         self.workers: dict[WorkerId, Worker] = {}
         self.history: list[tuple[Event, float, list[Command]]] = []
 
-    def tell(self, event: Event) -> list[Command]:
+    def feed(self, event: Event) -> list[Command]:
         commands = self.scheduler.handle(event, self.now)
         self.history.append((event, self.now, commands))
         for command in commands:
@@ -195,12 +195,12 @@ class Fleet(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), models=model_sets)
     def join(self, worker: WorkerId, models: frozenset[str]) -> None:
         self.workers[worker] = Worker(worker, models)
-        self.tell(WorkerJoined(self.workers[worker]))
+        self.feed(WorkerJoined(self.workers[worker]))
 
     @rule(worker=st.sampled_from(WORKERS))
     def leave(self, worker: WorkerId) -> None:
         self.workers.pop(worker, None)
-        commands = self.tell(WorkerLeft(worker))
+        commands = self.feed(WorkerLeft(worker))
         refused = [command.reason for command in commands if isinstance(command, Reject)]
         assert set(refused) <= {Refusal.NO_WORKER, Refusal.NO_RETRY}
 
@@ -208,11 +208,11 @@ class Fleet(RuleBasedStateMachine):
         worker=st.sampled_from(WORKERS), counts=st.tuples(*[st.integers(0, 9)] * 2), kv=st.sampled_from([None, 99, 999])
     )
     def report(self, worker: WorkerId, counts: tuple[int, int], kv: int | None) -> None:
-        self.tell(WorkerReported(worker, *counts, kv))
+        self.feed(WorkerReported(worker, *counts, kv))
 
     @rule(worker=st.sampled_from(WORKERS), tokens=st.none() | st.integers(0, 300))
     def evict(self, worker: WorkerId, tokens: int | None) -> None:
-        self.tell(Evicted(worker, tokens))
+        self.feed(Evicted(worker, tokens))
 
     @rule(
         client=st.sampled_from(list(WEIGHTS)),
@@ -243,7 +243,7 @@ class Fleet(RuleBasedStateMachine):
         able = [worker for worker in self.workers.values() if pin is None or (worker.id == pin and in_use(pin))]
         served = any(model in worker.models for worker in able)
         self.waiting[request.id] = request
-        commands = self.tell(Arrived(request))
+        commands = self.feed(Arrived(request))
         refused = [command.request for command in commands if isinstance(command, Reject)]
         # A full queue keeps no worker from a request that it could serve at once. Otherwise a request is displaced.
         assert len(refused) == (not served or (full and request.id not in self.running))
@@ -254,7 +254,7 @@ class Fleet(RuleBasedStateMachine):
     def start(self, data: st.DataObject) -> None:
         request = self.any_of(data, self.running)
         self.running[request].started = True
-        self.tell(Started(request))
+        self.feed(Started(request))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -263,7 +263,7 @@ class Fleet(RuleBasedStateMachine):
         for request in grown:
             self.running[request].output += data.draw(st.integers(0, 9))
             self.running[request].started = True
-        self.tell(Progressed({request: self.running[request].output for request in grown}))
+        self.feed(Progressed({request: self.running[request].output for request in grown}))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), told=st.booleans(), answers=st.lists(st.text("xy", max_size=8), max_size=2))
@@ -271,7 +271,7 @@ class Fleet(RuleBasedStateMachine):
         request = self.any_of(data, self.running)
         usage = self.usage(data, request) if told else None
         self.end(request)
-        self.tell(Finished(request, usage, tuple(key(answer) for answer in answers)))
+        self.feed(Finished(request, usage, tuple(key(answer) for answer in answers)))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), accepted=st.booleans(), told=st.booleans(), fault=st.sampled_from(Fault))
@@ -279,7 +279,7 @@ class Fleet(RuleBasedStateMachine):
         request = self.any_of(data, self.running)
         usage = self.usage(data, request) if told else None
         self.end(request)
-        self.tell(Failed(request, accepted, usage, fault))
+        self.feed(Failed(request, accepted, usage, fault))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), accepted=st.booleans(), fault=st.sampled_from(Fault))
@@ -291,7 +291,7 @@ class Fleet(RuleBasedStateMachine):
             running.failed += (running.worker,)
         begun = running.output > 0
         paid = Usage(running.input_tokens, running.output, 0) if begun else None
-        self.tell(Returned(request, accepted or begun, fault, paid, begun=begun))
+        self.feed(Returned(request, accepted or begun, fault, paid, begun=begun))
         assert (request in self.ended) != (request in self.running or request in self.back)
 
     @precondition(lambda self: self.back)
@@ -299,7 +299,7 @@ class Fleet(RuleBasedStateMachine):
     def cancel_back(self, data: st.DataObject) -> None:
         request = self.any_of(data, self.back)
         self.end(request)
-        self.tell(Cancelled(request))
+        self.feed(Cancelled(request))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), told=st.booleans())
@@ -307,14 +307,14 @@ class Fleet(RuleBasedStateMachine):
         request = self.any_of(data, self.running)
         usage = self.usage(data, request) if told else None
         self.end(request)
-        self.tell(Cancelled(request, usage))
+        self.feed(Cancelled(request, usage))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def cancel_waiting(self, data: st.DataObject) -> None:
         request = self.any_of(data, self.waiting)
         self.end(request)
-        self.tell(Cancelled(request))
+        self.feed(Cancelled(request))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -322,7 +322,7 @@ class Fleet(RuleBasedStateMachine):
         """Only its client can end a waiting request: other events about it are ignored."""
         request = self.any_of(data, self.waiting)
         for event in (Started(request), Progressed({request: 5}), Finished(request), Failed(request, accepted=False)):
-            assert not self.tell(event)
+            assert not self.feed(event)
 
     @rule(data=st.data())
     def late_events(self, data: st.DataObject) -> None:
@@ -335,12 +335,12 @@ class Fleet(RuleBasedStateMachine):
         ]
         news += [Failed(request, accepted=True), Failed(request, accepted=False), Cancelled(request)]
         news += [Returned(request, accepted=True, fault=Fault.BROKEN), Failed(request, True, fault=Fault.FULL)]
-        assert not self.tell(data.draw(st.sampled_from(news)))
+        assert not self.feed(data.draw(st.sampled_from(news)))
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 4.0, 30.0]))
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        self.tell(Ticked())
+        self.feed(Ticked())
         if seconds > TIGHT.waiting.time_to_live:
             assert not self.waiting
             assert not self.back
@@ -399,16 +399,16 @@ class Fleet(RuleBasedStateMachine):
         while self.running:
             request = next(iter(self.running))
             self.end(request)
-            self.tell(Finished(request))
+            self.feed(Finished(request))
         # Requests that still wait have a deadline, or are rejected as expired.
         deadlines = (self.scheduler.policy.next_deadline, self.scheduler.cluster.next_deadline)
         assert not self.waiting or min(deadlines) < inf
         assert not self.running
         self.now += 2 * TIGHT.waiting.time_to_live
-        self.tell(Ticked())
+        self.feed(Ticked())
         assert not self.waiting
         self.now += 2 * TIGHT.waiting.time_to_live
-        assert not self.tell(Ticked())
+        assert not self.feed(Ticked())
         self.books_agree()
         assert not self.scheduler.prefixes.watched
         accounts = self.scheduler.ledger.accounts.values()

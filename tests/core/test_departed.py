@@ -76,9 +76,9 @@ class Fleet(Scene):
         self.alarm = CacheAlarm(self.scheduler.mirror)
         self.observers.append(self.alarm)
 
-    def tell(self, event: Event) -> list[Command]:
+    def feed(self, event: Event) -> list[Command]:
         """Feed the event to the scheduler and the observers."""
-        commands = super().tell(event)
+        commands = super().feed(event)
         for observer in self.observers:
             observer.observe(self.now, event, commands)
         return commands
@@ -89,12 +89,12 @@ class Fleet(Scene):
         for client, letter in (("ada", "a"), ("bob", "b"), ("ada", "c"), ("cy", "d")):
             self.arrive(client, letter * 4, limit=9, group="g" if client == "cy" else None)
         self.now += 0.1
-        self.tell(WorkerReported(WorkerId(worker), 2, 0))
+        self.feed(WorkerReported(WorkerId(worker), 2, 0))
         self.leave(worker)
-        self.tell(WorkerReported(WorkerId(worker), 2, 0))
+        self.feed(WorkerReported(WorkerId(worker), 2, 0))
         self.serve_all()
-        self.tell(WorkerReported(WorkerId(worker), 0, 0))
-        self.tell(Evicted(WorkerId(worker)))
+        self.feed(WorkerReported(WorkerId(worker), 0, 0))
+        self.feed(Evicted(WorkerId(worker)))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_credit_changes_the_deficit_of_its_client_alone(policy: str) -> None:
     """By the cost; for a virtual counter, the reported deficit is its negative."""
     scene = crowded(policy)
     before = {client: deficit(scene, client) for client in (A, B)}
-    scene.tell(Credited(A, 500.0))
+    scene.feed(Credited(A, 500.0))
     assert deficit(scene, A) == pytest.approx(before[A] + 500.0)
     assert deficit(scene, B) == before[B]
 
@@ -45,7 +45,7 @@ def test_a_client_with_credit_goes_first(policy: str) -> None:
     for number in range(8):
         scene.arrive("a", f"{number}a")
         scene.arrive("b", f"{number}b")
-    scene.tell(Credited(B, 64.0 * 6))
+    scene.feed(Credited(B, 64.0 * 6))
     for _ in range(7):
         scene.finish(list(scene.dispatched)[-1])
     clients = [scene.requests[request].client for request in scene.dispatched]
@@ -57,8 +57,8 @@ def test_every_policy_accepts_credit_and_forgetting(policy: str) -> None:
     """Also for an unknown client, and among others."""
     scene = crowded(policy)
     for client in (A, B, ClientId("nobody")):
-        scene.tell(Credited(client, 10.0))
-        scene.tell(Forgotten(client))
+        scene.feed(Credited(client, 10.0))
+        scene.feed(Forgotten(client))
     assert {A, B} <= scene.scheduler.weights.keys()
 
 
@@ -70,7 +70,7 @@ def test_the_bound_is_wider_by_the_credit_and_the_gap_begins_anew() -> None:
     assert fairness.gap(WorkerId("w1")) > 0
     bound = fairness.bound(WorkerId("w1"), 100.0)
     assert bound is not None
-    scene.tell(Credited(A, 500.0))
+    scene.feed(Credited(A, 500.0))
     assert fairness.bound(WorkerId("w1"), 100.0) == pytest.approx(bound + 500.0)
     assert fairness.gap(WorkerId("w1")) == 0
 
@@ -80,12 +80,12 @@ def test_a_client_without_requests_can_be_forgotten() -> None:
     scene = Scene("rr+dlpm", DlpmParameters(quantum=64.0))
     scene.arrive("b", "x")
     request = scene.arrive("a", "abcdefgh")
-    scene.tell(Forgotten(A))
+    scene.feed(Forgotten(A))
     assert A in scene.scheduler.weights
     scene.finish(request)
     owed = deficit(scene, A)
     assert owed < 0
-    scene.tell(Forgotten(A))
+    scene.feed(Forgotten(A))
     assert A not in scene.scheduler.weights
     assert scene.scheduler.ledger.forgotten.extend == 256
     assert deficit(scene, A) == owed

@@ -196,9 +196,9 @@ def test_a_request_that_waited_too_long_is_rejected() -> None:
     later = talk.arrive("ada", "six")
     assert talk.wake_at == 13.0
     talk.now = 13.0
-    assert talk.tell(Ticked()) == [Reject(late, Refusal.EXPIRED, 13.0), WakeAt(15.0)]
+    assert talk.feed(Ticked()) == [Reject(late, Refusal.EXPIRED, 13.0), WakeAt(15.0)]
     talk.now = 15.0
-    assert talk.tell(Ticked()) == [Reject(later, Refusal.EXPIRED, 1.0)]
+    assert talk.feed(Ticked()) == [Reject(later, Refusal.EXPIRED, 1.0)]
     assert talk.scheduler.live == 1
     talk.finish(running)
 
@@ -208,12 +208,12 @@ def test_a_wake_up_is_set_once_and_again_if_it_came_too_early() -> None:
     talk = scene(FEW_MAY_WAIT)
     talk.arrive("ada", "one")
     waits = talk.arrive("ada", "two")
-    assert talk.tell(Started(talk.order[0])) == []
+    assert talk.feed(Started(talk.order[0])) == []
     talk.now = 2.0
-    assert talk.tell(Ticked()) == [WakeAt(10.0)]
+    assert talk.feed(Ticked()) == [WakeAt(10.0)]
     talk.cancel(waits)
     talk.now = 10.0
-    assert talk.tell(Ticked()) == []
+    assert talk.feed(Ticked()) == []
 
 
 def test_an_id_in_use_is_an_error_and_changes_nothing() -> None:
@@ -221,10 +221,10 @@ def test_an_id_in_use_is_an_error_and_changes_nothing() -> None:
     talk = scene()
     request = talk.arrive("ada", "document")
     with pytest.raises(ValueError, match=request):
-        talk.tell(Arrived(talk.requests[request]))
+        talk.feed(Arrived(talk.requests[request]))
     assert talk.scheduler.live == 1
     talk.refuse(request)
-    talk.tell(Arrived(talk.requests[request]))
+    talk.feed(Arrived(talk.requests[request]))
     assert talk.scheduler.live == 1
 
 
@@ -237,7 +237,7 @@ def test_late_events_change_nothing() -> None:
     for request in (running, RequestId("nobody")):
         talk.start(request)
         talk.progress(request, 50)
-        talk.tell(Finished(request))
+        talk.feed(Finished(request))
         talk.refuse(request)
         talk.cancel(request)
     assert talk.charged("ada") == charged
@@ -296,12 +296,12 @@ def test_the_retry_time_follows_from_the_measured_rate() -> None:
     for prompt in ("one", "two", "six"):
         talk.arrive("ada", prompt)
     surplus = replace(talk.requests[talk.order[0]], id=RequestId("surplus"))
-    assert talk.tell(Arrived(surplus)) == [Reject(surplus.id, Refusal.QUEUE_FULL, LONGEST_RETRY)]
+    assert talk.feed(Arrived(surplus)) == [Reject(surplus.id, Refusal.QUEUE_FULL, LONGEST_RETRY)]
     talk.now = 6.0
     talk.finish(talk.order[0])
     talk.now = 9.0
     talk.arrive("ada", "ten")
-    assert talk.tell(Arrived(surplus)) == [Reject(surplus.id, Refusal.QUEUE_FULL, ceil(2 / (2 / 9)))]
+    assert talk.feed(Arrived(surplus)) == [Reject(surplus.id, Refusal.QUEUE_FULL, ceil(2 / (2 / 9)))]
 
 
 # Too much
@@ -322,7 +322,7 @@ def test_a_flood_costs_the_flooder() -> None:
 def test_an_arrival_is_dispatched_with_the_last_queued_request() -> None:
     """Time alone made room for both, and no wake-up has come yet."""
     talk = Scene("pooled_fcfs")
-    talk.tell(Failed(talk.arrive("ada", "one"), accepted=False, fault=Fault.FULL))
+    talk.feed(Failed(talk.arrive("ada", "one"), accepted=False, fault=Fault.FULL))
     waits = talk.arrive("ada", "two")
     assert talk.scheduler.waiting == 1
     talk.now += 10

@@ -77,7 +77,7 @@ def test_a_returned_call_waits_unless_its_answer_had_begun(begun: bool) -> None:
     if begun:
         scene.start(call)
         scene.progress(call, 5)
-    scene.tell(Returned(call, accepted=True, fault=Fault.BROKEN, begun=begun))
+    scene.feed(Returned(call, accepted=True, fault=Fault.BROKEN, begun=begun))
     scene.now = 3.0
     assert turns(scene, ADA).unserved_s == (None if begun else 3.0)
     assert rounds(scene).clients == 1

@@ -234,11 +234,11 @@ def test_a_worker_that_restarted_meanwhile_holds_nothing() -> None:
     scene = Scene("d2lpm", workers=("w1",))
     scene.serve(scene.arrive("ann", "xxxx"))
     before = CacheReport(computed_tokens=1000.0)
-    scene.tell(WorkerReported(WorkerId("w1"), 0, 0, cache=before))
+    scene.feed(WorkerReported(WorkerId("w1"), 0, 0, cache=before))
     pieces = list(snapshot(scene.scheduler, scene.now))
     for computed, held in ((1000.0, 128.0), (10.0, 0.0)):
         copy = restored("d2lpm", pieces, 0.0, "w1")
-        copy.tell(WorkerReported(WorkerId("w1"), 0, 0, cache=CacheReport(computed_tokens=computed)))
+        copy.feed(WorkerReported(WorkerId("w1"), 0, 0, cache=CacheReport(computed_tokens=computed)))
         assert copy.scheduler.mirror.held_tokens(WorkerId("w1")) == held
 
 

@@ -77,7 +77,7 @@ def test_an_answer_without_usage_costs_no_output() -> None:
     talk = scene()
     asked = ask(talk)
     run(talk, 5.0)
-    talk.tell(Finished(asked))
+    talk.feed(Finished(asked))
     assert talk.charged("ada") == SIZE
 
 
@@ -118,7 +118,7 @@ def test_no_output_is_charged_if_the_worker_broke_off(again: bool) -> None:
     run(talk, 5.0)
     assert output(talk) > 0
     event = Returned(asked, True, Fault.BROKEN) if again else Failed(asked, True, None, Fault.BROKEN)
-    talk.tell(event)
+    talk.feed(event)
     assert talk.charged("ada") == SIZE
 
 
@@ -128,7 +128,7 @@ def test_an_answer_that_another_worker_begins_anew_is_charged_once() -> None:
     asked = ask(talk)
     run(talk, 5.0)
     talk.join("w2")
-    talk.tell(Returned(asked, True, Fault.ERROR))
+    talk.feed(Returned(asked, True, Fault.ERROR))
     first = output(talk)
     assert (first > 100, talk.worker_of(asked)) == (True, "w2")
     assert talk.scheduler.cluster[WorkerId("w2")].load.unstarted_tokens == SIZE
@@ -143,7 +143,7 @@ def test_an_answer_that_its_engine_ended_with_an_error_is_charged() -> None:
     talk = scene()
     asked = ask(talk)
     run(talk, 5.0)
-    talk.tell(Failed(asked, True, None, Fault.ERROR))
+    talk.feed(Failed(asked, True, None, Fault.ERROR))
     assert output(talk) == pytest.approx(RATE * 5, abs=4)
 
 
@@ -166,7 +166,7 @@ def test_without_any_answer_the_rate_is_that_of_the_engines_counter() -> None:
     talk = scene(streams=False)
     asked = ask(talk)
     for second in range(10):
-        talk.tell(WorkerReported(W1, 5, 0, work=WorkReport(0.0, 1000.0 + 5 * RATE * second)))
+        talk.feed(WorkerReported(W1, 5, 0, work=WorkReport(0.0, 1000.0 + 5 * RATE * second)))
         run(talk, 1.0)
     talk.cancel(asked)
     assert output(talk) == pytest.approx(RATE * 10, rel=0.1)
@@ -177,7 +177,7 @@ def counted(talk: Scene, per_second: float, *, running: int, seconds: int = 10) 
     for second in range(seconds):
         of_stream = RATE * talk.now if "bob1" in talk.requests else 0
         work = WorkReport(0.0, 1000.0 + per_second * second + of_stream)
-        talk.tell(WorkerReported(W1, running, 0, work=work))
+        talk.feed(WorkerReported(W1, running, 0, work=work))
         run(talk, 1.0)
 
 
@@ -231,12 +231,12 @@ def test_no_output_is_charged_while_a_call_waits_in_the_engine() -> None:
     talk = scene()
     running, waiting = ask(talk), talk.arrive("eve", PROMPT, limit=10_000, streamed=False)
     for _ in range(50):
-        talk.tell(WorkerReported(W1, 2, 1))
+        talk.feed(WorkerReported(W1, 2, 1))
         run(talk, 0.1)
     assert output(talk) == pytest.approx(RATE * 5, abs=RATE * ESTIMATE_SECONDS + 4)
     assert output(talk, "eve") <= 4
     talk.finish(running, 150)
-    talk.tell(WorkerReported(W1, 2, 0))
+    talk.feed(WorkerReported(W1, 2, 0))
     run(talk, 5.0)
     talk.cancel(waiting)
     assert output(talk, "eve") == pytest.approx(RATE * 5, abs=4)
@@ -246,7 +246,7 @@ def test_no_output_is_charged_while_a_call_waits_in_the_engine() -> None:
 def test_a_call_at_a_full_engine_gains_nothing_until_there_is_a_slot(told: bool) -> None:
     """There is one when another call ends, or when the engine reports that nothing waits."""
     talk = scene()
-    talk.tell(WorkerReported(W1, 1, 0, places=2))
+    talk.feed(WorkerReported(W1, 1, 0, places=2))
     other = talk.arrive("bob", "another", limit=10_000)
     talk.start(other)
     asked = ask(talk)
@@ -254,7 +254,7 @@ def test_a_call_at_a_full_engine_gains_nothing_until_there_is_a_slot(told: bool)
     run(talk, 5.0, other=other)
     assert output(talk) == 0
     if told:
-        talk.tell(WorkerReported(W1, 3, 0, places=2))
+        talk.feed(WorkerReported(W1, 3, 0, places=2))
     else:
         talk.finish(other, 151)
     run(talk, 5.0, other=other if told else None)
@@ -317,17 +317,17 @@ def test_every_token_is_charged_once(calls: list[tuple[str, bool, str, float, in
                 talk.finish(asked, produced)
                 told[client] += produced
             case "untold":
-                talk.tell(Failed(asked, True, Usage(SIZE, produced), Fault.CALL))
+                talk.feed(Failed(asked, True, Usage(SIZE, produced), Fault.CALL))
                 told[client] += produced
             case "left" | "error":
-                talk.cancel(asked) if end == "left" else talk.tell(Failed(asked, True, None, Fault.ERROR))
+                talk.cancel(asked) if end == "left" else talk.feed(Failed(asked, True, None, Fault.ERROR))
                 most[client] += 0 if streamed else 80
             case "broken":
-                talk.tell(Failed(asked, True, None, Fault.BROKEN))
+                talk.feed(Failed(asked, True, None, Fault.BROKEN))
             case "refused":
                 talk.refuse(asked)
             case "returned":
-                talk.tell(Returned(asked, True, Fault.BROKEN))
+                talk.feed(Returned(asked, True, Fault.BROKEN))
                 talk.cancel(asked)
         accounts = talk.scheduler.ledger
         by_worker = [state.work.charged for state in talk.scheduler.cluster]

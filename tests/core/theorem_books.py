@@ -35,7 +35,7 @@ class Held:
     """Tokens that a client has in flight in one queue, or the most of each that it ever had."""
 
     input: int = 0
-    """Of its largest request."""
+    """Input of its largest request."""
     output: int = 0
     trusted: int = 0
     """Predicted to be cached, and so not charged."""
@@ -43,7 +43,7 @@ class Held:
     """The rest of the input."""
     requests: int = 0
     excess: float = 0.0
-    """Cost units: by how much a request came to more than all that was known of it."""
+    """By how much a request exceeded everything known about it, in cost units."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Queue:
     """What the clients of one queue were served and had in flight."""
 
     service: dict[ClientId, float] = field(default_factory=dict)
-    """Per weight."""
+    """Service per weight."""
     now: dict[ClientId, Held] = field(default_factory=dict)
     most: dict[ClientId, Held] = field(default_factory=dict)
     backlogs: dict[ClientId, Interval] = field(default_factory=dict)
@@ -107,15 +107,15 @@ class Books(BacklogWatcher):
         self._served = served
         self._estimated = estimated
         self._totals: dict[ClientId, Tokens] = {}
-        """What each client was served, here."""
+        """What each client was served, as kept here."""
         self._waiting: dict[RequestId, Request] = {}
         self._calls: dict[RequestId, Call] = {}
         self._where: dict[tuple[WorkerId | None, ClientId], None] = {}
-        """Who waits in which queue: that is the policy's to say."""
+        """The clients waiting in each queue, as the policy reports them."""
         self._intervals = 0
         self.queues: dict[WorkerId | None, Queue] = {}
         self.tightness = 0.0
-        """The largest share of its bound that any difference came to."""
+        """The largest ratio of any difference to its bound."""
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
         self._where[queue, client] = None

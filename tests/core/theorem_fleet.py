@@ -35,7 +35,7 @@ from tests.core.theorem_books import Books
 
 STEP_SECONDS = 0.05
 MODELS = ("llama", "adapter")
-"""What every worker serves."""
+"""The model that every worker serves."""
 
 
 class Cached(Enum):
@@ -53,29 +53,29 @@ class Habits:
 
     weight: float = 1.0
     at_once: int = 4
-    """Requests that it keeps outstanding."""
+    """Requests kept outstanding."""
     shared: int = 0
     """Chunks with which all its prompts begin; clients with the same number share them."""
     own: int = 4
-    """The most chunks that follow."""
+    """Maximum of further chunks in a prompt."""
     density: float | None = None
-    """Tokens to a byte of its text, which only the engine knows; None for prompts that come as tokens."""
+    """Tokens per byte of text, known to the engine only; None for prompts of token ids."""
     limit: int = 20
-    """The most output tokens that it asks for."""
+    """Maximum of output tokens per request."""
     stops_early: bool = False
     streamed: float = 1.0
     pinned: float = 0.0
     """Share that only one worker may take."""
     cached: Cached = Cached.AS_PREDICTED
     told: float = 1.0
-    """Share whose usage the engine tells."""
+    """Share whose usage the engine reports."""
     refused: float = 0.0
     broken: float = 0.0
     cancelled: float = 0.0
     leaves: float = 0.0
-    """How likely it is, in one step, to send nothing more for a while."""
+    """Probability per step of a pause."""
     returns: float = 0.3
-    """How likely it is, in one step, to come back."""
+    """Probability per step that a pause ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,16 @@ class Scenario:
     workers: int = 1
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     parameters: tuple[object, ...] = ()
-    """Of the policy's families."""
+    """Parameters of the policy families."""
     engine: EngineSize = field(default_factory=EngineSize)
     steps: int = 100
     seed: int = 0
     evictions: float = 0.0
-    """How likely a cache loses something in one step."""
+    """Probability per step that a cache loses something."""
     flaps: float = 0.0
-    """How likely a worker leaves in one step; it soon comes back."""
+    """Probability per step that a worker leaves; it soon comes back."""
     reorders: bool = False
-    """Whether the first worker says that its engine orders by longest match."""
+    """Whether the first worker reports that its engine orders by longest match."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Job:
     request: Request
     size: int
     found: int
-    """Input tokens in the cache."""
+    """Input tokens found cached."""
     output: int
     told: bool
     refused: bool
@@ -215,7 +215,7 @@ class Fleet:
         self.scheduler.backlog.subscribe(self.books)
         self._engines = {WorkerId(f"w{number}"): Engine(scenario.engine) for number in range(scenario.workers)}
         self._requests: dict[RequestId, Request] = {}
-        """The live ones."""
+        """Live requests."""
         self._dispatched: dict[RequestId, WorkerId] = {}
         self._away: set[ClientId] = set()
         self._left: set[WorkerId] = set()

@@ -35,7 +35,7 @@ LIMIT = 4.0
 def scene(
     *workers: str, policy: str = "rr+fcfs", requests: int = 9, failures: int = 2, silence: float = LIMIT
 ) -> Scene:
-    """A scheduler before these workers, of which each may have so many requests."""
+    """A scheduler before these workers, each with room for this many requests."""
     rules = HealthRules(failures=failures, cooldown=10.0, silence=silence)
     return Scene(policy, workers=workers, settings=SchedulerSettings(window=FixedWindow(requests, 10**6), health=rules))
 
@@ -51,7 +51,7 @@ def says_only_w2(talk: Scene, seconds: float) -> None:
     """So much time passes, in which the second worker answers its polls."""
     for _ in range(round(seconds / 0.5)):
         talk.wait(0.5)
-        talk.tell(WorkerAnswered(W2))
+        talk.feed(WorkerAnswered(W2))
 
 
 def where_six_go(talk: Scene) -> set[WorkerId]:
@@ -91,7 +91,7 @@ def test_it_comes_back_with_the_first_thing_that_it_says(sign: Callable[[Request
     request = send_to(talk, W1)
     says_only_w2(talk, LIMIT)
     assert set(talk.scheduler.cluster.ejected) == {W1}
-    talk.tell(sign(request))
+    talk.feed(sign(request))
     assert not talk.scheduler.cluster.ejected
     talk.wait(1.0)
     sent = [talk.arrive("ada", letter) for letter in "bcdefg"]
@@ -118,16 +118,16 @@ def test_any_sign_will_do() -> None:
         assert not talk.scheduler.cluster[W1].silent
     for _ in range(20):
         talk.wait(LIMIT - 0.1)
-        talk.tell(WorkerReported(W1, 2, 0))
+        talk.feed(WorkerReported(W1, 2, 0))
         assert not talk.scheduler.cluster[W1].silent
 
 
-def test_a_failure_that_nobody_answered_is_no_sign() -> None:
+def test_a_failure_without_an_answer_is_not_a_sign_of_life() -> None:
     """A connection that is given up, or reset by a kernel, says nothing of the process behind it."""
     talk = scene("w1", "w2", failures=0)
     request = send_to(talk, W1)
     says_only_w2(talk, LIMIT)
-    talk.tell(Returned(request, accepted=True, fault=Fault.BROKEN))
+    talk.feed(Returned(request, accepted=True, fault=Fault.BROKEN))
     assert talk.worker_of(request) == W2
     assert where_six_go(talk) == {W2}, "although nothing runs there any more"
 
@@ -145,7 +145,7 @@ def test_an_idle_worker_is_not_silent() -> None:
 
 
 def test_what_waits_for_it_goes_elsewhere() -> None:
-    """Its queue is placed anew, and goes as the others have room."""
+    """Its queue is reassigned, and is sent as the others have room."""
     talk = scene("w1", "w2", requests=1)
     first, second, third, fourth = [talk.arrive("ada", letter) for letter in "abcd"]
     assert talk.worker_of(first) == W1
@@ -190,7 +190,7 @@ def test_when_all_are_silent_the_first_to_speak_takes_what_waits() -> None:
         assert not waiting
 
 
-def test_one_that_nobody_stands_in_for_any_more_keeps_what_comes() -> None:
+def test_the_last_worker_of_a_model_keeps_its_queue() -> None:
     """The other one leaves: requests wait and are not refused, as there is a worker."""
     talk = scene("w1", "w2")
     first = send_to(talk, W1)
@@ -209,14 +209,14 @@ def test_its_breaker_opens_beside() -> None:
     there = [send_to(talk, W1) for _ in range(3)]
     says_only_w2(talk, LIMIT)
     for request in there[:2]:
-        talk.tell(Returned(request, accepted=True, fault=Fault.BROKEN))
+        talk.feed(Returned(request, accepted=True, fault=Fault.BROKEN))
     for request in there[:2]:
         talk.serve(request)
-    talk.tell(WorkerAnswered(W1))
+    talk.feed(WorkerAnswered(W1))
     assert set(talk.scheduler.cluster.ejected) == {W1}
     talk.wait(10.0)
     assert set(talk.scheduler.cluster.ejected) == {W1}, "by then it is silent again"
-    talk.tell(WorkerAnswered(W1))
+    talk.feed(WorkerAnswered(W1))
     assert not talk.scheduler.cluster.ejected
     assert talk.scheduler.cluster[W1].health.condition is Condition.HALF_OPEN
 
@@ -226,7 +226,7 @@ def test_an_open_breaker_does_not_close_on_one_that_is_silent() -> None:
     talk = scene("w1", "w2")
     there = [send_to(talk, W1) for _ in range(3)]
     for request in there[:2]:
-        talk.tell(Returned(request, accepted=True, fault=Fault.BROKEN))
+        talk.feed(Returned(request, accepted=True, fault=Fault.BROKEN))
     says_only_w2(talk, 20.0)
     assert talk.scheduler.cluster[W1].health.condition is Condition.OPEN
     assert where_six_go(talk) == {W2}
@@ -321,7 +321,7 @@ class Reckoning:
             self.tell(lambda: self.talk.wait(0.0))
         elif kind == "answer":
             self.heard(worker)
-            self.tell(lambda: self.talk.tell(WorkerAnswered(WorkerId(worker))))
+            self.tell(lambda: self.talk.feed(WorkerAnswered(WorkerId(worker))))
         elif kind == "join":
             self.heard(worker)
             self.tell(lambda: self.talk.join(worker))
@@ -338,7 +338,7 @@ class Reckoning:
             "start": lambda: self.talk.start(request),
             "progress": lambda: self.talk.progress(request, 5),
             "finish": lambda: self.talk.finish(request, 5),
-            "give back": lambda: self.talk.tell(Returned(request, accepted=True, fault=Fault.BROKEN)),
+            "give back": lambda: self.talk.feed(Returned(request, accepted=True, fault=Fault.BROKEN)),
             "cancel": lambda: self.talk.cancel(request),
         }
         self.tell(acts[kind])
@@ -349,7 +349,7 @@ class Reckoning:
             self.step("join", int(worker[1]) - 1)
         self.talk.wait(200.0)
         for worker in ("w1", "w2", "w3"):
-            self.talk.tell(WorkerAnswered(WorkerId(worker)))
+            self.talk.feed(WorkerAnswered(WorkerId(worker)))
         self.talk.serve_all()
 
     def running(self) -> list[RequestId]:
@@ -394,8 +394,8 @@ async def test_a_worker_that_hangs_is_passed_over() -> None:
         one.ignores_polls = True
         state = router.scheduler.cluster[WorkerId(one.url.removeprefix("http://"))]
         await until(lambda: state.silent)
-        told = await router.get_json("/fairness")
-        assert told["workers"][state.worker.id]["breaker"] == "silent"
+        reported = await router.get_json("/fairness")
+        assert reported["workers"][state.worker.id]["breaker"] == "silent"
         for _ in range(4):
             async with router.post(chat()) as post:
                 await (await two.call()).answer()

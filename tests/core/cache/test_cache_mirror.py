@@ -324,10 +324,10 @@ def test_matches_learn_from_what_the_engine_found() -> None:
     predicted = []
     for number, text in enumerate(texts):
         request = Request(RequestId(f"q{number}"), ClientId("ada"), MODEL, (HASHER.prompt(text).key,))
-        (sent,) = [c for c in scene.tell(Arrived(request)) if isinstance(c, Dispatch)]
+        (sent,) = [c for c in scene.feed(Arrived(request)) if isinstance(c, Dispatch)]
         predicted.append(sent.cached_tokens)
         scene.now += 1.0
-        scene.tell(Finished(request.id, Usage(400, 1, 248 if number else 0)))
+        scene.feed(Finished(request.id, Usage(400, 1, 248 if number else 0)))
     assert predicted == [0, 224, 248]
 
 
@@ -412,11 +412,11 @@ def test_failing_predictions_are_discounted_until_they_hold() -> None:
 def test_the_scheduler_drops_what_a_restarted_worker_held() -> None:
     """It does so at the first report after the restart."""
     scene = Scene("rr+fcfs")
-    scene.tell(WorkerReported(W1, 0, 0, cache=CacheReport(born=1.0)))
+    scene.feed(WorkerReported(W1, 0, 0, cache=CacheReport(born=1.0)))
     scene.finish(scene.arrive("ada", "doc?"))
     request = scene.requests[scene.arrive("ada", "doc!")]
     assert scene.scheduler.prefixes.match(request)
-    scene.tell(WorkerReported(W1, 0, 0, cache=CacheReport(born=2.0)))
+    scene.feed(WorkerReported(W1, 0, 0, cache=CacheReport(born=2.0)))
     assert not scene.scheduler.prefixes.match(request)
 
 

@@ -155,7 +155,7 @@ def give_back(
     talk: Scene, request: RequestId, fault: Fault = Fault.BROKEN, *, accepted: bool = True, begun: bool = False
 ) -> None:
     """Return a request that its worker did not answer, so that another worker may."""
-    talk.tell(Returned(request, accepted, fault, begun=begun))
+    talk.feed(Returned(request, accepted, fault, begun=begun))
 
 
 @pytest.mark.parametrize("policy", ["rr+fcfs", "d2lpm", "dlpm_home", "rpm", "preble", "rr+vtc"])
@@ -402,7 +402,7 @@ def test_a_worker_that_comes_back_without_metrics_is_not_filled_when_it_is_trust
     talk = Scene("rr+fcfs")
     talk.leave("w1")
     talk.join("w1")
-    talk.tell(WorkerAnswered(W1))
+    talk.feed(WorkerAnswered(W1))
     for number in range(200):
         talk.arrive("ada", chr(0x100 + number))
     places, ended, most = 4, 0, 0

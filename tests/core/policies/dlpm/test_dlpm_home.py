@@ -43,7 +43,7 @@ def test_a_request_without_a_prompt_goes_to_any_worker() -> None:
     talk = scene()
     talk.arrive("ada", DOCUMENT)
     request = Request(RequestId("r"), ClientId("bob"), MODEL, ())
-    talk.tell(Arrived(request))
+    talk.feed(Arrived(request))
     assert talk.worker_of(request.id) == "w2"
 
 

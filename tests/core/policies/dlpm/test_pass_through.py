@@ -63,8 +63,8 @@ class Twins(Scene):
         super().__init__("dlpm_home", parameters, workers=(), settings=SETTINGS)
         self.scheduler = Scheduler(CountingPolicy, SETTINGS, Parameters(parameters), Random(0))
 
-    def tell(self, event: Event) -> list[Command]:
-        commands = super().tell(event)
+    def feed(self, event: Event) -> list[Command]:
+        commands = super().feed(event)
         assert commands == self.twin.handle(event, self.now)
         assert facts(self.scheduler, self.now) == facts(self.twin, self.now)
         return commands
@@ -94,7 +94,7 @@ def step(talk: Twins, random: Random) -> None:
         case 2:
             talk.start(some)
         case 3 if running:
-            talk.tell(Returned(some, accepted=random.random() < 0.5, fault=random.choice(list(Fault))))
+            talk.feed(Returned(some, accepted=random.random() < 0.5, fault=random.choice(list(Fault))))
         case 4 if talk.requests:
             talk.cancel(random.choice(list(talk.requests)[-6:]))
         case 5:
