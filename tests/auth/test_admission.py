@@ -18,11 +18,11 @@ MODEL = "m"
 class Door:
     """An admission, and a clock that only the test moves."""
 
-    def __init__(self, book: ClientDirectory | None = None) -> None:
+    def __init__(self, directory: ClientDirectory | None = None) -> None:
         self.now = 0.0
         self.known: set[ClientId] = set()
         self.admission = Admission(
-            Identifier(directory=book or ClientDirectory()), self.known.__contains__, clock=lambda: self.now
+            Identifier(directory=directory or ClientDirectory()), self.known.__contains__, clock=lambda: self.now
         )
 
     @contextmanager
@@ -127,7 +127,7 @@ def test_a_model_that_is_not_ones_own_is_refused() -> None:
 
 
 def test_new_limits_count_at_once_and_forget_nothing_in_flight() -> None:
-    """As after the file was read again."""
+    """The limits change after a reload of the clients file."""
     door = Door()
     with door.admitted(client(limits=Limits(in_flight=5))):
         assert door.call(client(limits=Limits(in_flight=1))) is not None

@@ -65,15 +65,15 @@ async def usage(router: RunningRouter, key: str) -> Any:
         return await response.json()
 
 
-async def test_a_good_key_is_served_and_told_of_itself(path: Path) -> None:
-    """Under the name in the file; `/v1/usage` tells each its own and nothing of another."""
+async def test_a_valid_key_is_served_and_sees_its_own_usage(path: Path) -> None:
+    """It is served under its name in the file; `/v1/usage` shows each client its own usage only."""
     async with scripted_engine() as engine, running_router(engine.url, clients=path) as router:
         response = await ask(router, engine, ALICE)
         assert (response.status, response.headers["x-d2lpm-client"]) == (200, "alice")
         async with router.post(chat(), **bearer(BOB)) as post:
             call = await engine.call()
-            told = await usage(router, ALICE)
-            assert told == {
+            body = await usage(router, ALICE)
+            assert body == {
                 **{"client": "alice", "weight": 2.0, "group": None, "share": pytest.approx(2 / 3)},
                 "service": {"extend": 10, "cached": 0, "output": 3, "cost": 16.0},
                 **{"queued": 0, "running": 0, "wait_p95_s": pytest.approx(0.0, abs=1.0)},
@@ -137,8 +137,8 @@ async def test_limits_and_models_hold_on_every_path(path: Path) -> None:
         status, error, _ = await refused(router, ALICE, model="other")
         assert (status, error["code"], error["type"]) == (403, "model_not_allowed", "permission_error")
         async with router.http.get("/metrics") as response:
-            told = await response.text()
-        assert 'd2lpm_limited_calls_total{reason="rejected-limit-in-flight"} 2.0' in told
+            text = await response.text()
+        assert 'd2lpm_limited_calls_total{reason="rejected-limit-in-flight"} 2.0' in text
 
 
 async def test_tokens_are_counted_as_the_engine_says(path: Path) -> None:
@@ -256,7 +256,7 @@ async def test_twice_the_weight_is_twice_the_service(path: Path) -> None:
 
 @pytest.mark.parametrize("isolate", ["none", "client", "group"])
 async def test_prefixes_are_kept_apart_as_asked(tmp_path: Path, isolate: str) -> None:
-    """The engine is told a salt of each side, and the router predicts nothing cached of another side's prompts."""
+    """The engine receives a different salt for each side, and no cached tokens are predicted across sides."""
     clients = "".join(entry(name, f"sk-{name}", group="team") for name in ("ann", "ben")) + entry("cyd", "sk-cyd")
     path = written(tmp_path / "clients.yaml", "groups: {team: {}}\nclients:\n" + clients)
     content = "the same long prompt " * 100

@@ -79,8 +79,8 @@ def test_unknown_source_is_a_configuration_error() -> None:
         Identifier(order=["cookie"])
 
 
-def book(**anonymous: Any) -> ClientDirectory:
-    """Alice, whose key this is, and Bob, whose key has expired; nobody else but as told."""
+def clients(**anonymous: Any) -> ClientDirectory:
+    """Alice, whose key this is, and Bob, whose key has expired; others as `allowed` says."""
     alice = ResolvedClient(Identity(ClientId("alice"), 3.0))
     bob = ResolvedClient(Identity(ClientId("bob")), until=1000.0)
     keys = {sha256(KEY).digest(): alice, sha256(b"sk-old").digest(): bob}
@@ -94,16 +94,16 @@ def bearer(key: bytes) -> dict[bytes, bytes]:
 
 
 def test_a_known_key_names_its_client() -> None:
-    """By the name and with the weight that the book gives it, and vouched for."""
-    found = Identifier(directory=book()).identify(bearer(KEY), "mallory", "10.0.0.7")
+    """It has the name and weight of the file, and is not anonymous."""
+    found = Identifier(directory=clients()).identify(bearer(KEY), "mallory", "10.0.0.7")
     assert (found.client, found.weight, found.anonymous) == ("alice", 3.0, False)
 
 
 @pytest.mark.parametrize("anonymous", [True, False])
 @pytest.mark.parametrize("key", [b"sk-unknown", b"sk-old", KEY + b"x"])
 def test_a_key_that_is_not_good_is_refused(key: bytes, anonymous: bool) -> None:
-    """Unknown or expired, also where whoever has none may call; the key is not repeated."""
-    identifier = Identifier(directory=book(allowed=anonymous), clock=lambda: 1000.0)
+    """An unknown or expired key is refused even if anonymous calls are allowed, and the error does not repeat it."""
+    identifier = Identifier(directory=clients(allowed=anonymous), clock=lambda: 1000.0)
     with pytest.raises(InvalidKey) as caught:
         identifier.identify(bearer(key), "alice", "10.0.0.7")
     assert key.decode() not in str(caught.value)
@@ -111,20 +111,20 @@ def test_a_key_that_is_not_good_is_refused(key: bytes, anonymous: bool) -> None:
 
 def test_a_key_is_good_until_it_expires() -> None:
     """To the last moment."""
-    assert Identifier(directory=book(), clock=lambda: 999.0).identify(bearer(b"sk-old"), None, None).client == "bob"
+    assert Identifier(directory=clients(), clock=lambda: 999.0).identify(bearer(b"sk-old"), None, None).client == "bob"
 
 
 @pytest.mark.parametrize("headers", [{}, bearer(b"EMPTY")])
 def test_who_has_no_key_is_anonymous_or_refused(headers: dict[bytes, bytes]) -> None:
-    """As the book says; what client libraries send for want of a key is none."""
+    """Anonymous calls follow the policy of the file; a placeholder that client libraries send counts as no key."""
     group = Group(GroupId("anonymous"), 0.5)
-    found = Identifier(directory=book(allowed=True, group=group)).identify(headers, "carol", "10.0.0.7")
+    found = Identifier(directory=clients(allowed=True, group=group)).identify(headers, "carol", "10.0.0.7")
     assert (found.client, found.shared_group, found.group_weight, found.anonymous) == (
         *("user-carol", "anonymous", 0.5),
         True,
     )
     with pytest.raises(InvalidKey):
-        Identifier(directory=book()).identify(headers, "carol", "10.0.0.7")
+        Identifier(directory=clients()).identify(headers, "carol", "10.0.0.7")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_who_has_no_key_is_anonymous_or_refused(headers: dict[bytes, bytes]) -> 
 def test_a_header_is_believed_from_trusted_addresses_alone(address: str | None, client: str) -> None:
     """Whoever else sends it is who he is without it."""
     identifier = Identifier(
-        trusted_headers=["x-client-id"], proxies=["127.0.0.1", "10.0.0.0/8"], directory=book(allowed=True)
+        trusted_headers=["x-client-id"], proxies=["127.0.0.1", "10.0.0.0/8"], directory=clients(allowed=True)
     )
     assert identifier.identify({b"x-client-id": b"alice"}, "eve", address).client == client
 
@@ -154,7 +154,7 @@ def test_by_default_only_this_machine_is_trusted() -> None:
 
 
 @given(st.sampled_from([*IdentitySource]), st.text(min_size=1, max_size=30))
-def test_no_name_of_the_book_is_one_that_others_can_have(source: IdentitySource, name: str) -> None:
+def test_no_name_in_the_file_equals_the_id_of_another_client(source: IdentitySource, name: str) -> None:
     """The ids of those that it does not know are none that it may give."""
     assert not is_allowed_name(f"{source}-{name}")
     assert not is_allowed_name(ANONYMOUS)

@@ -109,7 +109,7 @@ def test_an_old_key_stays_good_for_its_grace(path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "told"),
+    ("name", "fields", "message"),
     [
         ("alice", {}, "alice already"),
         ("user-x", {}, "user-x"),
@@ -119,9 +119,9 @@ def test_an_old_key_stays_good_for_its_grace(path: Path, name: str) -> None:
         ("carol", {"expires": "soon"}, "not a time"),
     ],
 )
-def test_a_mistake_changes_nothing(path: Path, name: str, fields: dict[str, str], told: str) -> None:
-    """It is told with the name of the file."""
-    with pytest.raises(ConfigError, match=told) as caught:
+def test_a_mistake_changes_nothing(path: Path, name: str, fields: dict[str, str], message: str) -> None:
+    """The error names the file."""
+    with pytest.raises(ConfigError, match=message) as caught:
         key_edits.add(path, name, fields, [])
     assert path.read_text() == COMMENTED
     assert "clients.yaml" in str(caught.value) or name != "carol"

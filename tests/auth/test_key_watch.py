@@ -13,25 +13,25 @@ from router.errors import ConfigError
 ONE, TWO = "clients: {ann: {}}\n", "clients: {ann: {}, bob: {}}\n"
 
 
-def names(books: list[ClientDirectory]) -> list[set[str]]:
-    return [set(book.names) for book in books]
+def names(directories: list[ClientDirectory]) -> list[set[str]]:
+    return [set(directory.names) for directory in directories]
 
 
 async def test_it_is_read_at_first_and_when_it_is_another() -> None:
     """Not where it stayed as it is; nor is anything where no file is given."""
-    books: list[ClientDirectory] = []
-    watch = KeyWatch(None, books.append)
+    directories: list[ClientDirectory] = []
+    watch = KeyWatch(None, directories.append)
     await watch.reload_if_changed()
-    assert not books
+    assert not directories
 
 
 async def test_a_change_is_seen_however_it_was_made(tmp_path: Path) -> None:
     """Written over, or put in its place with the same time and size."""
-    path, books = tmp_path / "clients", list[ClientDirectory]()
+    path, directories = tmp_path / "clients", list[ClientDirectory]()
     path.write_text(ONE)
-    watch = KeyWatch(path, books.append)
+    watch = KeyWatch(path, directories.append)
     await watch.reload_if_changed()
-    assert names(books) == [{"ann"}]
+    assert names(directories) == [{"ann"}]
     path.write_text(TWO)
     await watch.reload_if_changed()
     await watch.reload_if_changed()
@@ -40,32 +40,32 @@ async def test_a_change_is_seen_however_it_was_made(tmp_path: Path) -> None:
     os.utime(beside, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
     beside.replace(path)
     await watch.reload_if_changed()
-    assert names(books) == [{"ann"}, {"ann", "bob"}, {"ann", "cyd"}]
+    assert names(directories) == [{"ann"}, {"ann", "bob"}, {"ann", "cyd"}]
 
 
 async def test_a_wrong_file_is_refused_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The old clients stay, until it is right again; one that is gone is as wrong."""
-    path, books = tmp_path / "clients", list[ClientDirectory]()
+    path, directories = tmp_path / "clients", list[ClientDirectory]()
     path.write_text(ONE)
-    watch = KeyWatch(path, books.append)
+    watch = KeyWatch(path, directories.append)
     with caplog.at_level(logging.ERROR):
         path.write_text("clients:\n  ann: [\n")
         await watch.reload_if_changed()
         await watch.reload_if_changed()
         path.unlink()
         await watch.reload_if_changed()
-    assert names(books) == [{"ann"}]
+    assert names(directories) == [{"ann"}]
     assert len(caplog.messages) == 2
     assert all("clients" in line and "\n" not in line for line in caplog.messages)
     path.write_text(TWO)
     await watch.reload_if_changed()
-    assert names(books)[1:] == [{"ann", "bob"}]
+    assert names(directories)[1:] == [{"ann", "bob"}]
 
 
 def test_nothing_is_served_with_a_wrong_file(tmp_path: Path) -> None:
-    """At the start whoever asks for it is told what is wrong."""
-    path, books = tmp_path / "clients", list[ClientDirectory]()
+    """An invalid file at the start raises the error to the caller."""
+    path, directories = tmp_path / "clients", list[ClientDirectory]()
     path.write_text("clients: 3")
     with pytest.raises(ConfigError, match="clients"):
-        KeyWatch(path, books.append)
-    assert not books
+        KeyWatch(path, directories.append)
+    assert not directories

@@ -34,25 +34,25 @@ anonymous:
 
 def test_it_says_who_is_known() -> None:
     """Each key stands for its client's name, weight, group, limits, models and end."""
-    book = build_directory(parse(WHOLE))
-    (identity, until) = book.keys[DIGEST]
-    assert book.checks
-    assert book.keys.keys() == {DIGEST}
+    directory = build_directory(parse(WHOLE))
+    (identity, until) = directory.keys[DIGEST]
+    assert directory.checks
+    assert directory.keys.keys() == {DIGEST}
     assert (identity.client, identity.weight, identity.limits) == ("alice", 2.0, Limits(in_flight=8))
     assert identity.group == Group(identity.shared_group or identity.group.name, 4.0, Limits(tokens_per_minute=1e5))  # type: ignore[union-attr]
     assert identity.models == frozenset({"n"})
     assert until == 1801353600.0
-    assert book.names.keys() == {"alice", "bob"}
-    rules = book.anonymous
+    assert directory.names.keys() == {"alice", "bob"}
+    rules = directory.anonymous
     assert rules.group is not None
     assert (rules.allowed, rules.group.weight, rules.group.limits) == (True, 0.5, Limits(requests_per_minute=100))
     assert (rules.limits, rules.new_per_minute) == (Limits(in_flight=2), 10)
 
 
-def test_who_is_not_spoken_of_may_not_call() -> None:
+def test_an_empty_file_admits_nobody() -> None:
     """An empty file lets nobody in."""
-    book = build_directory(parse(""))
-    assert (book.checks, book.anonymous.allowed) == (True, False)
+    directory = build_directory(parse(""))
+    assert (directory.checks, directory.anonymous.allowed) == (True, False)
 
 
 def test_a_key_may_have_an_end_of_its_own() -> None:
@@ -64,7 +64,7 @@ def test_a_key_may_have_an_end_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("clients: [", "line 1"),
         ("clients: 3", "clients"),
@@ -90,11 +90,11 @@ def test_a_key_may_have_an_end_of_its_own() -> None:
         ("anonymous: {allowed: perhaps}", "anonymous: allowed"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(text: str, told: str) -> None:
+def test_a_mistake_is_reported_in_one_line(text: str, message: str) -> None:
     """With its place, and without a value that may be a key."""
     with pytest.raises(ConfigError) as caught:
         parse(text)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "sk-secret" not in str(caught.value)
 

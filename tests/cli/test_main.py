@@ -195,7 +195,7 @@ def test_real_workers_need_not_be_there_at_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flags", "warned"), [((), True), (("--max-connections", "50"), False)])
-def test_too_few_open_files_are_told_at_the_start(flags: tuple[str, ...], warned: bool, tmp_path: Path) -> None:
+def test_too_few_open_files_are_logged_at_the_start(flags: tuple[str, ...], warned: bool, tmp_path: Path) -> None:
     """With the number that the connections may need; nothing where these are few enough."""
     with serving(tmp_path, "--worker", "http://127.0.0.1:9", *flags, files=256) as router:
         router.signal(signal.SIGTERM)
@@ -203,7 +203,7 @@ def test_too_few_open_files_are_told_at_the_start(flags: tuple[str, ...], warned
     assert ("256 open files are allowed (ulimit -n), and --max-connections 10000 may need 11092" in log) == warned
 
 
-def test_the_access_log_tells_no_query(tmp_path: Path) -> None:
+def test_the_access_log_contains_no_query(tmp_path: Path) -> None:
     """Some put a key there; and what a client writes into its path cannot forge a line."""
     with serving(tmp_path, "--worker", "http://127.0.0.1:9", "--access-log") as router:
         httpx.get(f"{router.url}/health?api_key=sk-secret&x=%C3%A9", timeout=PATIENCE)
@@ -253,7 +253,7 @@ def streamed_call(**more: object) -> dict[str, object]:
 
 
 def test_a_router_that_drains_refuses_new_calls_until_the_last_one_has_ended(tmp_path: Path) -> None:
-    """It says so to whoever asks whether it is ready, and closes the connection of a call that it refuses."""
+    """It is not ready any more, refuses calls, and closes the connections of refused calls."""
     with serving(tmp_path, "--emulate", "1") as router:
         url = f"{router.url}/v1/chat/completions"
         call = streamed_call(max_tokens=200, ignore_eos=True)
@@ -277,7 +277,7 @@ def test_a_router_that_drains_refuses_new_calls_until_the_last_one_has_ended(tmp
 
 @pytest.mark.parametrize("again", [True, False])
 def test_a_second_signal_and_the_end_of_the_time_cut_calls(again: bool, tmp_path: Path) -> None:
-    """Its client is told by an error in its stream; whoever was impatient sees it in the exit code."""
+    """The client receives an error in its stream, and the exit code shows that calls were aborted."""
     limit = "3600" if again else "0.2"
     with serving(tmp_path, "--emulate", "1", "--drain-timeout", limit) as router:
         call = streamed_call(max_tokens=5_000, ignore_eos=True)

@@ -123,7 +123,7 @@ def test_a_second_run_has_a_scheduler_of_its_own(journal: Path) -> None:
     assert twice.seconds == pytest.approx(2 * once.seconds)
 
 
-def test_a_line_that_a_crash_cut_short_is_left_out_and_told(journal: Path) -> None:
+def test_a_line_cut_off_by_a_crash_is_skipped_and_reported(journal: Path) -> None:
     """The rest is replayed."""
     whole = replay_file(journal)
     cut = replay(journal.read_bytes()[:-3].splitlines())
@@ -131,7 +131,7 @@ def test_a_line_that_a_crash_cut_short_is_left_out_and_told(journal: Path) -> No
     assert "1 cut off" in str(cut)
 
 
-def test_the_first_difference_is_told(journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_difference_is_reported(journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where it was, what was recorded and what came; the command ends with 1."""
     lines = journal.read_bytes().splitlines(keepends=True)
     number, line = next((n, line) for n, line in enumerate(lines) if b'"Dispatch"' in line)

@@ -67,6 +67,6 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
 
 @pytest.mark.parametrize("program", ["print('no')", "pass"])
 def test_a_worker_that_does_not_start_is_a_mistake_of_one_line(program: str) -> None:
-    """What it said instead is told."""
+    """The error quotes what the worker printed instead."""
     with pytest.raises(ConfigError, match="did not start"), start_emulated_workers(1, [sys.executable, "-c", program]):
         pass

@@ -1,4 +1,4 @@
-"""Timers that ring only once the router has had the time to hear whom they judge."""
+"""Fair timers do not fire for a stall of the router itself."""
 
 import asyncio
 import socket
@@ -49,7 +49,7 @@ def test_an_alarm_that_is_due_now_has_a_time(loop: type[asyncio.AbstractEventLoo
 
 
 class Clock:
-    """As much of an event loop as an alarm needs; its time goes on only when it is told to."""
+    """The part of an event loop that a timer needs; its clock advances only by hand."""
 
     def __init__(self) -> None:
         self.now = 0.0

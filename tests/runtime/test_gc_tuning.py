@@ -59,7 +59,7 @@ async def test_a_router_that_is_never_idle_looks_at_what_is_new() -> None:
         assert gone() is None
 
 
-def test_what_is_old_is_never_looked_at_of_itself() -> None:
+def test_old_objects_are_never_collected_automatically() -> None:
     """However many objects there are, no third generation is collected by the number of those made."""
     tune_collector()
     before = gc.get_stats()[2]["collections"]

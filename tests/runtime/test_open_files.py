@@ -16,8 +16,11 @@ def test_a_call_needs_a_file_at_either_side() -> None:
 
 
 def test_the_soft_limit_becomes_the_hard_one() -> None:
-    """In a process whose soft limit is lower than its hard one; the answer is what holds afterwards."""
-    program = "from resource import *; import router.runtime.open_files as o; print(o.raise_limit(), *getrlimit(RLIMIT_NOFILE))"
+    """The function returns the limit that applies afterwards, here in a process with a lower soft limit."""
+    program = (
+        "from resource import *; import router.runtime.open_files as o; "
+        "print(o.raise_limit(), *getrlimit(RLIMIT_NOFILE))"
+    )
     hard = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     command = ["sh", "-c", f'ulimit -S -n 100; ulimit -H -n {hard}; exec "$0" -c "$1"', sys.executable, program]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

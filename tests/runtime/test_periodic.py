@@ -24,7 +24,7 @@ class Counting(PeriodicTask):
             self.third.set()
 
 
-async def test_a_turn_that_fails_is_told_and_the_next_one_comes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_run_is_logged_and_the_next_one_takes_place(caplog: pytest.LogCaptureFixture) -> None:
     """With its trace, once."""
     with caplog.at_level(logging.ERROR):
         async with Counting() as counting, asyncio.timeout(60):

@@ -9,7 +9,7 @@ from router.upstream.accepted_fields import ACCEPTED_SINCE, AcceptedFields, pars
 
 
 @pytest.mark.parametrize(
-    ("told", "version"),
+    ("text", "version"),
     [
         ("0.32.0", (0, 32, 0)),
         ("v0.5.9.post1", (0, 5, 9)),
@@ -21,9 +21,9 @@ from router.upstream.accepted_fields import ACCEPTED_SINCE, AcceptedFields, pars
         (None, None),
     ],
 )
-def test_a_version_is_that_of_a_release(told: str | None, version: tuple[int, ...] | None) -> None:
+def test_a_version_is_that_of_a_release(text: str | None, version: tuple[int, ...] | None) -> None:
     """A build between releases has numbers that say nothing of what it contains."""
-    assert parse_version(told) == version
+    assert parse_version(text) == version
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

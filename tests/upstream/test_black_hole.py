@@ -68,13 +68,13 @@ async def test_no_call_is_lost_to_a_worker_that_refuses_all(status: int) -> None
                 conditions.add(router.scheduler.cluster[name_of(hole)].health.condition)
             return statuses
 
-        told = await asyncio.gather(*(client(number) for number in range(AT_ONCE)))
-        assert [status for statuses in told for status in statuses] == [200] * CALLS
+        answers = await asyncio.gather(*(client(number) for number in range(AT_ONCE)))
+        assert [status for statuses in answers for status in statuses] == [200] * CALLS
         assert Condition.OPEN in conditions
 
 
 @pytest.mark.parametrize("status", REFUSALS)
-async def test_a_client_is_not_told_that_its_own_key_is_wrong(status: int) -> None:
+async def test_a_rejected_router_key_is_not_blamed_on_the_client(status: int) -> None:
     """Where no other worker can do it, the client hears 502, and pays nothing."""
     async with (
         scripted_engine() as hole,
@@ -103,7 +103,7 @@ def lack_path(said: bytes) -> Callable[[Call], asyncio.Future[None]]:
 
 @pytest.mark.parametrize("said", NO_PATH)
 async def test_a_path_that_the_models_workers_lack_is_not_found(said: bytes) -> None:
-    """The client is told so, whole or streamed, and no worker is left out for it."""
+    """The client receives the error, whole or streamed, and no worker is ejected for it."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -148,7 +148,7 @@ async def test_a_404_that_may_be_about_something_else_is_the_workers(said: bytes
         assert json.loads(await post.read())["error"]["code"] == "worker_refused"
 
 
-async def test_after_a_heartbeat_the_refusal_is_told_in_the_stream() -> None:
+async def test_after_a_heartbeat_the_refusal_arrives_in_the_stream() -> None:
     """As an error event with the same code."""
     async with (
         scripted_engine() as hole,
@@ -158,8 +158,8 @@ async def test_after_a_heartbeat_the_refusal_is_told_in_the_stream() -> None:
     ):
         running = await hole.call()
         await until(lambda: router.scheduler.waiting == 1)
-        heard = (await second.response()).content
-        assert (await heard.readuntil(b"\n\n")).startswith(b": waiting")
+        content = (await second.response()).content
+        assert (await content.readuntil(b"\n\n")).startswith(b": waiting")
         await running.answer()
         await first.read()
         await refuse(401)(await hole.call())
@@ -193,7 +193,7 @@ async def test_a_refusal_that_every_worker_gives_opens_no_breaker() -> None:
         (CHAT, chat(), 422),
     ],
 )
-async def test_what_may_be_the_calls_own_fault_is_told_as_it_is(
+async def test_an_error_that_may_be_the_clients_fault_is_passed_on_unchanged(
     path: str, body: dict[str, object], status: int
 ) -> None:
     """A path that the engine lacks, and a call that it cannot read."""

@@ -40,18 +40,18 @@ def role(ids: Sequence[int] | None) -> bytes:
     """The first chunk of a chat."""
     delta = {"role": "assistant", "content": ""}
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-    told = {"prompt_token_ids": None if ids is None else list(ids), "prompt_text": None}
-    return event({**HEAD, "choices": [choice], **({"usage": counts(0)} if ids is not None else {}), **told})
+    sent_ids = {"prompt_token_ids": None if ids is None else list(ids), "prompt_text": None}
+    return event({**HEAD, "choices": [choice], **({"usage": counts(0)} if ids is not None else {}), **sent_ids})
 
 
 def piece(text: str, ids: Sequence[int] | None, output: int, finish: str | None = None, prompt: int = 12) -> bytes:
     """A chunk of /v1/completions, from the engine that goes on."""
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
-    told = {"prompt_token_ids": None, "token_ids": None if ids is None else list(ids)}
+    sent_ids = {"prompt_token_ids": None, "token_ids": None if ids is None else list(ids)}
     return event(
         {
             **{"id": "other", "object": "text_completion", "created": 9, "model": "m"},
-            **{"choices": [{**choice, **told}], "usage": counts(output, prompt)},
+            **{"choices": [{**choice, **sent_ids}], "usage": counts(output, prompt)},
         }
     )
 
@@ -122,8 +122,8 @@ async def test_a_chat_goes_on_by_its_tokens(wanted: bool) -> None:
         assert {chunk["id"] for chunk in chunks} == {"first"}
         assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
         assert [each["finish_reason"] for chunk in chunks for each in chunk["choices"]] == [None] * 4 + ["stop"]
-        told = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
-        assert told == ([counts(4)] if wanted else [])
+        sent_ids = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+        assert sent_ids == ([counts(4)] if wanted else [])
         assert b"[1" not in before, "the client sees ids that it did not ask for"
         service = (await router.fairness())["clients"]["user-ann"]["service"]
         assert (service["extend"], service["output"]) == (10, 4), "what was computed twice is charged once"
@@ -152,7 +152,7 @@ async def test_a_second_death_is_survived_too() -> None:
 
 
 async def test_tokens_without_text_are_chosen_again() -> None:
-    """Half a character is in the first engine's memory alone, so the next is not told of its token."""
+    """Half a character is in the first engine's memory alone, so the next engine is not sent its token."""
     async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=9)) as post:
         call = await one.call()
         await call.begin()
@@ -265,7 +265,7 @@ async def test_a_tool_call_under_way_is_not_gone_on_with() -> None:
         assert two.calls.empty()
 
 
-async def test_an_error_told_amid_the_stream_is_not_seen() -> None:
+async def test_an_error_amid_the_stream_is_hidden_by_a_retry() -> None:
     """The engine says that it dies, before it does."""
     dead = event({"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}})
     async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=5)) as post:

@@ -65,7 +65,7 @@ def test_load_is_summed_over_ranks_and_nothing_else(dialect: Dialect, path: str,
 
 
 def test_capacity_may_be_missing() -> None:
-    """An engine that does not tell its capacity, or not yet, still tells its load."""
+    """An engine that does not report its capacity, or not yet, still reports its load."""
     lines = [line for line in VLLM_METRICS.splitlines(keepends=True) if b"cache_config" not in line]
     unready = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n'
     for body in (b"".join(lines), b"".join([*lines, unready])):
@@ -108,7 +108,7 @@ def test_garbage_is_one_kind_of_error(reader: object, body: bytes) -> None:
         reader(body)
 
 
-def test_engine_is_recognised_by_the_owner_of_its_models() -> None:
+def test_engine_is_detected_by_the_owner_of_its_models() -> None:
     """Each engine signs its model list; one that does not is a generic OpenAI server."""
     assert detect_dialect(models('{"id": "a", "owned_by": "vllm"}', '{"id": "b", "owned_by": "me"}')) is VLLM
     assert detect_dialect(models('{"id": "a", "owned_by": "sglang"}')) is SGLANG
@@ -149,10 +149,10 @@ def test_an_engine_that_reorders_is_recognised(policy: str) -> None:
         read_engine_info(b"[]")
 
 
-@pytest.mark.parametrize(("told", "version"), [(b'"0.5.23"', "0.5.23"), (b"5", None), (b"null", None)])
-def test_the_version_is_read_where_there_is_one(told: bytes, version: str | None) -> None:
+@pytest.mark.parametrize(("value", "version"), [(b'"0.5.23"', "0.5.23"), (b"5", None), (b"null", None)])
+def test_the_version_is_read_where_there_is_one(value: bytes, version: str | None) -> None:
     """As text; anything else is none."""
-    assert read_engine_info(b'{"version": ' + told + b"}").version == version
+    assert read_engine_info(b'{"version": ' + value + b"}").version == version
 
 
 @pytest.mark.parametrize(("mode", "half"), [(b'"prefill"', True), (b'"decode"', True), (b'"null"', False)])
@@ -200,8 +200,8 @@ sglang:max_total_num_tokens{tp_rank="0"} 19168.0
         (SGLANG, b"", CacheReport()),
     ],
 )
-def test_what_an_engine_tells_of_its_cache(dialect: Dialect, body: bytes, report: CacheReport) -> None:
-    """Each tells other things, and may tell none of them; SGLang shows a counter when it has counted something."""
+def test_reports_about_the_cache_are_read(dialect: Dialect, body: bytes, report: CacheReport) -> None:
+    """Each engine reports different fields, possibly none; SGLang shows a counter from its first increment on."""
     assert dialect.read_cache(body) == report
 
 
@@ -211,7 +211,7 @@ def test_an_sglang_that_has_computed_nothing_has_nothing_to_do() -> None:
 
 
 def test_a_number_that_was_cut_off_is_not_taken_for_a_smaller_one() -> None:
-    """A counter that seems to fall would mean that the engine started anew."""
+    """A counter that seems to fall would mean that the engine restarted."""
     assert VLLM.read_cache(b"vllm:prompt_tokens_total 123\nvllm:prefix_cache_hits_total 4").hit_tokens is None
 
 
@@ -231,7 +231,7 @@ def test_the_size_of_a_batch_is_read_where_there_is_one(size: bytes, tokens: int
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, "²", "-1", "1.5", ""])
-def test_a_size_beyond_all_sense_is_not_told(size: str) -> None:
+def test_an_absurd_size_is_ignored(size: str) -> None:
     """Nor does it make anything of the rest unreadable."""
     page = VLLM_METRICS.replace(b'block_size="32"', b'block_size="%b"' % size.encode())
     assert VLLM.load_readers["/metrics"](page) == Load(7, 5, None)
@@ -249,7 +249,7 @@ def test_a_vllm_says_in_its_metrics_whether_it_keeps_a_prefix_cache(labels: byte
 
 
 @pytest.mark.parametrize(("disabled", "caches"), [(b"true", False), (b"false", True), (b"null", True)])
-def test_an_sglang_says_of_itself_whether_it_keeps_a_prefix_cache(disabled: bytes, caches: bool) -> None:
+def test_sglang_reports_whether_it_keeps_a_prefix_cache(disabled: bytes, caches: bool) -> None:
     """Unless it says that it does not, it does."""
     assert read_engine_info(b'{"disable_radix_cache": ' + disabled + b"}").caches is caches
 
@@ -285,6 +285,6 @@ sglang:generation_tokens_total{is_streaming="true"} 11.0
         (SGLANG, b"", WorkReport()),
     ],
 )
-def test_what_an_engine_tells_of_its_work(dialect: Dialect, body: bytes, report: WorkReport) -> None:
+def test_reports_about_computed_tokens_are_read(dialect: Dialect, body: bytes, report: WorkReport) -> None:
     """Input that it computed, without what it found in its cache, and output; over all its ranks."""
     assert dialect.read_work(body) == report

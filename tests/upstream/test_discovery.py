@@ -100,16 +100,16 @@ async def test_an_address_that_is_back_before_its_calls_end_stays(caplog: pytest
 
 async def test_a_name_that_cannot_be_resolved_keeps_its_workers(caplog: pytest.LogCaptureFixture) -> None:
     """The last answer counts, and the log has one line of it, not one for each try."""
-    told: list[list[str]] = []
+    reported: list[list[str]] = []
     names = Names("10.0.0.1")
     source = DnsSource("http://workers:1", names)
-    async with Discovery([source], lambda _, workers: told.append(urls(workers)), 0.001):
+    async with Discovery([source], lambda _, workers: reported.append(urls(workers)), 0.001):
         names.addresses = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         asked = names.asked
         await until(lambda: names.asked > asked + 3)
         names.addresses = ["10.0.0.2"]
-        await until(lambda: told[-1] == ["http://10.0.0.2:1"])
-    assert {tuple(workers) for workers in told} == {("http://10.0.0.1:1",), ("http://10.0.0.2:1",)}
+        await until(lambda: reported[-1] == ["http://10.0.0.2:1"])
+    assert {tuple(workers) for workers in reported} == {("http://10.0.0.1:1",), ("http://10.0.0.2:1",)}
     assert caplog.text.count("stay as they were") == 1
 
 

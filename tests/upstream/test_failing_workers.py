@@ -1,4 +1,4 @@
-"""Workers that fail, refuse, die and come back: what their clients are told, and what they pay."""
+"""Workers that fail, refuse, die and come back: what their clients receive, and what they are charged."""
 
 import asyncio
 import json
@@ -200,7 +200,7 @@ async def test_an_engines_own_failure_is_handed_on(stream: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "page", "told"),
+    ("status", "page", "expected"),
     [
         (500, b"Internal Server Error", "500"),
         (502, b"<html>", "502"),
@@ -208,13 +208,13 @@ async def test_an_engines_own_failure_is_handed_on(stream: bool) -> None:
         (409, b'{"detail":"Not Found"}', "Not Found"),
     ],
 )
-async def test_a_failure_in_another_shape_is_told_in_openais(status: int, page: bytes, told: str) -> None:
+async def test_a_failure_in_another_format_is_passed_on_in_openais(status: int, page: bytes, expected: str) -> None:
     """What a proxy before the worker says of it, or the frame it is built on, is none of OpenAI's errors."""
     async with scripted_engine() as engine, running_router(engine.url) as router, router.post(chat()) as post:
         await (await engine.call()).respond(status, page, content_type="text/html")
         response = await post.response()
         assert (response.status, response.content_type) == (status, "application/json")
-        assert told in (await response.json())["error"]["message"]
+        assert expected in (await response.json())["error"]["message"]
 
 
 FULL = event({"error": {"object": "error", "message": "The request queue is full.", "type": "abort", "code": 503}})
@@ -234,7 +234,7 @@ async def too_many(call: Call) -> None:
 
 @pytest.mark.parametrize("act", [in_band, by_status, too_many])
 async def test_a_queue_that_is_full_fails_nobody(act: Act) -> None:
-    """SGLang tells it inside a stream of status 200, vLLM by status: the request waits and is sent again, unseen."""
+    """SGLang reports it inside a stream of status 200, vLLM by status: the request waits and is retried, unseen."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat(stream=True)) as post:
             await act(await engine.call())
@@ -244,7 +244,7 @@ async def test_a_queue_that_is_full_fails_nobody(act: Act) -> None:
 
 
 async def test_a_queue_that_is_full_amid_a_stream_is_a_failure() -> None:
-    """What came before it is paid, and the client hears it as the engine told it."""
+    """The output before the error is charged, and the client receives the error as the engine sent it."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat(stream=True)) as post:
             await (await engine.call()).stream(chunk("a", usage=usage(9, 1)), FULL, DONE)
@@ -264,7 +264,7 @@ async def test_an_error_with_status_200_is_an_error() -> None:
 
 
 async def test_a_connection_that_nobody_read_on_is_not_used_again() -> None:
-    """Its answer was all here when its client left, but for what the socket was told to keep back."""
+    """Its answer was all here when its client left, except for what the socket was made to hold back."""
     async with scripted_engine() as engine:
         worker = WorkerClient(engine.url, connect_timeout=5.0)
         pending = asyncio.ensure_future(worker.send("POST", "/x", {}, b"{}"))
@@ -328,8 +328,8 @@ async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:
                 await held.answer()
                 held = await two.call()
             await held.answer()
-            told = [await post.read() for post in posts]
-        assert sum(b"yes" in answer and answer.endswith(DONE) for answer in told) == 8
+            expected = [await post.read() for post in posts]
+        assert sum(b"yes" in answer and answer.endswith(DONE) for answer in expected) == 8
 
 
 async def test_a_worker_that_is_back_is_used_again() -> None:

@@ -57,12 +57,12 @@ async def changes(url: str, *, generate: bool = True) -> list[str]:
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_a_worker_started_as_it_should_be_fits(dialect: str) -> None:
-    """Nothing is found, and its card tells engine, model and cache."""
+    """There are no findings, and the card names engine, model and cache size."""
     with worker(dialect=dialect, block_size=16, kv_tokens=4096) as url:
-        told = await examined(url)
-    assert told.findings == []
-    assert re.match(rf"{dialect} [\d.]+ serves tiny, its cache holds 4", told.card)
-    assert told.card.endswith("in blocks of 16")
+        result = await examined(url)
+    assert result.findings == []
+    assert re.match(rf"{dialect} [\d.]+ serves tiny, its cache holds 4", result.card)
+    assert result.card.endswith("in blocks of 16")
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ async def test_an_emulated_worker_that_does_not_fit_is_found(flags: dict[str, ob
     assert flag in change
 
 
-async def test_a_field_that_is_refused_is_told_with_what_it_means() -> None:
+async def test_a_refused_field_is_reported_with_its_consequence() -> None:
     """By the engine's version, or as the worker says when it is tried; neither is something to change."""
     with worker(dialect="sglang", block_size=16, kv_tokens=4096) as url:
-        told = await examined(url)
-    assert told.findings == []
-    (note,) = told.notes
+        result = await examined(url)
+    assert result.findings == []
+    (note,) = result.notes
     assert note.startswith("does not accept return_token_ids on /v1/chat/completions")
     async with scripted_engine() as engine:
 
@@ -148,7 +148,7 @@ async def test_a_vllm_without_metrics_or_cache_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "flag"),
+    ("result", "flag"),
     [
         ({}, None),
         ({"enable_cache_report": False}, "--enable-cache-report"),
@@ -159,12 +159,12 @@ async def test_a_vllm_without_metrics_or_cache_is_found() -> None:
         ({"page_size": 16, "kv_events": {"publisher": "zmq"}}, None),
     ],
 )
-async def test_an_sglang_says_itself_with_what_it_was_started(told: dict[str, object], flag: str | None) -> None:
+async def test_an_sglang_says_itself_with_what_it_was_started(result: dict[str, object], flag: str | None) -> None:
     """Each flag that does not fit is one finding."""
     async with scripted_engine() as engine:
         engine.poll_answers |= {
             "/v1/models": (200, json.dumps(SGLANG).encode()),
-            "/server_info": (200, json.dumps(FITTING | told).encode()),
+            "/server_info": (200, json.dumps(FITTING | result).encode()),
             "/metrics": (200, SGLANG_METRICS),
         }
         found = await changes(engine.url, generate=False)
@@ -217,16 +217,16 @@ async def test_what_does_not_fit_is_warned_of_once_at_the_start(caplog: pytest.L
     assert caplog.text.count("order of arrival") == 1
 
 
-def test_the_command_tells_of_settings_and_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_settings_and_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0 where all fits, 1 where something does not, with a line for each; 2 for a file that is wrong."""
     file, more = tmp_path / "router.yaml", tmp_path / "workers.yaml"
     with worker(block_size=16) as one, worker(dialect="sglang", order="lpm") as two:
         file.write_text(f"worker: [{one}]\nmax_queued: 7\nadmin_key: kkkkkkkkkkkkkkkk\n")
         assert main(["check", str(file)]) == 0
-        told = capsys.readouterr().out
-        assert "max_queued: 7" in told
-        assert "kkkk" not in told
-        assert told.splitlines()[-1].endswith("; its flags fit")
+        result = capsys.readouterr().out
+        assert "max_queued: 7" in result
+        assert "kkkk" not in result
+        assert result.splitlines()[-1].endswith("; its flags fit")
         more.write_text(f"[{two}, {one}]")
         file.write_text(f"worker: [{one}]\nworkers_file: {more}\n")
         assert main(["check", str(file)]) == 1
@@ -239,7 +239,7 @@ def test_the_command_tells_of_settings_and_workers(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("page", [b"<html>login</html>", b'["0.32.0"]', b'"0.32.0"', b""])
-async def test_what_answers_something_else_is_told_to_do_so(page: bytes) -> None:
+async def test_an_unexpected_answer_is_reported(page: bytes) -> None:
     """It does answer, and what it says of itself is no JSON object: a proxy in front, perhaps."""
     async with scripted_engine() as engine:
         engine.poll_answers["/version"] = (200, page)

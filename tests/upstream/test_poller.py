@@ -29,7 +29,7 @@ from tests.support.scripted_engine import VLLM_METRICS, ScriptedEngine, scripted
 
 @dataclass
 class Watch:
-    """A probe of one engine, polled step by step; `events` is what it told since they were last taken."""
+    """A probe of one engine, polled step by step; `events` holds what it has fed since they were last taken."""
 
     engine: ScriptedEngine
     backend: WorkerEndpoint
@@ -37,8 +37,8 @@ class Watch:
     probe: WorkerProbe
     client: httpx.AsyncClient
 
-    async def told(self, polls: int = 1) -> list[Event]:
-        """Poll; what is told of it."""
+    async def fed(self, polls: int = 1) -> list[Event]:
+        """Poll once and return the names of the events fed."""
         for _ in range(polls):
             await self.probe.poll(self.client)
         events = self.events.copy()
@@ -47,7 +47,7 @@ class Watch:
 
     async def kinds(self, polls: int = 1) -> list[str]:
         """The same by name."""
-        return [type(event).__name__ for event in await self.told(polls)]
+        return [type(event).__name__ for event in await self.fed(polls)]
 
 
 @asynccontextmanager
@@ -59,26 +59,26 @@ async def watched(*models: str) -> AsyncIterator[Watch]:
 
 
 async def test_a_worker_joins_with_its_models_and_reports_its_load() -> None:
-    """The first answer tells all; the next one only what may have changed."""
+    """The first poll asks for everything; the next one only for what may have changed."""
     async with watched("m", "adapter") as watch:
-        joined, reported = await watch.told()
+        joined, reported = await watch.fed()
         assert isinstance(joined, WorkerJoined)
         assert joined.worker.models == {"m", "adapter"}
-        told = CacheReport(block_tokens=16), WorkReport()
-        assert reported == WorkerReported(WorkerId("w"), 0, 0, kv_tokens=100_000, cache=told[0], work=told[1])
+        fed = CacheReport(block_tokens=16), WorkReport()
+        assert reported == WorkerReported(WorkerId("w"), 0, 0, kv_tokens=100_000, cache=fed[0], work=fed[1])
         assert watch.backend.healthy
         assert await watch.kinds() == ["WorkerReported"]
 
 
 async def test_a_refused_connection_ends_it_at_once_and_an_answer_brings_it_back() -> None:
-    """A process that is gone needs no second look, and is told of once."""
+    """A refused connection is enough to report a worker as gone, and it is reported once."""
     async with watched() as watch:
-        await watch.told()
+        await watch.fed()
         await watch.engine.stop()
-        assert await watch.told() == [WorkerLeft(WorkerId("w"))]
+        assert await watch.fed() == [WorkerLeft(WorkerId("w"))]
         assert not watch.backend.healthy
         assert watch.backend.models == {"m"}
-        assert await watch.told(2 * MISSED_POLLS) == []
+        assert await watch.fed(2 * MISSED_POLLS) == []
         await watch.engine.start()
         assert await watch.kinds() == ["WorkerJoined", "WorkerReported"]
 
@@ -86,20 +86,20 @@ async def test_a_refused_connection_ends_it_at_once_and_an_answer_brings_it_back
 async def test_an_engine_that_answers_with_errors_has_some_patience() -> None:
     """One bad answer is no death, several in a row are."""
     async with watched() as watch:
-        await watch.told()
+        await watch.fed()
         watch.engine.poll_answers["/health"] = (503, b"")
-        assert await watch.told(MISSED_POLLS - 1) == []
+        assert await watch.fed(MISSED_POLLS - 1) == []
         watch.engine.poll_answers["/health"] = (200, b"")
         assert await watch.kinds() == ["WorkerReported"]
         watch.engine.poll_answers["/health"] = (503, b"")
-        assert await watch.told(MISSED_POLLS) == [WorkerLeft(WorkerId("w"))]
+        assert await watch.fed(MISSED_POLLS) == [WorkerLeft(WorkerId("w"))]
 
 
 async def test_an_engine_whose_health_is_bad_does_not_join() -> None:
     """Its server answers, but its engine is dead: it is sent nothing, at no moment."""
     async with watched() as watch:
         watch.engine.poll_answers["/health"] = (503, b"")
-        assert await watch.told(2 * MISSED_POLLS) == []
+        assert await watch.fed(2 * MISSED_POLLS) == []
         watch.engine.poll_answers["/health"] = (200, b"")
         assert await watch.kinds() == ["WorkerJoined", "WorkerReported"]
 
@@ -127,9 +127,9 @@ async def test_an_engine_of_no_known_kind_is_asked_each_time() -> None:
 
 
 async def test_metrics_that_were_gone_are_read_again() -> None:
-    """The next list of models is the occasion to ask for them anew."""
+    """The next reading of the list of models tries the paths again."""
     async with watched() as watch:
-        await watch.told()
+        await watch.fed()
         watch.engine.poll_answers["/metrics"] = (404, b"")
         assert await watch.kinds(2) == ["WorkerAnswered"], "the first of them came to nothing"
         watch.engine.poll_answers["/metrics"] = (200, VLLM_METRICS)
@@ -141,15 +141,15 @@ async def test_nonsense_is_no_worker(body: bytes) -> None:
     """Something else listens there."""
     async with watched() as watch:
         watch.engine.poll_answers["/v1/models"] = (200, body)
-        assert await watch.told(2 * MISSED_POLLS) == []
+        assert await watch.fed(2 * MISSED_POLLS) == []
 
 
 async def test_a_new_list_of_models_is_noticed() -> None:
     """Adapters come and go while the engine runs."""
     async with watched() as watch:
-        await watch.told()
+        await watch.fed()
         watch.engine.serve("m", "adapter")
-        events = await watch.told(POLLS_PER_MODEL_LIST)
+        events = await watch.fed(POLLS_PER_MODEL_LIST)
         (joined,) = [event for event in events if isinstance(event, WorkerJoined)]
         assert joined.worker.models == watch.backend.models == {"m", "adapter"}
 
@@ -180,7 +180,7 @@ async def test_sglang_is_asked_in_its_own_way() -> None:
         ((404, b""), False),
     ],
 )
-async def test_an_engine_that_reorders_is_told_of(answer: tuple[int, bytes], reorders: bool) -> None:
+async def test_an_engine_that_reorders_is_reported(answer: tuple[int, bytes], reorders: bool) -> None:
     """Its order works against the router's, and the scheduler must know."""
     async with watched() as watch:
         models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
@@ -188,12 +188,12 @@ async def test_an_engine_that_reorders_is_told_of(answer: tuple[int, bytes], reo
         watch.engine.poll_answers["/ready"] = (200, b"")
         watch.engine.poll_answers["/v1/loads"] = (404, b"")
         watch.engine.poll_answers["/server_info"] = answer
-        (joined, *_) = await watch.told(2 * POLLS_PER_MODEL_LIST)
+        (joined, *_) = await watch.fed(2 * POLLS_PER_MODEL_LIST)
         assert isinstance(joined, WorkerJoined)
         assert joined.worker.reorders is reorders
 
 
-async def test_an_engine_without_a_prefix_cache_is_told_of() -> None:
+async def test_an_engine_without_a_prefix_cache_is_reported() -> None:
     """No hit may be predicted there."""
     async with watched() as watch:
         models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
@@ -201,7 +201,7 @@ async def test_an_engine_without_a_prefix_cache_is_told_of() -> None:
         watch.engine.poll_answers["/ready"] = (200, b"")
         watch.engine.poll_answers["/v1/loads"] = (404, b"")
         watch.engine.poll_answers["/server_info"] = (200, b'{"disable_radix_cache":true}')
-        (joined, *_) = await watch.told(2 * POLLS_PER_MODEL_LIST)
+        (joined, *_) = await watch.fed(2 * POLLS_PER_MODEL_LIST)
         assert isinstance(joined, WorkerJoined)
         assert not joined.worker.caches
 
@@ -237,11 +237,11 @@ vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0.0
 """
 
 
-async def test_a_worker_tells_what_its_metrics_say_of_its_cache() -> None:
+async def test_cache_metrics_are_reported() -> None:
     """On the page with its load, which is read once."""
     async with watched() as watch:
         watch.engine.poll_answers["/metrics"] = (200, VLLM_METRICS + CACHE_METRICS)
-        _, reported = await watch.told()
+        _, reported = await watch.fed()
         assert isinstance(reported, WorkerReported)
         assert reported.cache == CacheReport(16, 1.5e9, 500.0, 100.0)
         assert [call.path for call in watch.engine.polls].count("/metrics") == 1
@@ -262,19 +262,19 @@ async def test_metrics_that_are_of_no_use_are_counted_and_the_worker_is_served_o
 ) -> None:
     """One line a minute says so, however often it happens."""
     async with watched() as watch:
-        await watch.told()
+        await watch.fed()
         watch.engine.poll_answers["/metrics"] = page
-        told = [event for event in await watch.told(5) if not isinstance(event, WorkerAnswered)]
-        assert all(isinstance(event, WorkerReported) and event.cache is None for event in told)
+        fed = [event for event in await watch.fed(5) if not isinstance(event, WorkerAnswered)]
+        assert all(isinstance(event, WorkerReported) and event.cache is None for event in fed)
         assert watch.backend.healthy
         assert watch.probe.unusable_answers == 5
         assert len([record for record in caplog.records if "metrics ignored" in record.message]) == 1
 
 
-async def test_a_worker_that_emptied_its_cache_when_told_is_believed_empty() -> None:
+async def test_a_flushed_cache_is_reported_as_empty() -> None:
     """One that refused, or does not know how to, is not."""
     async with watched() as watch:
-        await watch.told()
+        await watch.fed()
         watch.engine.poll_answers["/reset_prefix_cache"] = (200, b'{"success": false}')
         with pytest.raises(WorkerBroke, match="did not empty"):
             await watch.probe.flush(watch.client)
@@ -288,18 +288,18 @@ async def test_a_worker_that_emptied_its_cache_when_told_is_believed_empty() -> 
 
 
 async def test_slow_metrics_make_no_worker_silent() -> None:
-    """While /health answers, whoever never answers /metrics is alive, and is told to be."""
+    """A worker that answers /health but never /metrics is alive, and reported as alive."""
     async with scripted_engine() as engine:
         backend = WorkerEndpoint(WorkerId("w"), engine.url)
-        told: asyncio.Queue[Event] = asyncio.Queue()
-        async with Poller(WorkerDirectory([backend], 1.0), told.put_nowait, 0.02):
+        fed: asyncio.Queue[Event] = asyncio.Queue()
+        async with Poller(WorkerDirectory([backend], 1.0), fed.put_nowait, 0.02):
             del engine.poll_answers["/metrics"]  # what comes there waits in `calls` from now on, and is never answered
             await engine.call()
-            while not told.empty():
-                told.get_nowait()
+            while not fed.empty():
+                fed.get_nowait()
             polls = len(engine.polls)
             for _ in range(3):
-                assert isinstance(await told.get(), WorkerAnswered)
+                assert isinstance(await fed.get(), WorkerAnswered)
             assert {poll.path for poll in engine.polls[polls:]} <= {"/health", "/v1/models"}
         assert engine.calls.empty(), "only one question is open at a time"
 
@@ -307,12 +307,12 @@ async def test_slow_metrics_make_no_worker_silent() -> None:
 async def test_metrics_in_time_are_the_only_sign_of_life() -> None:
     """A worker that tells its load is not also said to tell none, however health and load are asked in turn."""
     async with scripted_engine() as engine:
-        told: list[Event] = []
+        fed: list[Event] = []
         reported = asyncio.Event()
 
         def feed(event: Event) -> None:
-            told.append(event)
-            if len(told) > 20:
+            fed.append(event)
+            if len(fed) > 20:
                 reported.set()
 
         async with (
@@ -320,4 +320,4 @@ async def test_metrics_in_time_are_the_only_sign_of_life() -> None:
             asyncio.timeout(60),
         ):
             await reported.wait()
-        assert {type(event) for event in told} == {WorkerJoined, WorkerReported}
+        assert {type(event) for event in fed} == {WorkerJoined, WorkerReported}

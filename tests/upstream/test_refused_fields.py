@@ -122,7 +122,7 @@ async def test_what_the_client_sent_is_its_own() -> None:
 
 
 async def test_a_refusal_that_names_nothing_is_passed_on() -> None:
-    """Another reason than ours is told to the client at once."""
+    """A refusal for another reason is passed on to the client at once."""
     async with before() as (engine, router):
         async with router.post(chat(stream=True)) as post:
             await (await engine.call()).respond(400, refusal("The input is too long."))
@@ -148,7 +148,7 @@ async def test_a_worker_that_dies_over_its_refusal_loses_no_call() -> None:
         await router.check_at_rest()
 
 
-async def test_a_chat_goes_on_by_its_text_where_no_ids_are_told() -> None:
+async def test_a_chat_continues_by_its_text_if_there_are_no_token_ids() -> None:
     """Begun at SGLang, which tells no ids of a streamed chat, and gone on with at another worker."""
     card = {"id": "m", "object": "model", "owned_by": "sglang", "max_model_len": 1000}
     async with scripted_engine() as one, scripted_engine() as two:
