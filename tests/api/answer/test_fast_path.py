@@ -21,7 +21,7 @@ def dump(chunk: Any, marks: tuple[str, str] = (",", ":")) -> bytes:
     return json.dumps(chunk, separators=marks, ensure_ascii=False).encode()
 
 
-def take_apart(data: bytes) -> tuple[bytes, str, Any, bytes | None] | None:
+def parse_common_chunk(data: bytes) -> tuple[bytes, str, Any, bytes | None] | None:
     """A chunk's JSON without its usage, its text, its usage and its finish reason; None if it is not common."""
     (part,) = CommonChunks().split_runs([data])
     if not isinstance(part, ChunkRun):
@@ -54,7 +54,7 @@ def test_the_chunks_of_both_engines_are_common(
     """Text with nothing but nulls and a finish reason around it is taken apart."""
     choice = {"index": 0, "delta": {**before, "content": text}, "logprobs": None, "finish_reason": finish, **after}
     chunk = {"id": "chatcmpl-1", "created": 1, "choices": [choice]}
-    parts = take_apart(dump({**chunk, "usage": USAGE}, marks))
+    parts = parse_common_chunk(dump({**chunk, "usage": USAGE}, marks))
     assert parts == (dump(chunk, marks), text, USAGE, None if finish is None else finish.encode())
 
 
@@ -72,7 +72,7 @@ CHUNKS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 @example({"meta": {"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": {}}}, (",", ":"))
 def test_no_other_chunk_is_taken_for_a_common_one(chunk: dict[str, Any], marks: tuple[str, str]) -> None:
     """The parts of a common chunk are always those that a JSON parser finds."""
-    parts = take_apart(dump(chunk, marks))
+    parts = parse_common_chunk(dump(chunk, marks))
     if parts is not None:
         without = {name: value for name, value in chunk.items() if name != "usage"}
         choice: dict[str, Any] = {"index": 0, "delta": {"content": parts[1]}}
@@ -85,7 +85,7 @@ def test_no_other_chunk_is_taken_for_a_common_one(chunk: dict[str, Any], marks: 
 @given(st.sampled_from(['"', 'a"b', '\\"}}],"usage":{', '"},"finish_reason":null}],"usage":{}}']))
 def test_text_with_quotes_is_left_to_the_parser(text: str) -> None:
     """The first quote is not the end of such a text."""
-    assert take_apart(dump({"choices": [{"index": 0, "delta": {"content": text}}], "usage": USAGE})) is None
+    assert parse_common_chunk(dump({"choices": [{"index": 0, "delta": {"content": text}}], "usage": USAGE})) is None
 
 
 @given(st.lists(st.tuples(TEXTS, st.lists(st.integers(0, 200_000), max_size=3)), min_size=1), MARKS)
