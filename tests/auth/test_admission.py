@@ -1,4 +1,4 @@
-"""What a client and its group may have at a time and in a minute."""
+"""Limits of clients and groups on calls in flight, requests and tokens per minute."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -68,7 +68,7 @@ def test_in_flight_is_counted_from_admission_to_the_end() -> None:
     assert door.admission.refusals == {"rejected-limit-in-flight": 1}
 
 
-def test_requests_a_minute_and_when_to_come_again() -> None:
+def test_requests_per_minute_are_limited_and_the_refusal_says_when_to_retry() -> None:
     """A minute's worth at once, then at the steady rate; `retry_after` is the time after which a call is let in."""
     door, ann = Door(), client(limits=Limits(requests_per_minute=6))
     assert [door.call(ann) for _ in range(6)] == [None] * 6
@@ -82,7 +82,7 @@ def test_requests_a_minute_and_when_to_come_again() -> None:
     assert door.call(ann) is None
 
 
-def test_tokens_a_minute_are_those_that_were_used() -> None:
+def test_tokens_per_minute_count_the_tokens_used() -> None:
     """The estimate is taken at first, and put right at the end; what was overdrawn has to come in again."""
     door, ann = Door(), client(limits=Limits(tokens_per_minute=600))
     assert door.call(ann, 500, used=50) is None
@@ -95,7 +95,7 @@ def test_tokens_a_minute_are_those_that_were_used() -> None:
     assert door.call(ann, 50) is None
 
 
-def test_a_call_larger_than_the_limit_goes_when_all_is_there() -> None:
+def test_a_call_larger_than_the_limit_is_admitted_when_the_bucket_is_full() -> None:
     """Else it would never go."""
     door, ann = Door(), client(limits=Limits(tokens_per_minute=100))
     assert door.call(ann, 1000) is None
@@ -118,7 +118,7 @@ def test_a_groups_limit_is_for_all_of_its_members(limits: dict[str, float]) -> N
     assert door.call(bob, 10) is None
 
 
-def test_a_model_that_is_not_ones_own_is_refused() -> None:
+def test_a_model_that_the_client_may_not_call_is_refused() -> None:
     """With 403, whatever else is allowed."""
     door = Door()
     identity = Identity(ClientId("ann"), models=frozenset({"other"}))
@@ -134,7 +134,7 @@ def test_new_limits_count_at_once_and_forget_nothing_in_flight() -> None:
         assert door.call(client(limits=Limits(in_flight=2))) is None
 
 
-def test_names_beyond_the_cap_go_by_their_address() -> None:
+def test_new_names_beyond_the_cap_are_identified_by_their_address() -> None:
     """So many new ones a minute from each address; who is known keeps its name, and a minute later others may come."""
     door = Door(ClientDirectory(anonymous=AnonymousPolicy(new_per_minute=2)))
     names = [door.name(f"u{number}", "10.0.0.1") for number in range(4)]
@@ -145,7 +145,7 @@ def test_names_beyond_the_cap_go_by_their_address() -> None:
     assert door.name("u3", "10.0.0.1") == "user-u3"
 
 
-def test_what_is_remembered_of_idle_clients_is_forgotten() -> None:
+def test_idle_limiters_are_dropped() -> None:
     """However many have called: a minute after their calls there is nothing to know of them."""
     door = Door(ClientDirectory(anonymous=AnonymousPolicy(new_per_minute=100)))
     for number in range(3000):

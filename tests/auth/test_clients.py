@@ -87,7 +87,7 @@ async def test_a_valid_key_is_served_and_sees_its_own_usage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [None, "sk-mallory", "EMPTY"])
-async def test_who_has_no_good_key_is_refused(path: Path, key: str | None) -> None:
+async def test_a_call_without_a_valid_key_is_refused(path: Path, key: str | None) -> None:
     """With 401 before the body is read, on every path of the engines, and without the key in the answer."""
     async with scripted_engine() as engine, running_router(engine.url, clients=path) as router:
         status, error, headers = await refused(router, key)
@@ -152,7 +152,7 @@ async def test_tokens_are_counted_as_the_engine_says(path: Path) -> None:
         assert 10 < int(headers["retry-after"]) < 20
 
 
-async def test_a_changed_file_counts_and_no_call_is_lost(path: Path) -> None:
+async def test_a_changed_file_takes_effect_and_no_call_is_lost(path: Path) -> None:
     """Under load the file is replaced again and again, now and then by a wrong one: each call is answered in full."""
     router_settings = {"clients": path, "policy": "dlpm_home"}
     with emulated_workers(1) as workers:
@@ -181,7 +181,7 @@ async def test_a_changed_file_counts_and_no_call_is_lost(path: Path) -> None:
             assert router.scheduler.weights["alice"] == 9.0  # type: ignore[index]
 
 
-async def test_a_revoked_key_ends_no_call_under_way(path: Path) -> None:
+async def test_a_revoked_key_ends_no_call_in_flight(path: Path) -> None:
     """What was let in is answered; what comes after is refused."""
     async with scripted_engine() as engine, running_router(engine.url, clients=path) as router:
         async with router.post(chat(), **bearer(ALICE)) as post:
@@ -255,7 +255,7 @@ async def test_twice_the_weight_is_twice_the_service(path: Path) -> None:
 
 
 @pytest.mark.parametrize("isolate", ["none", "client", "group"])
-async def test_prefixes_are_kept_apart_as_asked(tmp_path: Path, isolate: str) -> None:
+async def test_prefixes_are_isolated_as_configured(tmp_path: Path, isolate: str) -> None:
     """The engine receives a different salt for each side, and no cached tokens are predicted across sides."""
     clients = "".join(entry(name, f"sk-{name}", group="team") for name in ("ann", "ben")) + entry("cyd", "sk-cyd")
     path = written(tmp_path / "clients.yaml", "groups: {team: {}}\nclients:\n" + clients)
@@ -276,7 +276,7 @@ async def test_prefixes_are_kept_apart_as_asked(tmp_path: Path, isolate: str) ->
     assert isolate != "none" or predicted[3]
 
 
-async def test_a_clients_own_salt_still_parts_its_prompts(path: Path) -> None:
+async def test_a_clients_own_salt_still_separates_its_prompts(path: Path) -> None:
     """Two of its own are two of ours, and nobody gets to another's side by naming a salt."""
     async with scripted_engine() as engine, running_router(engine.url, clients=path, isolate="client") as router:
         salts = []

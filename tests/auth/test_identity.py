@@ -101,7 +101,7 @@ def test_a_known_key_names_its_client() -> None:
 
 @pytest.mark.parametrize("anonymous", [True, False])
 @pytest.mark.parametrize("key", [b"sk-unknown", b"sk-old", KEY + b"x"])
-def test_a_key_that_is_not_good_is_refused(key: bytes, anonymous: bool) -> None:
+def test_an_invalid_key_is_refused(key: bytes, anonymous: bool) -> None:
     """An unknown or expired key is refused even if anonymous calls are allowed, and the error does not repeat it."""
     identifier = Identifier(directory=clients(allowed=anonymous), clock=lambda: 1000.0)
     with pytest.raises(InvalidKey) as caught:
@@ -109,7 +109,7 @@ def test_a_key_that_is_not_good_is_refused(key: bytes, anonymous: bool) -> None:
     assert key.decode() not in str(caught.value)
 
 
-def test_a_key_is_good_until_it_expires() -> None:
+def test_a_key_is_valid_until_it_expires() -> None:
     """To the last moment."""
     assert Identifier(directory=clients(), clock=lambda: 999.0).identify(bearer(b"sk-old"), None, None).client == "bob"
 
@@ -139,7 +139,7 @@ def test_who_has_no_key_is_anonymous_or_refused(headers: dict[bytes, bytes]) -> 
         ("no address", "user-eve"),
     ],
 )
-def test_a_header_is_believed_from_trusted_addresses_alone(address: str | None, client: str) -> None:
+def test_a_header_counts_only_from_trusted_addresses(address: str | None, client: str) -> None:
     """Whoever else sends it is who he is without it."""
     identifier = Identifier(
         trusted_headers=["x-client-id"], proxies=["127.0.0.1", "10.0.0.0/8"], directory=clients(allowed=True)
@@ -179,7 +179,7 @@ def test_distinct_names_give_distinct_ids(one: str, other: str) -> None:
 
 
 @given(st.text(min_size=1, max_size=60))
-def test_no_name_can_pose_as_another_source(name: str) -> None:
+def test_no_name_can_impersonate_another_source(name: str) -> None:
     """A chosen user name never equals an id of a key, of a trusted header or of a shortened name."""
     user = client(Identifier(), [], name)
     shortened = client(Identifier(), [], "long" * 40)

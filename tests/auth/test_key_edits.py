@@ -1,4 +1,4 @@
-"""The commands that change the file of clients: what they change, and all that they do not."""
+"""The commands that edit the clients file change what they should and nothing else."""
 
 import stat
 from pathlib import Path
@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_new_client_is_put_behind_the_others(path: Path) -> None:
+def test_a_new_client_is_inserted_after_the_others(path: Path) -> None:
     """Every line that was there stays, comments too; the key is one that the file knows by its hash."""
     fields = {"weight": "2.5", "group": "research", "limits.in_flight": "4"}
     key = key_edits.add(path, "carol", fields, ["m", 'with "quotes"'])
@@ -71,7 +71,7 @@ def test_a_client_finds_its_place_in_any_file(path: Path, text: str) -> None:
     assert path.read_text().count("#") == text.count("#")
 
 
-def test_a_file_that_is_not_there_is_made(tmp_path: Path) -> None:
+def test_a_missing_file_is_created(tmp_path: Path) -> None:
     """For its owner alone."""
     path = tmp_path / "new.yaml"
     key_edits.add(path, "ann", {}, [])
@@ -80,7 +80,7 @@ def test_a_file_that_is_not_there_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["alice", "bob"])
-def test_a_revoked_key_opens_nothing(path: Path, name: str) -> None:
+def test_a_revoked_key_is_refused(path: Path, name: str) -> None:
     """One value is another; a rotation makes it good again, with a new key."""
     path.chmod(0o644)
     old = load(path)
@@ -94,7 +94,7 @@ def test_a_revoked_key_opens_nothing(path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["alice", "bob"])
-def test_an_old_key_stays_good_for_its_grace(path: Path, name: str) -> None:
+def test_an_old_key_stays_valid_for_the_grace_period(path: Path, name: str) -> None:
     """After two rotations each has its own end, and those that are over are forgotten."""
     first = parse(COMMENTED).clients[name].key[0].digest
     second = key_edits.rotate(path, name, 100.0, 1000.0)

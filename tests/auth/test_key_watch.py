@@ -1,4 +1,4 @@
-"""Reading the file of clients again."""
+"""Reloading the clients file."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ def names(directories: list[ClientDirectory]) -> list[set[str]]:
     return [set(directory.names) for directory in directories]
 
 
-async def test_it_is_read_at_first_and_when_it_is_another() -> None:
+async def test_the_file_is_read_at_the_start_and_after_a_change() -> None:
     """Not where it stayed as it is; nor is anything where no file is given."""
     directories: list[ClientDirectory] = []
     watch = KeyWatch(None, directories.append)

@@ -1,4 +1,4 @@
-"""The file of clients: what it says, and every way in which it can be wrong."""
+"""The clients file: what it defines, and every mistake that it can contain."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -32,7 +32,7 @@ anonymous:
 """
 
 
-def test_it_says_who_is_known() -> None:
+def test_the_file_defines_the_known_clients() -> None:
     """Each key stands for its client's name, weight, group, limits, models and end."""
     directory = build_directory(parse(WHOLE))
     (identity, until) = directory.keys[DIGEST]
@@ -55,7 +55,7 @@ def test_an_empty_file_admits_nobody() -> None:
     assert (directory.checks, directory.anonymous.allowed) == (True, False)
 
 
-def test_a_key_may_have_an_end_of_its_own() -> None:
+def test_a_key_may_have_its_own_expiry() -> None:
     """As an old one has after a rotation: the earlier of its own end and its client's."""
     other = hash_of("sk-new")
     text = f'clients: {{a: {{key: ["{other}", "{hash_of(KEY)} until 2026-12-01T00:00:00Z"], expires: 2027-01-31}}}}'

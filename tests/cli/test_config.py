@@ -25,7 +25,7 @@ def uncommented(text: str) -> str:
     return re.sub(r"^#(\w+:)$(?=\n  )", r"\1", valued, flags=re.MULTILINE)
 
 
-def test_it_has_every_key_once_with_what_it_is() -> None:
+def test_the_template_has_every_key_once_with_its_description() -> None:
     """Nobody needs another list of settings; but for the file's own name, which is no setting of a file."""
     text = commented(Settings())
     for key in keys():
@@ -36,14 +36,14 @@ def test_it_has_every_key_once_with_what_it_is() -> None:
     assert yaml.safe_load(text) is None
 
 
-def test_its_defaults_are_the_defaults(tmp_path: Path) -> None:
+def test_the_templates_defaults_are_the_defaults(tmp_path: Path) -> None:
     """Whoever takes all comments away changes nothing."""
     text = uncommented(commented(Settings()))
     assert read(text, tmp_path) == Settings()
     assert len(yaml.safe_load(text)) > 50
 
 
-def test_what_is_set_comes_back(tmp_path: Path) -> None:
+def test_set_values_are_read_back_unchanged(tmp_path: Path) -> None:
     """Scalars that look like others, lists, workers with and without names, and one parameter of a group."""
     given = {
         "window": "off",
@@ -60,7 +60,7 @@ def test_what_is_set_comes_back(tmp_path: Path) -> None:
     assert "\n  - http://a:1\n" in text
 
 
-def test_no_secret_is_in_it() -> None:
+def test_the_template_contains_no_secret() -> None:
     """A comment stands for each, that says where to give it."""
     secrets = {"admin_key": "a" * 16, "hash_secret": "h" * 16, "worker_api_key": "sk-all"}
     settings = Settings.model_validate({**secrets, "worker": [{"url": "http://a", "api_key": "sk-one"}]})

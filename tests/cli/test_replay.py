@@ -105,7 +105,7 @@ async def journal(workers: list[str], tmp_path_factory: pytest.TempPathFactory) 
     yield path
 
 
-def test_the_command_says_so_in_a_line(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_one_line(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And ends with 0."""
     assert main(["replay", str(journal)]) == 0
     out = capsys.readouterr().out
@@ -182,7 +182,7 @@ def test_what_cannot_be_replayed_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_settings_that_are_unknown_here_are_named(journal: Path) -> None:
+def test_unknown_settings_are_named(journal: Path) -> None:
     """As those of a later router may be."""
     lines = journal.read_bytes().replace(b'"max_inflight"', b'"max_in_orbit"').splitlines()
     with pytest.raises(ConfigError, match="settings unknown here: max_in_orbit"):

@@ -1,4 +1,4 @@
-"""Emulated workers are there when they are said to be, and gone when their parent is."""
+"""Emulated workers listen once they are reported as started, and exit with their parent."""
 
 import signal
 import socket
@@ -31,7 +31,7 @@ def interrupted() -> None:
         raise KeyboardInterrupt(workers[0].url)
 
 
-def test_workers_listen_when_they_are_given_out_and_not_afterwards() -> None:
+def test_workers_listen_inside_the_context_and_not_afterwards() -> None:
     """Each is a server of its own, with the model that it said; after the block nobody listens there."""
     with start_emulated_workers(2) as workers:
         assert len({worker.url for worker in workers}) == 2
@@ -66,7 +66,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
 
 
 @pytest.mark.parametrize("program", ["print('no')", "pass"])
-def test_a_worker_that_does_not_start_is_a_mistake_of_one_line(program: str) -> None:
+def test_a_worker_that_does_not_start_is_an_error_of_one_line(program: str) -> None:
     """The error quotes what the worker printed instead."""
     with pytest.raises(ConfigError, match="did not start"), start_emulated_workers(1, [sys.executable, "-c", program]):
         pass

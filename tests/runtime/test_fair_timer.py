@@ -15,7 +15,7 @@ LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_even
 
 
 @LOOPS
-def test_what_comes_as_the_loop_stood_still_is_read_before_the_alarm(loop: type[asyncio.AbstractEventLoop]) -> None:
+def test_data_that_arrived_during_a_stall_is_read_before_the_timer_fires(loop: type[asyncio.AbstractEventLoop]) -> None:
     """Whatever the order in which a loop takes up timers and sockets; also what its sender could send only then."""
 
     async def hold() -> list[str]:
@@ -35,7 +35,7 @@ def test_what_comes_as_the_loop_stood_still_is_read_before_the_alarm(loop: type[
 
 
 @LOOPS
-def test_an_alarm_that_is_due_now_has_a_time(loop: type[asyncio.AbstractEventLoop]) -> None:
+def test_a_timer_of_zero_seconds_has_a_time(loop: type[asyncio.AbstractEventLoop]) -> None:
     """A loop may know no time of a timer without a delay."""
 
     async def due() -> float:
@@ -88,7 +88,7 @@ def alarm(clock: Clock, seconds: float) -> tuple[FairTimer, list[float]]:
 
 
 @pytest.mark.parametrize(("seconds", "grace"), [(60.0, GRACE_SECONDS), (0.2, 0.2)])
-def test_a_late_alarm_rings_after_a_grace_and_no_later(seconds: float, grace: float) -> None:
+def test_a_late_timer_fires_after_the_grace_period_and_no_later(seconds: float, grace: float) -> None:
     """After a standstill there is a second to read in, or the alarm's own time if that is less."""
     clock = Clock()
     _, rang = alarm(clock, seconds)
@@ -98,7 +98,7 @@ def test_a_late_alarm_rings_after_a_grace_and_no_later(seconds: float, grace: fl
     assert rang == [seconds + 40.0 + grace]
 
 
-def test_an_alarm_in_time_rings_once() -> None:
+def test_a_punctual_timer_fires_once() -> None:
     """A busy loop's delay is none."""
     clock = Clock()
     _, rang = alarm(clock, 5.0)
@@ -109,7 +109,7 @@ def test_an_alarm_in_time_rings_once() -> None:
     assert rang == [5.0 + STALL_SECONDS / 2]
 
 
-def test_a_cancelled_alarm_does_not_ring() -> None:
+def test_a_cancelled_timer_does_not_fire() -> None:
     """Neither in its time nor in its grace."""
     clock = Clock()
     first, rang = alarm(clock, 5.0)

@@ -1,4 +1,4 @@
-"""When old objects are looked at for cycles."""
+"""When full garbage collections run."""
 
 import gc
 import weakref
@@ -25,7 +25,7 @@ def collector_as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-async def test_everything_is_looked_at_when_no_call_is_under_way() -> None:
+async def test_a_full_collection_runs_when_no_call_is_in_flight() -> None:
     """What is frozen, too; and not before that."""
     idle = False
     knot = Knot()
@@ -47,7 +47,7 @@ async def test_everything_is_looked_at_when_no_call_is_under_way() -> None:
         assert gone() is None
 
 
-async def test_a_router_that_is_never_idle_looks_at_what_is_new() -> None:
+async def test_a_router_that_is_never_idle_collects_new_objects() -> None:
     """In the end; what was frozen before stays unseen."""
     async with FullCollections(lambda: False, min_interval=0.001, max_interval=0.01) as collector:
         await until(lambda: collector.collections > 0)

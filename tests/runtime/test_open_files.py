@@ -1,4 +1,4 @@
-"""Whether there are as many files as there may be connections."""
+"""The limit of open files, and how many the connections may need."""
 
 import resource
 import subprocess
@@ -7,7 +7,7 @@ import sys
 from router.runtime.open_files import PER_WORKER, SPARE, needed
 
 
-def test_a_call_needs_a_file_at_either_side() -> None:
+def test_a_call_needs_a_file_on_each_side() -> None:
     """As many upstream as may be in flight at the workers, but no more than clients are there."""
     rest = 2 * PER_WORKER + SPARE
     assert needed(connections=1000, workers=2, in_flight=10) == 1020 + rest

@@ -1,4 +1,4 @@
-"""What is done again and again."""
+"""Tasks that repeat at a fixed interval."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ async def test_a_failed_run_is_logged_and_the_next_one_takes_place(caplog: pytes
     assert record.exc_info is not None
 
 
-async def test_there_are_no_turns_after_the_context() -> None:
+async def test_nothing_runs_after_the_context_is_left() -> None:
     """Its task is over when it has been left."""
     before = asyncio.all_tasks()
     async with Counting() as counting, asyncio.timeout(60):

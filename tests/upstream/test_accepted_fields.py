@@ -1,4 +1,4 @@
-"""Which of the router's own fields a worker is believed to accept."""
+"""Which of the fields that the router adds a worker is assumed to accept."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_a_refusal_is_remembered_for_its_path_and_version() -> None:
         fields.refuse(CHAT, frozenset({Addition.CHUNK_USAGE}))
 
 
-def test_where_an_engine_does_not_keep_prefixes_apart() -> None:
+def test_paths_on_which_an_engine_shares_prefixes() -> None:
     """Where no version does, where this one is too old, and everywhere at an engine that nobody knows."""
     assert unsalted_paths("vllm", "0.32.0") == []
     assert unsalted_paths("vllm", "0.9.2") == [COMPLETIONS, "/v1/responses", "/v1/messages"]

@@ -100,7 +100,7 @@ async def begin(engine: ScriptedEngine, post: Post) -> tuple[Call, bytes]:
 
 
 @pytest.mark.parametrize("wanted", [False, True], ids=["without usage", "with usage"])
-async def test_a_chat_goes_on_by_its_tokens(wanted: bool) -> None:
+async def test_a_chat_continues_from_its_tokens(wanted: bool) -> None:
     """Prompt and answer so far are the next engine's prompt; its chunks come as the first one's would have."""
     options: dict[str, Any] = {"stream_options": {"include_usage": True}} if wanted else {}
     async with pair() as ((one, two), router):
@@ -165,7 +165,7 @@ async def test_tokens_without_text_are_chosen_again() -> None:
         assert content_of(events(before + await post.read())) == "one \u00e9"
 
 
-async def test_without_ids_the_text_goes_on() -> None:
+async def test_without_token_ids_the_text_is_continued() -> None:
     """An engine that tells none is asked to go on with its own last message; its role is told once."""
     async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=5)) as post:
         call = await one.call()
@@ -226,7 +226,7 @@ async def test_an_answer_whose_end_alone_is_missing_ends() -> None:
     ],
     ids=["several", "logprobs", "structured", "tools"],
 )
-async def test_what_cannot_go_on_ends_in_an_error(asked: dict[str, Any]) -> None:
+async def test_a_stream_that_cannot_be_continued_ends_in_an_error(asked: dict[str, Any]) -> None:
     """It is one event of OpenAI's shape, then [DONE]; nobody else is asked."""
     async with pair() as ((one, two), router), router.post(chat(stream=True, **asked)) as post:
         call, before = await begin(one, post)
@@ -238,7 +238,7 @@ async def test_what_cannot_go_on_ends_in_an_error(asked: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("how", ["text", "off"])
-async def test_it_can_be_switched_off(how: str) -> None:
+async def test_continuation_can_be_switched_off(how: str) -> None:
     """By text alone, no ids are asked for; off, the client hears of the death."""
     async with pair(continuation=how) as ((one, two), router), router.post(chat(stream=True)) as post:
         call, before = await begin(one, post)
@@ -250,7 +250,7 @@ async def test_it_can_be_switched_off(how: str) -> None:
         assert ("error" in last) == (how == "off")
 
 
-async def test_a_tool_call_under_way_is_not_gone_on_with() -> None:
+async def test_an_unfinished_tool_call_is_not_continued() -> None:
     """Its half could not be parsed; plain text before any call can."""
     async with pair() as ((one, two), router), router.post(chat(stream=True, tools=[{"type": "function"}])) as post:
         call = await one.call()
@@ -286,7 +286,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
-async def test_nonsense_amid_the_stream_is_not_seen(nonsense: bytes) -> None:
+async def test_invalid_data_amid_the_stream_is_hidden_by_a_retry(nonsense: bytes) -> None:
     """Whoever said it, the first worker or the one that went on, another goes on from what came before it."""
     async with (
         scripted_engine() as one,
@@ -306,7 +306,7 @@ async def test_nonsense_amid_the_stream_is_not_seen(nonsense: bytes) -> None:
         assert content_of(events(before + await post.read())) == "one two three four"
 
 
-async def test_nonsense_behind_a_whole_answer_harms_nothing() -> None:
+async def test_invalid_data_after_a_complete_answer_is_harmless() -> None:
     """Its end is made up, and nobody is asked for more."""
     async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=9)) as post:
         call, before = await begin(one, post)
@@ -328,7 +328,7 @@ async def test_a_worker_that_falls_silent_is_left() -> None:
         assert last["error"]["code"] == "worker_timeout"
 
 
-async def test_a_completion_goes_on_by_its_tokens() -> None:
+async def test_a_completion_continues_from_its_tokens() -> None:
     """Its chunks keep their form, and the id of the first."""
     body = {"model": "m", "prompt": "Hello", "stream": True, "max_tokens": 5}
     async with pair() as ((one, two), router), router.post(body, COMPLETIONS) as post:

@@ -141,7 +141,7 @@ def test_sglang_is_asked_in_the_cheap_way() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "hrrn"])
-def test_an_engine_that_reorders_is_recognised(policy: str) -> None:
+def test_an_engine_that_reorders_is_detected(policy: str) -> None:
     """Anything but the order of arrival works against the router's own."""
     assert read_engine_info(b'{"schedule_policy":"%s"}' % policy.encode()).reorders
     assert not read_engine_info(b'{"schedule_policy":"fcfs"}').reorders
@@ -156,7 +156,7 @@ def test_the_version_is_read_where_there_is_one(value: bytes, version: str | Non
 
 
 @pytest.mark.parametrize(("mode", "half"), [(b'"prefill"', True), (b'"decode"', True), (b'"null"', False)])
-def test_half_of_a_disaggregated_pair_is_recognised(mode: bytes, half: bool) -> None:
+def test_half_of_a_disaggregated_pair_is_detected(mode: bytes, half: bool) -> None:
     """SGLang calls a worker that does both "null"."""
     assert read_engine_info(b'{"disaggregation_mode": ' + mode + b"}").disaggregated is half
 
@@ -216,7 +216,7 @@ def test_a_number_that_was_cut_off_is_not_taken_for_a_smaller_one() -> None:
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-1.0", b"many", b""])
-def test_a_count_that_is_none_is_refused(value: bytes) -> None:
+def test_a_value_that_is_not_a_count_is_refused(value: bytes) -> None:
     """Whatever stands there, no such number reaches the mirror."""
     with pytest.raises(WorkerBroke):
         VLLM.read_cache(b"vllm:prompt_tokens_total " + value + b"\n")
@@ -242,7 +242,7 @@ def test_an_absurd_size_is_ignored(size: str) -> None:
     ("labels", "caches"),
     [(b'enable_prefix_caching="False"', False), (b'enable_prefix_caching="True"', True), (b"", None)],
 )
-def test_a_vllm_says_in_its_metrics_whether_it_keeps_a_prefix_cache(labels: bytes, caches: bool | None) -> None:
+def test_vllm_metrics_show_whether_it_keeps_a_prefix_cache(labels: bytes, caches: bool | None) -> None:
     """One that does not say it is not taken for either."""
     body = b'vllm:cache_config_info{block_size="16",%b} 1.0\n' % labels
     assert VLLM.read_cache(body).caches is caches

@@ -168,7 +168,7 @@ async def test_a_worker_that_fails_amid_a_stream(act: Act, options: dict[str, An
         (413, b""),
     ],
 )
-async def test_a_refusal_is_handed_on_as_it_is_and_costs_nothing(stream: bool, status: int, body: bytes) -> None:
+async def test_a_refusal_is_passed_on_unchanged_and_costs_nothing(stream: bool, status: int, body: bytes) -> None:
     """Status, body, type and Retry-After are the engine's own; it computed nothing, so nothing is owed."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat(stream=stream)) as post:
@@ -184,7 +184,7 @@ async def test_a_refusal_is_handed_on_as_it_is_and_costs_nothing(stream: bool, s
 
 
 @STREAMED
-async def test_an_engines_own_failure_is_handed_on(stream: bool) -> None:
+async def test_an_engines_own_failure_is_passed_on(stream: bool) -> None:
     """A 500 goes through as it is; the engine may have worked for it, so it is not refunded."""
     said = b'{"error":{"message":"Internal Server Error"}}'
     async with scripted_engine() as engine, running_router(engine.url) as router:
@@ -263,7 +263,7 @@ async def test_an_error_with_status_200_is_an_error() -> None:
             assert 'model="m",outcome="failed"} 1.0' in await response.text()
 
 
-async def test_a_connection_that_nobody_read_on_is_not_used_again() -> None:
+async def test_a_connection_with_unread_data_is_not_reused() -> None:
     """Its answer was all here when its client left, except for what the socket was made to hold back."""
     async with scripted_engine() as engine:
         worker = WorkerClient(engine.url, connect_timeout=5.0)
@@ -332,7 +332,7 @@ async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:
         assert sum(b"yes" in answer and answer.endswith(DONE) for answer in expected) == 8
 
 
-async def test_a_worker_that_is_back_is_used_again() -> None:
+async def test_a_worker_that_has_recovered_is_used_again() -> None:
     """It was left out while its engine was ill, whatever ran there went on, and then it has its turn again."""
     async with (
         scripted_engine() as one,
@@ -372,7 +372,7 @@ async def test_without_a_worker_a_call_is_refused_with_the_reason() -> None:
 
 
 @STREAMED
-async def test_a_connection_that_closes_as_the_call_comes_is_no_failure(stream: bool) -> None:
+async def test_a_reused_connection_that_closes_as_the_call_is_sent_is_no_failure(stream: bool) -> None:
     """An engine closes what has been idle for long; a call that crosses that goes once more on a fresh connection."""
     async with scripted_engine() as engine, running_router(engine.url, breaker_failures=1) as router:
         for act in (close, reset, close, reset, close):

@@ -56,7 +56,7 @@ async def changes(url: str, *, generate: bool = True) -> list[str]:
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-async def test_a_worker_started_as_it_should_be_fits(dialect: str) -> None:
+async def test_a_correctly_started_worker_has_no_findings(dialect: str) -> None:
     """There are no findings, and the card names engine, model and cache size."""
     with worker(dialect=dialect, block_size=16, kv_tokens=4096) as url:
         result = await examined(url)
@@ -74,7 +74,7 @@ async def test_a_worker_started_as_it_should_be_fits(dialect: str) -> None:
         ({"dialect": "sglang", "block_size": 1, "kv_events": 0}, "--page-size 16"),
     ],
 )
-async def test_an_emulated_worker_that_does_not_fit_is_found(flags: dict[str, object], flag: str) -> None:
+async def test_wrong_flags_of_an_emulated_worker_are_found(flags: dict[str, object], flag: str) -> None:
     """One finding with the exact flag, also without a prompt."""
     with worker(**flags) as url:
         (change,) = await changes(url, generate=False)
@@ -107,7 +107,7 @@ async def test_a_refused_field_is_reported_with_its_consequence() -> None:
 
 
 @pytest.mark.parametrize(("dialect", "paths"), [("vllm", []), ("sglang", ["/v1/messages"])])
-async def test_paths_on_which_prefixes_are_not_kept_apart_are_found(dialect: str, paths: list[str]) -> None:
+async def test_paths_without_prefix_isolation_are_found(dialect: str, paths: list[str]) -> None:
     """Where the operator wants them apart; else there is nothing to say."""
     with worker(dialect=dialect, block_size=16, kv_tokens=4096) as url:
         found = (await examined(url, isolated=True)).findings
@@ -126,7 +126,7 @@ async def test_a_worker_that_generates_nothing_is_sent_nothing(role: dict[str, o
         assert engine.calls.empty()
 
 
-async def test_answers_that_do_not_tell_what_was_cached_are_found() -> None:
+async def test_a_usage_without_cached_tokens_is_found() -> None:
     """By the second answer to the same prompt; none is sent where that is not asked for."""
     async with answering() as engine:
         (change,) = await changes(engine.url)
@@ -159,7 +159,7 @@ async def test_a_vllm_without_metrics_or_cache_is_found() -> None:
         ({"page_size": 16, "kv_events": {"publisher": "zmq"}}, None),
     ],
 )
-async def test_an_sglang_says_itself_with_what_it_was_started(result: dict[str, object], flag: str | None) -> None:
+async def test_sglang_reports_its_start_flags(result: dict[str, object], flag: str | None) -> None:
     """Each flag that does not fit is one finding."""
     async with scripted_engine() as engine:
         engine.poll_answers |= {
@@ -186,7 +186,7 @@ async def test_an_sglang_that_has_served_nothing_yet_fits() -> None:
         assert ["--enable-metrics" in change for change in await changes(engine.url, generate=False)] == [True]
 
 
-async def test_a_worker_that_is_away_or_wants_a_key_is_found() -> None:
+async def test_a_worker_that_is_down_or_rejects_the_key_is_found() -> None:
     """With what to do about it."""
     assert "correct its URL" in (await changes("http://127.0.0.1:9"))[0]
     async with scripted_engine() as engine:
@@ -196,7 +196,7 @@ async def test_a_worker_that_is_away_or_wants_a_key_is_found() -> None:
         assert "kv_tokens_default" in (await changes(engine.url, generate=False))[0]
 
 
-async def test_what_does_not_fit_is_warned_of_once_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+async def test_findings_are_logged_once_when_a_worker_joins(caplog: pytest.LogCaptureFixture) -> None:
     """No prompt is sent for it, and a worker that comes back as it was is not warned of again."""
     async with scripted_engine() as engine:
         engine.poll_answers |= {

@@ -1,4 +1,4 @@
-"""Where engines say that they publish."""
+"""Where engines report that they publish their KV events."""
 
 import httpx
 import pytest
@@ -7,7 +7,7 @@ from router.errors import WorkerBroke
 from router.upstream.kv_endpoints import KvPublisher, reachable, read_sglang_sources, read_vllm_sources
 
 
-def test_where_vllm_publishes() -> None:
+def test_the_publishers_of_a_vllm_are_read() -> None:
     """One publisher a rank, at the worker's own host where it listens everywhere."""
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv"}
     ranks = {
@@ -22,7 +22,7 @@ def test_where_vllm_publishes() -> None:
     assert read_vllm_sources(b"{}", "gpu1") == ()
 
 
-def test_where_sglang_publishes() -> None:
+def test_the_publishers_of_an_sglang_are_read() -> None:
     """Ports count up by rank; a server without events names none."""
     told = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv", "dp_size": 2}
     body = _json({"kv_events": told | {"replay_endpoint_port_base": 6000}})
@@ -35,14 +35,14 @@ def test_where_sglang_publishes() -> None:
 
 
 @pytest.mark.parametrize("endpoint", [None, 7, "", "ipc:///tmp/x", "tcp://*", "tcp://*:nan", "tcp://h:99999"])
-def test_what_cannot_be_reached(endpoint: object) -> None:
+def test_an_unreachable_endpoint_is_refused(endpoint: object) -> None:
     """A publisher that no other machine can reach is not subscribed to."""
     with pytest.raises(WorkerBroke):
         reachable(endpoint, "gpu1")
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"0": 7}', b"\xff"])
-def test_a_bad_answer_about_sources(body: bytes) -> None:
+def test_an_invalid_answer_about_publishers_is_refused(body: bytes) -> None:
     """An answer that is not what an engine sends is refused."""
     with pytest.raises(WorkerBroke):
         read_vllm_sources(body, "gpu1")

@@ -1,4 +1,4 @@
-"""What the router learns of its workers by asking them: who is alive, and what each serves and does."""
+"""Polling of workers: which are up, what they serve, and their load."""
 
 import asyncio
 import json
@@ -83,7 +83,7 @@ async def test_a_refused_connection_ends_it_at_once_and_an_answer_brings_it_back
         assert await watch.kinds() == ["WorkerJoined", "WorkerReported"]
 
 
-async def test_an_engine_that_answers_with_errors_has_some_patience() -> None:
+async def test_an_engine_that_answers_with_errors_is_down_after_several_polls() -> None:
     """One bad answer is no death, several in a row are."""
     async with watched() as watch:
         await watch.fed()
@@ -116,7 +116,7 @@ async def test_an_engine_without_metrics_is_alive(answer: tuple[int, bytes]) -> 
         assert watch.backend.healthy
 
 
-async def test_an_engine_of_no_known_kind_is_asked_each_time() -> None:
+async def test_an_engine_of_unknown_kind_is_detected_anew_each_time() -> None:
     """For its list of models, where there is nothing else: or a poll would say that it answers, and have no answer."""
     async with watched() as watch:
         watch.engine.poll_answers["/v1/models"] = (200, b'{"data": [{"id": "m", "owned_by": "me"}]}')
@@ -137,7 +137,7 @@ async def test_metrics_that_were_gone_are_read_again() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"no JSON", b"[]", b'{"data":1}'])
-async def test_nonsense_is_no_worker(body: bytes) -> None:
+async def test_an_invalid_answer_is_not_a_worker(body: bytes) -> None:
     """Something else listens there."""
     async with watched() as watch:
         watch.engine.poll_answers["/v1/models"] = (200, body)
@@ -257,7 +257,7 @@ async def test_cache_metrics_are_reported() -> None:
     ],
     ids=["error", "garbage", "no number", "endless"],
 )
-async def test_metrics_that_are_of_no_use_are_counted_and_the_worker_is_served_on(
+async def test_unusable_metrics_are_counted_and_the_worker_stays_in_service(
     page: tuple[int, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line a minute says so, however often it happens."""
@@ -287,7 +287,7 @@ async def test_a_flushed_cache_is_reported_as_empty() -> None:
         assert watch.events == [Evicted(WorkerId("w"))]
 
 
-async def test_slow_metrics_make_no_worker_silent() -> None:
+async def test_slow_metrics_do_not_make_a_worker_silent() -> None:
     """A worker that answers /health but never /metrics is alive, and reported as alive."""
     async with scripted_engine() as engine:
         backend = WorkerEndpoint(WorkerId("w"), engine.url)

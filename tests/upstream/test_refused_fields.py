@@ -89,7 +89,7 @@ async def test_fields_that_are_refused_one_after_the_other_all_go() -> None:
         assert served["output"] == 2
 
 
-async def test_a_bad_call_teaches_nothing() -> None:
+async def test_a_bad_call_does_not_count_as_a_refusal_of_a_field() -> None:
     """A client that quotes a field's name in a call which is refused anyway takes it from nobody."""
     wrong = refusal("temperature: 'return_token_ids' is not a number")
     async with before() as (engine, router):
@@ -107,7 +107,7 @@ async def test_a_bad_call_teaches_nothing() -> None:
         await router.check_at_rest()
 
 
-async def test_what_the_client_sent_is_its_own() -> None:
+async def test_fields_that_the_client_sent_are_not_removed() -> None:
     """A refusal of a field that the client itself asked for reaches it as it is, and nothing is sent again."""
     async with before() as (engine, router):
         body = chat(stream=True, return_token_ids=True, stream_options=OPTIONS)

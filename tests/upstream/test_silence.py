@@ -1,4 +1,4 @@
-"""A worker that hangs: it takes connections and says nothing any more, and is sent nothing more until it speaks."""
+"""A hung worker accepts connections but sends nothing; it gets no requests until it shows a sign of life."""
 
 from collections.abc import Callable
 
@@ -61,7 +61,7 @@ def where_six_go(talk: Scene) -> set[WorkerId]:
 
 
 @pytest.mark.parametrize("policy", ["rr+fcfs", "d2lpm", "dlpm_home", "least_requests+fcfs", "preble", "rr+vtc"])
-def test_a_worker_that_says_nothing_gets_nothing(policy: str) -> None:
+def test_a_silent_worker_is_sent_no_requests(policy: str) -> None:
     """From the end of the time for which it may; before that it does."""
     talk = scene("w1", "w2", policy=policy)
     send_to(talk, W1)
@@ -85,7 +85,7 @@ def test_a_worker_that_says_nothing_gets_nothing(policy: str) -> None:
     ],
     ids=["first token", "more tokens", "its error", "it is full", "a poll", "a report", "its models"],
 )
-def test_it_comes_back_with_the_first_thing_that_it_says(sign: Callable[[RequestId], Event]) -> None:
+def test_a_silent_worker_is_readmitted_at_its_first_sign_of_life(sign: Callable[[RequestId], Event]) -> None:
     """Without a probe: what hung was not broken."""
     talk = scene("w1", "w2")
     request = send_to(talk, W1)
@@ -98,7 +98,7 @@ def test_it_comes_back_with_the_first_thing_that_it_says(sign: Callable[[Request
     assert [talk.worker_of(request) for request in sent].count(W1) == 3
 
 
-def test_the_end_of_a_call_is_a_sign() -> None:
+def test_the_end_of_a_call_is_a_sign_of_life() -> None:
     """Of a whole answer it is the first one."""
     talk = scene("w1", "w2")
     request = send_to(talk, W1)
@@ -107,7 +107,7 @@ def test_the_end_of_a_call_is_a_sign() -> None:
     assert where_six_go(talk) == {W1, W2}
 
 
-def test_any_sign_will_do() -> None:
+def test_any_sign_of_life_counts() -> None:
     """While a worker answers polls, or one of its streams goes on, no other call makes it silent."""
     talk = scene("w1")
     stream = talk.arrive("ada", "a")
@@ -144,7 +144,7 @@ def test_an_idle_worker_is_not_silent() -> None:
     assert where_six_go(talk) == {W1, W2}
 
 
-def test_what_waits_for_it_goes_elsewhere() -> None:
+def test_the_queue_of_a_silent_worker_is_reassigned() -> None:
     """Its queue is reassigned, and is sent as the others have room."""
     talk = scene("w1", "w2", requests=1)
     first, second, third, fourth = [talk.arrive("ada", letter) for letter in "abcd"]
@@ -156,7 +156,7 @@ def test_what_waits_for_it_goes_elsewhere() -> None:
     assert talk.worker_of(third) == W2
 
 
-def test_the_only_worker_keeps_what_waits_for_it() -> None:
+def test_the_only_worker_keeps_its_queue() -> None:
     """Nobody is refused, and all of it goes when it speaks."""
     talk = scene("w1")
     first = talk.arrive("ada", "a")
@@ -203,7 +203,7 @@ def test_the_last_worker_of_a_model_keeps_its_queue() -> None:
     assert talk.worker_of(waiting) == W1
 
 
-def test_its_breaker_opens_beside() -> None:
+def test_the_breaker_opens_independently_of_silence() -> None:
     """Its calls time out: when it speaks, it is still left out for the cooldown, and then probed."""
     talk = scene("w1", "w2")
     there = [send_to(talk, W1) for _ in range(3)]
@@ -221,7 +221,7 @@ def test_its_breaker_opens_beside() -> None:
     assert talk.scheduler.cluster[W1].health.condition is Condition.HALF_OPEN
 
 
-def test_an_open_breaker_does_not_close_on_one_that_is_silent() -> None:
+def test_an_open_breaker_does_not_close_while_the_worker_is_silent() -> None:
     """Its time is over, and it has said nothing: it is not tried before it does."""
     talk = scene("w1", "w2")
     there = [send_to(talk, W1) for _ in range(3)]
@@ -234,7 +234,7 @@ def test_an_open_breaker_does_not_close_on_one_that_is_silent() -> None:
     assert talk.scheduler.cluster[W1].health.condition is Condition.HALF_OPEN
 
 
-def test_a_long_prefill_is_no_hang() -> None:
+def test_a_long_prefill_does_not_count_as_silence() -> None:
     """An engine that answers nothing while it computes is left the time that this should take, and some more."""
     talk = scene("w1", "w2")
     prompt = "a" * 4000
@@ -248,7 +248,7 @@ def test_a_long_prefill_is_no_hang() -> None:
     assert talk.scheduler.cluster[W1].silent
 
 
-def test_a_slow_engine_is_known_by_its_pace() -> None:
+def test_a_slow_engine_is_judged_by_its_own_speed() -> None:
     """One that was seen to need 10 ms per token may say nothing for longer over the same prompt."""
     talk = scene("w1")
     for letter in "abc":
@@ -262,7 +262,7 @@ def test_a_slow_engine_is_known_by_its_pace() -> None:
     assert talk.scheduler.cluster[W1].silent
 
 
-def test_the_rule_may_be_switched_off() -> None:
+def test_the_silence_timeout_can_be_switched_off() -> None:
     """With 0, a worker may say nothing for ever."""
     talk = scene("w1", "w2", silence=0.0)
     send_to(talk, W1)
@@ -291,7 +291,7 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.sampled_from(["rr+fcfs", "d2lpm", "dlpm_home"]))
-def test_nothing_is_sent_to_a_worker_that_is_silent(steps: list[tuple[str, int]], policy: str) -> None:
+def test_no_request_is_sent_to_a_silent_worker(steps: list[tuple[str, int]], policy: str) -> None:
     """Whatever happens: by a reckoning of its own of who said what when. And when all speak, all that waits goes."""
     talk = scene("w1", "w2", "w3", policy=policy, requests=3)
     run = Reckoning(talk)
@@ -382,7 +382,7 @@ class Reckoning:
 # On real sockets
 
 
-async def test_a_worker_that_hangs_is_passed_over() -> None:
+async def test_a_hung_worker_is_skipped() -> None:
     """It takes connections and answers neither calls nor polls; when it goes on with the call, it is back."""
     async with (
         scripted_engine() as one,
