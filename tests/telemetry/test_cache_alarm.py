@@ -1,4 +1,4 @@
-"""The log says when what is believed of a cache proves wrong."""
+"""The log warns when predictions of a cache are wrong."""
 
 import pytest
 
@@ -12,17 +12,17 @@ from tests.core.scenario import Scene
 W1 = WorkerId("w1")
 
 
-def alarmed() -> tuple[CacheAlarm, Scheduler]:
+def alarm_and_scheduler() -> tuple[CacheAlarm, Scheduler]:
     scheduler = Scene("d2lpm").scheduler
     return CacheAlarm(scheduler.mirror), scheduler
 
 
-def test_wrong_predictions_are_told_of_once_a_minute_and_when_they_are_right_again(
+def test_wrong_predictions_are_logged_once_a_minute_and_when_they_are_right_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Not at every poll, and only of the worker whose they are."""
+    """The warning is not repeated at every poll, and names only the worker concerned."""
     caplog.set_level("INFO")
-    alarm, scheduler = alarmed()
+    alarm, scheduler = alarm_and_scheduler()
     for _ in range(MIN_ANSWERS):
         scheduler.mirror.cache(W1).calibration.record(900, 0, 1000)
     for second in range(int(REPEAT_SECONDS) + 1):
@@ -40,9 +40,9 @@ def test_wrong_predictions_are_told_of_once_a_minute_and_when_they_are_right_aga
     ]
 
 
-def test_nothing_is_believed_of_a_worker_that_left() -> None:
-    """It may still answer a poll, and what was said of it is not remembered."""
-    alarm, scheduler = alarmed()
+def test_the_alarm_forgets_a_worker_that_left() -> None:
+    """The worker may still answer a poll, and its last warning is forgotten."""
+    alarm, scheduler = alarm_and_scheduler()
     alarm.observe(0.0, WorkerReported(WorkerId("gone"), 0, 0), [])
     assert WorkerId("gone") not in scheduler.mirror.caches
     for _ in range(MIN_ANSWERS):

@@ -1,4 +1,4 @@
-"""What Prometheus records and alerts on, what Grafana draws, and what the document says of it, are of one piece."""
+"""The rules of Prometheus, the Grafana dashboard and the operations manual agree with the metrics of the code."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ ALERTS: Final = [rule for rule in RULES if "alert" in rule]
 RECORDED: Final = [rule["record"] for rule in RULES if "record" in rule]
 QUERIES: Final = [target["expr"] for panel in PANELS for target in panel["targets"]]
 NAME: Final = re.compile(r"(?:\w+:)?d2lpm[_:][\w:]+")
-"""Of a metric or of what is recorded of some."""
+"""The name of a metric or of a recording rule."""
 
 
 def read(expression: str) -> set[str]:
@@ -31,41 +31,41 @@ def read(expression: str) -> set[str]:
     return set(NAME.findall(re.sub(r'"[^"]*"', '""', expression)))
 
 
-def test_the_dashboard_is_what_its_program_makes() -> None:
+def test_the_dashboard_file_is_the_output_of_its_program() -> None:
     """Run `python deploy/grafana/dashboard.py > deploy/grafana/dashboards/d2lpm.json` after a change."""
     program = [sys.executable, str(ROOT / "deploy/grafana/dashboard.py")]
     made = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True).stdout
     assert made == (ROOT / "deploy/grafana/dashboards/d2lpm.json").read_text("utf-8")
 
 
-def test_the_table_of_metrics_is_that_of_the_code() -> None:
+def test_the_table_of_metrics_matches_the_code() -> None:
     """Run `python -m tests.support.metric_table` after a change."""
     assert table_in_document() == table()
 
 
 async def test_the_table_has_every_metric_of_a_router() -> None:
-    """None that it exports is missing, in the table or in the text."""
+    """Every metric that a router exports is in the table."""
     async with running_router("http://127.0.0.1:9") as router, router.http.get("/metrics") as response:
         exported = set(re.findall(r"^# TYPE (\S+)", await response.text(), re.MULTILINE))
-    told = {metric.name + ("_total" if metric.type == "counter" else "") for metric in metrics()}
-    assert exported == told
+    documented = {metric.name + ("_total" if metric.type == "counter" else "") for metric in metrics()}
+    assert exported == documented
 
 
 @pytest.mark.parametrize("expression", [*QUERIES, *(rule["expr"] for rule in RULES)])
-def test_every_query_reads_what_there_is(expression: str) -> None:
+def test_every_query_reads_metrics_that_exist(expression: str) -> None:
     """Each name is one of the router's samples or recorded by a rule."""
     assert read(expression) <= {*samples(), *RECORDED}
     assert read(expression) or expression.startswith("up{")
 
 
-def test_nothing_is_recorded_for_nobody() -> None:
+def test_every_recording_rule_is_used() -> None:
     """Each recording is read by a panel or by another rule."""
     used = set().union(*(read(expression) for expression in [*QUERIES, *(rule["expr"] for rule in RULES)]))
     assert [name for name in RECORDED if name not in used] == []
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-def test_every_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
+def test_every_panel_is_explained(panel: dict[str, Any]) -> None:
     """A title, an explanation, a unit, a name for each line, and queries to the source that is provisioned."""
     provisioned = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text("utf-8"))
     (source,) = provisioned["datasources"]
@@ -79,8 +79,8 @@ def test_every_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
     assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
 
 
-def test_no_two_panels_lie_on_each_other() -> None:
-    """And all lie within the 24 columns, with ids and titles of their own."""
+def test_no_two_panels_overlap() -> None:
+    """All panels lie within the 24 columns and have unique ids and titles."""
     for panel in DASHBOARD["panels"]:
         assert 0 <= panel["gridPos"]["x"] <= 24 - panel["gridPos"]["w"]
     for one, other in itertools.combinations([panel["gridPos"] for panel in DASHBOARD["panels"]], 2):
@@ -101,8 +101,8 @@ def test_the_provisioned_folder_is_the_mounted_one() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_every_alert_can_be_understood_and_drawn(alert: dict[str, Any]) -> None:
-    """One expression against one number, for some time, with how bad it is, what it says, and a line in the text."""
+def test_every_alert_is_explained_and_can_be_drawn(alert: dict[str, Any]) -> None:
+    """It compares one expression with one number, and has a duration, a severity, texts and a row in the manual."""
     assert re.fullmatch(r"[^<>]+ [<>] [\d.]+", alert["expr"])
     assert alert["for"]
     assert alert["labels"]["severity"] in ("critical", "warning", "info")

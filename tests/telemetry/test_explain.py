@@ -1,4 +1,4 @@
-"""Why a request went where and when it did."""
+"""Explanations: why a request was sent to its worker, and when."""
 
 import json
 from typing import Any
@@ -27,8 +27,8 @@ def dispatch(name: str, match: dict[str, int] | None = None, passed: tuple[Passe
     return Dispatch(RequestId(name), WORKER, 64, "match", decision)
 
 
-def told(*events: tuple[float, Event, list[Dispatch | Reject]]) -> Explanations:
-    """What is remembered of these."""
+def observed(*events: tuple[float, Event, list[Dispatch | Reject]]) -> Explanations:
+    """Return explanations that observed these events."""
     explanations = Explanations("d2lpm")
     for at, event, commands in events:
         explanations.observe(at, event, commands)
@@ -39,13 +39,13 @@ def explained(explanations: Explanations, name: str, now: float = 100.0) -> Expl
     return explanations.explain(name, now, 1_700_000_000.0)
 
 
-# What is told
+# Content
 
 
-def test_a_dispatch_is_told_with_all_that_was_known() -> None:
-    """Worker, reason, prediction, matches, home, credit, window and those passed over."""
+def test_a_dispatch_is_explained_with_all_that_was_known() -> None:
+    """Worker, reason, prediction, matches, home, deficits, window and the requests passed over."""
     passed = (PassedOver(RequestId("big"), "did not fit"),)
-    explanations = told(
+    explanations = observed(
         (1.0, Arrived(request("big")), []),
         (1.5, Arrived(request("r")), [dispatch("r", {"w1": 64, "w2": 96, "w3": 96}, passed)]),
     )
@@ -60,17 +60,15 @@ def test_a_dispatch_is_told_with_all_that_was_known() -> None:
     assert [(p.request, p.reason) for p in choice.passed_over] == [("big", "did not fit")]
 
 
-def test_nobodys_home_is_nowhere() -> None:
-    """A prompt that nobody holds has none."""
-    choice = explained(told((0.0, Arrived(request("r")), [dispatch("r")])), "r").dispatch
+def test_a_prompt_without_a_match_has_no_home() -> None:
+    choice = explained(observed((0.0, Arrived(request("r")), [dispatch("r")])), "r").dispatch
     assert choice is not None
     assert (choice.match, choice.home) == ({}, [])
 
 
-def test_a_request_that_was_passed_over_is_told_how_often() -> None:
-    """That is why it waited."""
+def test_passes_over_a_request_are_counted_by_reason() -> None:
     passed = (PassedOver(RequestId("big"), "did not fit"),)
-    explanations = told(
+    explanations = observed(
         (1.0, Arrived(request("big")), []),
         (2.0, Arrived(request("1")), [dispatch("1", passed=passed)]),
         (3.0, Arrived(request("2")), [dispatch("2", passed=passed)]),
@@ -78,9 +76,9 @@ def test_a_request_that_was_passed_over_is_told_how_often() -> None:
     assert explained(explanations, "big").held_back == {"did not fit": 2}
 
 
-def test_times_are_told_from_the_arrival() -> None:
-    """The arrival by the wall clock, the rest in seconds after it."""
-    explanations = told(
+def test_times_are_seconds_after_the_arrival() -> None:
+    """The arrival is a time of the wall clock."""
+    explanations = observed(
         (40.0, Arrived(request("r")), []),
         (42.0, Started(RequestId("other")), [dispatch("r")]),
         (42.5, Started(RequestId("r")), []),
@@ -93,9 +91,9 @@ def test_times_are_told_from_the_arrival() -> None:
     assert (explanation.state, explanation.usage) == (RequestOutcome.FINISHED, Usage(100, 7, 64))
 
 
-def test_a_request_that_waits_has_waited_until_now() -> None:
-    """And one that ended waiting, until its end."""
-    explanations = told(
+def test_the_wait_of_a_waiting_request_lasts_until_now() -> None:
+    """The wait of a request that ended in the queue lasts until its end."""
+    explanations = observed(
         (40.0, Arrived(request("r")), []),
         (41.0, Arrived(request("left")), []),
         (43.0, Cancelled(RequestId("left")), []),
@@ -113,24 +111,26 @@ def test_a_request_that_waits_has_waited_until_now() -> None:
         (Failed(RequestId("r"), accepted=False), RequestOutcome.FAILED, "before the worker had begun"),
     ],
 )
-def test_each_ending_is_told(ending: Finished | Cancelled | Failed, state: RequestOutcome, reason: str | None) -> None:
-    """What came of it, and at what point it failed."""
-    explanations = told((1.0, Arrived(request("r")), [dispatch("r")]), (2.0, ending, []))
+def test_each_outcome_is_explained(
+    ending: Finished | Cancelled | Failed, state: RequestOutcome, reason: str | None
+) -> None:
+    """State, reason and the point of failure."""
+    explanations = observed((1.0, Arrived(request("r")), [dispatch("r")]), (2.0, ending, []))
     explanation = explained(explanations, "r")
     assert (explanation.state, explanation.reason) == (state, reason)
 
 
-def test_a_refusal_is_the_end() -> None:
-    """The scheduler host's answer on a refused request does not make it a cancelled one."""
+def test_a_refused_request_stays_refused() -> None:
+    """The later settlement by its front does not make it a cancelled one."""
     reject = Reject(RequestId("r"), Refusal.QUEUE_FULL, 2.5)
-    explanations = told((1.0, Arrived(request("r")), [reject]), (1.5, Cancelled(RequestId("r")), []))
+    explanations = observed((1.0, Arrived(request("r")), [reject]), (1.5, Cancelled(RequestId("r")), []))
     explanation = explained(explanations, "r")
     assert (explanation.state, explanation.reason) == (RequestOutcome.REJECTED, "rejected-saturated")
     assert (explanation.retry_after_s, explanation.times.ended_s) == (2.5, 0.0)
 
 
-def test_workers_that_lost_a_request_are_told() -> None:
-    """But not those of an earlier request of the same id."""
+def test_workers_that_failed_a_request_are_listed() -> None:
+    """Those of an earlier request with the same id are not."""
     explanations = Explanations("d2lpm")
     explanations.observe(1.0, Arrived(request("r")), [dispatch("r")])
     for _ in range(2):
@@ -145,7 +145,7 @@ def test_workers_that_lost_a_request_are_told() -> None:
 
 
 def test_only_the_last_arrivals_are_remembered() -> None:
-    """An id that comes again is the newest; late news about a forgotten one changes nothing."""
+    """A reused id counts as the newest; late events of a forgotten request change nothing."""
     explanations = Explanations("d2lpm", limit=3)
     for name in ("a", "b", "c", "a", "d", "e"):
         explanations.observe(1.0, Arrived(request(name)), [])
@@ -165,7 +165,7 @@ async def explanation_of(router: RunningRouter, name: str) -> Any:
 
 
 async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
-    """By the id that its client gave, and is told."""
+    """By the id that its client chose and got back."""
     async with scripted_engine() as engine, running_router(engine.url, max_inflight=1) as router:
         async with (
             router.post(chat(user="ann", stream=True), x_request_id="first") as first,
@@ -196,8 +196,8 @@ async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
         assert done["dispatch"]["credit"].keys() == {"placement", "order"}
 
 
-async def test_an_id_that_the_router_made_is_explained() -> None:
-    """Whatever the client sees in the header is what it may ask by."""
+async def test_a_generated_id_is_explained() -> None:
+    """The id in the response header finds the explanation."""
     async with scripted_engine() as engine, running_router(engine.url) as router, router.post(chat()) as post:
         await (await engine.call()).answer()
         name = (await post.response()).headers["x-request-id"]
@@ -206,7 +206,7 @@ async def test_an_id_that_the_router_made_is_explained() -> None:
 
 
 async def test_a_refused_a_lost_and_a_failed_request_are_explained() -> None:
-    """Each by its own reason; one that no other worker could take names the one that did not."""
+    """Each has its own reason; a request without another worker names the one that failed it."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, max_queued=0, poll_interval=3600) as router,
@@ -230,7 +230,7 @@ async def test_a_refused_a_lost_and_a_failed_request_are_explained() -> None:
 
 
 async def test_an_unknown_id_is_an_openai_error() -> None:
-    """A 404 of the shape that client libraries read."""
+    """It is a 404 of the shape that client libraries parse."""
     async with running_router("http://127.0.0.1:9") as router:
         async with router.http.get("/explain/nope") as response:
             assert response.status == 404
@@ -240,7 +240,7 @@ async def test_an_unknown_id_is_an_openai_error() -> None:
 
 
 async def test_the_answer_is_documented() -> None:
-    """Every member of it is in the OpenAPI document, with what it means."""
+    """The OpenAPI document has every field, with a description."""
     async with running_router("http://127.0.0.1:9") as router:
         document = await router.get_json("/openapi.json")
         responses = document["paths"]["/explain/{request_id}"]["get"]["responses"]

@@ -1,4 +1,4 @@
-"""Prometheus's text, written in parts."""
+"""The Prometheus text format, written in parts."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ class Parts(Collector):
 
 
 class Whole(Collector):
-    """The same, each in one piece."""
+    """The same families, each in one piece."""
 
     def collect(self) -> Iterator[Metric]:
         for name, count in (("d2lpm_x", 3 * ROWS_PER_PART + 1), ("d2lpm_none", 0)):
@@ -40,13 +40,12 @@ class Whole(Collector):
         yield counter
 
 
-async def test_parts_come_to_the_same_text() -> None:
-    """As the library writes it from whole families."""
+async def test_parts_give_the_same_text_as_whole_families() -> None:
     assert await render_metrics(Parts()) == generate_latest(Whole())
 
 
-def test_a_part_is_made_when_it_is_asked_for() -> None:
-    """Its rows are not looked at before."""
+def test_a_part_is_built_when_it_is_requested() -> None:
+    """Its rows are not read before."""
     left = rows(2 * ROWS_PER_PART)
     parts = GAUGE.parts(left)
     assert len(next(parts).samples) == ROWS_PER_PART

@@ -1,4 +1,4 @@
-"""What /fairness and /metrics tell of a polite crowd over HTTP, before two emulated workers."""
+"""Rounds, waits and lags in /fairness and /metrics, with many clients over HTTP before two emulated workers."""
 
 import asyncio
 from collections import Counter
@@ -13,15 +13,15 @@ from tests.support.running import COMPLETIONS, TIMEOUT_S, RunningRouter, emulate
 
 CLIENTS: Final = [f"c{number}" for number in range(16)]
 LENGTH: Final = 8000
-"""Of the prefix that each client has for itself, in bytes."""
+"""Bytes of each client's own prefix."""
 ENGINE: Final = ("--hardware", "a100-mistral-7b", "--speed", "1", "--max-running", "2")
-"""Slow enough for calls to wait."""
+"""Slow enough that calls wait."""
 WITHOUT_END: Final = {"quantum": 1e9, "round_seconds": 0.0, "overdue_after": 0.0, "head_start": 2000.0}
-"""By longest match, the first clients go until they have used up a quantum."""
+"""With the longest match first, the first clients are served until they have used up a quantum."""
 
 
 class Crowd:
-    """Clients with one call open each, all the time."""
+    """Clients that always have one open call each."""
 
     def __init__(self, router: RunningRouter) -> None:
         self._router = router
@@ -36,7 +36,7 @@ class Crowd:
             self.answered[client] += 1
 
     def stop(self) -> None:
-        """Let each call end that is open, and none follow."""
+        """Let open calls end and start no more."""
         self._going = False
 
 
@@ -52,7 +52,7 @@ async def crowd(**settings: Any) -> AsyncIterator[tuple[RunningRouter, Crowd]]:
 
 
 async def report_when(router: RunningRouter, true: Callable[[Mapping[str, Any]], bool]) -> Mapping[str, Any]:
-    """The first report of which it is true."""
+    """Return the first report that fulfils the condition."""
     async with asyncio.timeout(TIMEOUT_S):
         while not true(report := await router.fairness()):  # noqa: ASYNC110 - nobody is there to set an event
             await asyncio.sleep(0.05)
@@ -60,7 +60,7 @@ async def report_when(router: RunningRouter, true: Callable[[Mapping[str, Any]],
 
 
 async def scraped(router: RunningRouter) -> dict[str, float]:
-    """Each sample by its name and the values of its labels."""
+    """Return each sample by its name and label values."""
     async with router.http.get("/metrics") as response:
         families = text_string_to_metric_families(await response.text())
         return {
@@ -70,38 +70,38 @@ async def scraped(router: RunningRouter) -> dict[str, float]:
         }
 
 
-async def test_starved_clients_are_told_while_the_gap_of_the_queue_is_zero() -> None:
-    """Those who were served nothing for a round, how far they are behind, and that the round does not end."""
+async def test_starved_clients_are_reported_while_the_service_gap_is_zero() -> None:
+    """The report shows unserved clients, their lag, and a round that does not end."""
     async with crowd(dlpm_home=WITHOUT_END) as (router, _):
-        report = await report_when(router, lambda told: (told["waits"]["unserved_rounds"] or 0) > 2)
+        report = await report_when(router, lambda entry: (entry["waits"]["unserved_rounds"] or 0) > 2)
         samples = await scraped(router)
-    starved = [told for told in report["clients"].values() if told["service"]["cost"] == 0.0]
-    served = [told for told in report["clients"].values() if told["service"]["cost"] > 0.0]
+    starved = [entry for entry in report["clients"].values() if entry["service"]["cost"] == 0.0]
+    served = [entry for entry in report["clients"].values() if entry["service"]["cost"] > 0.0]
     assert starved
     assert served
     assert {entry["service_gap"] for entry in report["workers"].values()} == {0.0}
-    assert report["service_lag"] == max(told["service_lag"] for told in starved) > 0.0
-    assert min(told["unserved_s"] for told in starved) > report["rounds"]["fair_s"]
+    assert report["service_lag"] == max(entry["service_lag"] for entry in starved) > 0.0
+    assert min(entry["unserved_s"] for entry in starved) > report["rounds"]["fair_s"]
     assert report["waits"]["unserved_clients"] >= len(starved)
     assert report["waits"]["waiting_rounds"] > 2
     assert report["rounds"]["unserved"] >= len(starved)
     assert report["rounds"]["current_s"] > report["rounds"]["fair_s"]
-    assert sum(told["share"] for told in report["clients"].values()) == pytest.approx(1.0)
-    assert {told["share"] for told in starved} == {0.0}
+    assert sum(entry["share"] for entry in report["clients"].values()) == pytest.approx(1.0)
+    assert {entry["share"] for entry in starved} == {0.0}
     assert samples["d2lpm_unserved_clients"] >= len(starved)
     assert samples["d2lpm_longest_unserved_rounds"] > 1
     assert samples["d2lpm_service_lag_cost_units"] >= report["service_lag"]
     assert samples["d2lpm_round_clients open"] <= len(CLIENTS)
 
 
-async def test_a_crowd_that_is_served_has_its_turns() -> None:
-    """By default nobody is left out of the rounds, and the work is charged as it is computed."""
+async def test_every_client_is_served_in_each_round() -> None:
+    """By default no client is left out, and charged tokens match computed ones."""
     async with crowd() as (router, clients):
         await report_when(router, lambda _: min(clients.answered[client] for client in CLIENTS) >= 3)
         clients.stop()
-        report = await report_when(router, lambda told: told["rounds"]["clients"] == 0)
+        report = await report_when(router, lambda entry: entry["rounds"]["clients"] == 0)
     assert report["rounds"]["last_s"] is not None
     assert report["waits"]["unserved_s"] == 0.0
-    assert max(told["service_lag"] for told in report["clients"].values()) == report["service_lag"]
+    assert max(entry["service_lag"] for entry in report["clients"].values()) == report["service_lag"]
     charged = [entry["work"]["charged_of_computed"] for entry in report["workers"].values()]
     assert charged == pytest.approx([1.0] * 2, abs=0.1)

@@ -1,4 +1,4 @@
-"""How fairness went: what is kept of a report, for how long, and of which clients."""
+"""The history of fairness: what is kept of a report, for how long, and of which clients."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ NOTHING = Service(0, 0, 0, 0.0)
 
 def report(clients: Mapping[str, Client] = SOME, gaps: Mapping[str, float | None] | None = None) -> FairnessReport:
     """A report with these clients, and workers with these gaps."""
-    told = {
+    entries = {
         ClientId(name): ClientReport(1.0, Service(1, 2, 3, cost), queued, running, None, None, {})
         for name, (cost, queued, running) in clients.items()
     }
@@ -29,11 +29,11 @@ def report(clients: Mapping[str, Client] = SOME, gaps: Mapping[str, float | None
         for name, gap in (gaps or {}).items()
     }
     waits = replace(NO_WAIT, unserved_rounds=3.5)
-    return FairnessReport("dlpm_home", 0.75, told, NOTHING, workers, service_lag=40.0, waits=waits)
+    return FairnessReport("dlpm_home", 0.75, entries, NOTHING, workers, service_lag=40.0, waits=waits)
 
 
 class Reports:
-    """Reports of one call each, and the time at which each is asked for."""
+    """Returns reports, of which the first fails; the clock counts the reads."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -52,21 +52,21 @@ class Reports:
         return float(self.asked)
 
 
-def test_a_sample_says_who_was_served_how_much_and_how_far_apart_they_were() -> None:
-    """A worker without a bound has no gap, and is there all the same."""
-    told = sample(report(gaps={"w1": 2.5, "w2": None}), 100.0)
-    assert (told.time, told.jain) == (100.0, 0.75)
-    assert told.clients == {"ann": ClientSample(7.0, 1, 2), "bob": ClientSample(5.5, 0, 0)}
-    assert told.gaps == {"w1": 2.5, "w2": None}
-    assert (told.service_lag, told.unserved_rounds) == (40.0, 3.5)
+def test_a_sample_has_service_queues_gaps_and_lag() -> None:
+    """A worker without a bound is listed with a gap of None."""
+    kept = sample(report(gaps={"w1": 2.5, "w2": None}), 100.0)
+    assert (kept.time, kept.jain) == (100.0, 0.75)
+    assert kept.clients == {"ann": ClientSample(7.0, 1, 2), "bob": ClientSample(5.5, 0, 0)}
+    assert kept.gaps == {"w1": 2.5, "w2": None}
+    assert (kept.service_lag, kept.unserved_rounds) == (40.0, 3.5)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 9.0]), st.integers(0, 2), st.integers(0, 2)), max_size=160))
 @example([(float(number % 7), number % 3, number % 2) for number in range(CLIENT_LIMIT + 30)])
-def test_of_many_clients_those_that_are_busiest_are_kept(clients: list[Client]) -> None:
-    """Nobody who is left out has more waiting and running than one who is kept, nor as much and was served more.
+def test_the_busiest_clients_are_kept(clients: list[Client]) -> None:
+    """Clients with more waiting and running requests are kept, then those with more service.
 
-    Of equal ones those that came first stay, so that it is the same ones in each reading.
+    Among equals the first are kept, so that each sample keeps the same ones.
     """
     every = {f"c{number}": client for number, client in enumerate(clients)}
     kept = sample(report(every), 0.0).clients
@@ -76,8 +76,8 @@ def test_of_many_clients_those_that_are_busiest_are_kept(clients: list[Client]) 
     assert list(kept) == in_order[: len(kept)]
 
 
-async def test_readings_are_kept_for_an_hour_oldest_first() -> None:
-    """Each has its own time; the first ones go when there are too many."""
+async def test_samples_are_kept_for_an_hour_oldest_first() -> None:
+    """Each sample has its own time; the oldest are dropped when there are too many."""
     reports = Reports()
     reports.asked = 1
     history = FairnessHistory(reports.read, clock=reports.clock)
@@ -87,8 +87,8 @@ async def test_readings_are_kept_for_an_hour_oldest_first() -> None:
     assert [each.time for each in history.samples] == [float(7 + number) for number in range(SAMPLE_LIMIT)]
 
 
-async def test_a_client_that_left_stays_where_it_was() -> None:
-    """A reading is of its time; and a list that was handed out does not grow."""
+async def test_a_client_that_left_stays_in_earlier_samples() -> None:
+    """A sample does not change later, and a list that was returned does not grow."""
     reports = Reports()
     reports.asked = 1
     history = FairnessHistory(reports.read, clock=reports.clock)
@@ -100,8 +100,8 @@ async def test_a_client_that_left_stays_where_it_was() -> None:
     assert len(before) == 1
 
 
-async def test_readings_are_taken_while_it_runs_and_one_that_fails_is_left_out() -> None:
-    """The next one comes all the same."""
+async def test_samples_are_taken_in_the_background_and_a_failed_one_is_left_out() -> None:
+    """The next sample is taken on time."""
     reports = Reports()
     async with FairnessHistory(reports.read, 0.0, reports.clock) as history, asyncio.timeout(60):
         await reports.enough.wait()

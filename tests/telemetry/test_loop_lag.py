@@ -1,4 +1,4 @@
-"""How late the loop is, as /metrics tells."""
+"""The lag of the event loop as /metrics shows it."""
 
 import asyncio
 import re
@@ -8,8 +8,8 @@ from router.telemetry.loop_lag import INTERVAL_SECONDS, LoopLag
 from tests.support.running import running_router, until
 
 
-async def test_a_callback_that_holds_up_the_loop_is_seen() -> None:
-    """The gauge shows at least what it took beyond the time of one look."""
+async def test_a_callback_that_blocks_the_loop_is_measured() -> None:
+    """The gauge shows at least the blocked time less one interval."""
     async with LoopLag() as lag:
         began = time.monotonic()
         asyncio.get_running_loop().call_soon(
@@ -22,7 +22,7 @@ async def test_a_callback_that_holds_up_the_loop_is_seen() -> None:
 
 
 async def test_the_tasks_are_counted() -> None:
-    """All of the loop, and those that have ended no more."""
+    """The gauge counts the tasks of the loop that have not ended."""
     async with LoopLag() as lag:
         before = tasks(lag)
         waiting = asyncio.ensure_future(asyncio.Event().wait())
@@ -38,6 +38,6 @@ def tasks(lag: LoopLag) -> float:
 
 
 async def test_the_lag_is_a_metric() -> None:
-    """One number, whatever the router is busy with."""
+    """The gauge has one value without labels."""
     async with running_router("http://127.0.0.1:9") as router, router.http.get("/metrics") as response:
         assert re.search(r"^d2lpm_event_loop_lag_seconds \d", await response.text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""The metrics of requests and of the state."""
 
 import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
@@ -26,8 +26,8 @@ def values(family: Metric, **labels: str) -> list[float]:
     return [s.value for s in family.samples if labels.items() <= s.labels.items() and not s.name.endswith("_created")]
 
 
-async def test_a_scrape_parses_and_tells_what_happened() -> None:
-    """All names are ours and each has its help; requests, service, times and load are there."""
+async def test_a_scrape_parses_and_shows_what_happened() -> None:
+    """Every metric has the prefix and a help text; requests, service, times and load are there."""
     async with scripted_engine() as engine, running_router(engine.url, worker_api_key="sk-x") as router:
         async with router.post(chat(user="ann", stream=True)) as post:
             await (await engine.call()).answer(prompt=10, completion=2)
@@ -52,14 +52,14 @@ async def test_a_scrape_parses_and_tells_what_happened() -> None:
 
 
 async def test_a_scrape_before_any_call_parses() -> None:
-    """An empty state has no odd values."""
+    """An empty state has valid values."""
     async with running_router("http://127.0.0.1:9") as router:
         families = await scraped(router)
         assert values(families["d2lpm_worker_healthy"]) == [0]
 
 
-def test_only_so_many_clients_have_a_label_of_their_own() -> None:
-    """The rest share one, and the first ones keep theirs."""
+def test_the_number_of_client_labels_is_limited() -> None:
+    """The first clients keep their own label; the others share one."""
     labels = ClientLabels(limit=2)
     assert [labels.label(ClientId(c)) for c in ("a", "b", "c", "a", "d")] == ["a", "b", OTHER, "a", OTHER]
 
@@ -68,14 +68,14 @@ def test_a_counter_never_falls() -> None:
     """Service that turns out less than was estimated does not look like a counter that began anew; a client that was
     forgotten begins anew.
     """
-    told = [
+    entries = [
         Service(100, 0, 10, 120.0),
         Service(40, 60, 10, 60.0),
         Service(140, 160, 20, 180.0),
         None,
         Service(7, 0, 1, 9),
     ]
-    reports = [FairnessReport("p", None, clients(service), Service(0, 0, 0, 0.0), {}) for service in told]
+    reports = [FairnessReport("p", None, clients(service), Service(0, 0, 0, 0.0), {}) for service in entries]
     collector = StateCollector(ClientLabels())
     scrapes = []
     for collector.report in reports:
@@ -85,8 +85,8 @@ def test_a_counter_never_falls() -> None:
     assert [values(families["d2lpm_service_cost_units"]) for families in scrapes] == [[120], [120], [180], [], [9]]
 
 
-def test_what_is_charged_of_a_worker_stands_beside_what_it_computed() -> None:
-    """By kind; a charge that turns out less waits, and where the engine does not count there is nothing."""
+def test_charged_and_computed_tokens_of_a_worker_are_metrics() -> None:
+    """By kind; a corrected charge does not lower the counter, and an engine that does not count has no value."""
     collector = StateCollector(ClientLabels())
     scrapes = []
     for card in (WorkReport(100, 20, 120, None, 0.9), WorkReport(80, 25, 130, None)):
@@ -100,13 +100,13 @@ def test_what_is_charged_of_a_worker_stands_beside_what_it_computed() -> None:
     assert scrapes == [[[100], [20], [120], [], [0.9]], [[100], [25], [130], [], []]]
 
 
-def test_what_clients_feel_is_told_as_far_as_it_is_known() -> None:
-    """Rounds, waits and lags of all, and each client's; of clients without a label of their own the shares alone."""
+def test_rounds_waits_and_lags_are_metrics_where_they_are_known() -> None:
+    """Those of all clients and of each; a client without its own label has its share only."""
     each = ClientReport(1.0, Service(0, 0, 0, 0.0), 0, 0, None, None, {}, 0.25, 40.0, 7.0)
     served = ClientReport(1.0, Service(0, 0, 0, 0.0), 0, 0, None, None, {}, 0.25)
-    told = {ClientId("ann"): each, ClientId("bob"): served, ClientId("cyd"): each}
+    entries = {ClientId("ann"): each, ClientId("bob"): served, ClientId("cyd"): each}
     rounds, waits = RoundReport(3, 2.0, 5.0, 1, None), WaitReport(9.0, 4.5, 3.0, 1.5, 7.0, 3.5, 2)
-    known = FairnessReport("p", None, told, Service(0, 0, 0, 0.0), {}, 40.0, rounds, waits)
+    known = FairnessReport("p", None, entries, Service(0, 0, 0, 0.0), {}, 40.0, rounds, waits)
     collector = StateCollector(ClientLabels(2))
     scrapes = []
     for collector.report in (known, FairnessReport("p", None, {}, Service(0, 0, 0, 0.0), {})):
@@ -140,7 +140,7 @@ def _by_label(family: Metric) -> dict[str, float]:
 
 
 def clients(service: Service | None) -> dict[ClientId, ClientReport]:
-    """One that was served this, or nobody."""
+    """Return one client with this service, or none."""
     return {} if service is None else {ClientId("ann"): ClientReport(1.0, service, 0, 0, None, None, {})}
 
 
@@ -149,7 +149,7 @@ def request(name: str) -> Request:
 
 
 def test_only_models_that_a_worker_serves_have_a_label() -> None:
-    """Clients may ask for any number of others."""
+    """Other names that clients ask for share one label."""
     registry = CollectorRegistry()
     metrics = RequestMetrics(registry, ClientLabels())
     for number in range(3):
@@ -167,7 +167,7 @@ def test_only_models_that_a_worker_serves_have_a_label() -> None:
 
 
 def test_a_request_is_counted_once_however_it_ends() -> None:
-    """What is said of it after its end, as of one that was refused before its client left, counts no second time."""
+    """Events after its end do not count, such as the cancellation of a refused request."""
     registry = CollectorRegistry()
     metrics = RequestMetrics(registry, ClientLabels())
     refused, finished = request("1"), request("2")
@@ -181,8 +181,8 @@ def test_a_request_is_counted_once_however_it_ends() -> None:
     assert counted == {"rejected-saturated": 1, "finished": 1}
 
 
-def test_a_duration_counts_in_every_bucket_that_holds_it() -> None:
-    """Buckets are cumulative and their bounds belong to them; the last holds all, and the sum is there."""
+def test_a_duration_counts_in_every_bucket_that_includes_it() -> None:
+    """Buckets are cumulative and include their bounds; the last includes all, and the sum is there."""
     durations = DurationHistogram("d2lpm_x_seconds", "Text.")
     for seconds in (0.0, 0.001, 0.0025, 600.0, 601.0):
         durations.observe("m", seconds)
