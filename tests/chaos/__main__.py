@@ -44,18 +44,18 @@ def main() -> int:
 
 def table(result: Result) -> str:
     """What was seen."""
-    told = result.judgement
+    judgement = result.judgement
     least = min((window.jain for window in result.windows), default=None)
     back = recovered(list(result.windows), JAIN)
     rows: list[tuple[str, object]] = [
         ("faults", _counts(Counter(fault.kind for fault in result.faults))),
-        ("calls", f"{sum(told.endings.values())}: {_counts(told.endings)}"),
-        ("errors", _counts(told.errors) or "none"),
-        ("errors that no fault explains", len(told.unexplained)),
-        ("lost their worker amid the stream", f"{told.amid} completed"),
-        ("with as many workers lost as are tried", f"{told.exhausted} completed"),
-        ("of both, it was killed or left", f"{told.killed} completed"),
-        ("lost a worker before the first token", f"{told.before} completed"),
+        ("calls", f"{sum(judgement.endings.values())}: {_counts(judgement.endings)}"),
+        ("errors", _counts(judgement.errors) or "none"),
+        ("errors that no fault explains", len(judgement.unexplained)),
+        ("lost their worker amid the stream", f"{judgement.amid} completed"),
+        ("with as many workers lost as are tried", f"{judgement.exhausted} completed"),
+        ("of both, it was killed or left", f"{judgement.killed} completed"),
+        ("lost a worker before the first token", f"{judgement.before} completed"),
         ("Jain's index over 5 s again above 0.95", "never" if back is None else f"{back - result.over:.1f} s behind"),
         ("its least behind the last fault", "-" if least is None else f"{least:.4f}"),
         ("clients compared", max((window.clients for window in result.windows), default=0)),

@@ -14,7 +14,7 @@ class Kind(StrEnum):
     KILL = "kill -9"
     """The worker's process is killed, and another is started on its port."""
     LEAVE = "leaves"
-    """It is told to end, which it does at once, and comes back."""
+    """The worker is asked to end, does so at once, and comes back."""
     DRAIN = "drained"
     """The operator takes it out and puts it back; nothing of it fails."""
     HANG = "hangs"
@@ -38,7 +38,7 @@ AWAY: Final = frozenset({Kind.KILL, Kind.LEAVE, Kind.DRAIN, Kind.HANG, Kind.ERRO
 SHARES: Final = dict.fromkeys(Kind, 1) | {Kind.KILL: 3, Kind.RESET: 2, Kind.HANG: 2}
 """How often each kind comes, in proportion."""
 SHORTEST, LONGEST = 1.0, 4.0
-"""Seconds that a fault lasts; for how long a worker hangs is told."""
+"""Seconds that a fault lasts; a hang has a length of its own."""
 PAUSE: Final = 0.5
 """Seconds, at least, that a worker has for itself between two faults."""
 

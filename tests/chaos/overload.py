@@ -3,7 +3,7 @@
 First as many calls are kept under way as the workers can run: that is their capacity. Then a little more than that is
 offered, and behind that ten times as much, with a few clients among the flood that ask seldom. Ends with 0 if the flood
 cost only those who sent it: the throughput stays, they are refused at once, and the few wait no longer than before.
-The load is a process of its own, and what it sent late is told; so is what of a core the router used.
+The load is a process of its own, and the report says what it sent late and how much of a core the router used.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Run:
     """The phases, one behind the other, before one router."""
 
     def __init__(self, plan: Plan, router: Process, show: Callable[[float], None]) -> None:
-        """`show` is told now and then how many seconds are over."""
+        """`show` is called now and then with the seconds that have passed."""
         self._plan = plan
         self._router = router
         self._show = show

@@ -93,8 +93,8 @@ async def _seen(plan: Plan, http: aiohttp.ClientSession, proxy: Server, stopped:
     finally:
         stopped.signal(SIGCONT)
     ends = [*await asyncio.gather(*streams), None if half is None else await half.end()]
-    wrong = [told for told in ends if told is not None]
-    complete = plan.streams - sum(UNREAD not in told for told in wrong)
+    wrong = [report for report in ends if report is not None]
+    complete = plan.streams - sum(UNREAD not in report for report in wrong)
     back = await _is_used(http, proxy, stopped) if stopped is not proxy else True
     return Seen(complete, wrong, await _given_up(http, proxy), meanwhile, back)
 
@@ -168,8 +168,8 @@ async def _calls_meanwhile(http: aiohttp.ClientSession, proxy: Server, stopped: 
     name, answered = _name(stopped), 0
 
     async def is_silent() -> bool:
-        told = await get_json(http, f"{proxy.url}/fairness")
-        return bool(told["workers"][name]["breaker"] == "silent")
+        report = await get_json(http, f"{proxy.url}/fairness")
+        return bool(report["workers"][name]["breaker"] == "silent")
 
     await until(is_silent)
     for number in range(SHORT_CALLS):

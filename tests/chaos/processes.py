@@ -21,7 +21,7 @@ PATIENCE: Final = 120.0
 LOOK: Final = 0.05
 """Seconds between two looks at what may change at any time."""
 END: Final = 10.0
-"""Seconds that a process has to end when it is told to."""
+"""Time that a process has to exit after SIGTERM."""
 
 
 class Server:
@@ -119,8 +119,8 @@ async def get_json(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
     """A control path's answer."""
     async with http.get(url) as response:
         response.raise_for_status()
-        told: dict[str, Any] = await response.json()
-        return told
+        body: dict[str, Any] = await response.json()
+        return body
 
 
 async def until(true: Callable[[], Awaitable[bool]]) -> None:

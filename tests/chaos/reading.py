@@ -142,9 +142,9 @@ def _same(what: str, expected: object, came: object) -> None:
         raise Wrong(f"{what}: {came!r} instead of {expected!r}")
 
 
-def _check_usage(ask: Ask, told: list[dict[str, Any]]) -> None:
+def _check_usage(ask: Ask, usages: list[dict[str, Any]]) -> None:
     """Once, if it was asked for, and that of one undisturbed answer."""
-    counts = [(usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) for usage in told]
+    counts = [(usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) for usage in usages]
     prompt, output = ask.prompt_tokens, ask.output_tokens
     _same("usage", [(prompt, output, prompt + output)] * ask.usage_wanted, counts)
 

@@ -162,9 +162,9 @@ async def at_rest(router: Process, http: aiohttp.ClientSession, requests: int, s
 
 
 async def soak(
-    plan: Plan, show: Callable[[int], None] = lambda _: None, told: Callable[[Look], None] = print
+    plan: Plan, show: Callable[[int], None] = lambda _: None, on_look: Callable[[Look], None] = print
 ) -> Result:
-    """Run it all; `show` hears of every request, `told` of every look."""
+    """Run it all; `show` is called after every request, `on_look` after every look."""
     result = Result()
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -181,7 +181,7 @@ async def soak(
             requests = plan.calls * part // plan.looks
             await crowd.ask(requests)
             result.looks.append(await at_rest(router, http, requests, start))
-            told(result.looks[-1])
+            on_look(result.looks[-1])
     result.endings, result.seconds = crowd.endings, loop.time() - began
     return result
 
@@ -194,11 +194,11 @@ def main() -> int:
     bar = ProgressBar(sys.stderr, "thousand requests")
     print(f"{'requests':>9} {'MiB':>7} {'descriptors':>11} {'tasks':>6} {'series':>7}", flush=True)
 
-    def told(seen: Look) -> None:
+    def on_look(seen: Look) -> None:
         bar.close()
         print(_row(seen), flush=True)
 
-    result = uvloop.run(soak(plan, lambda done: bar.show(done / 1000, plan.calls / 1000), told))
+    result = uvloop.run(soak(plan, lambda done: bar.show(done / 1000, plan.calls / 1000), on_look))
     print(", ".join(f"{ending} {count}" for ending, count in result.endings.most_common()))
     print(f"{plan.calls / result.seconds:.0f} requests a second, {result.seconds:.0f} s")
     for objection in result.objections():

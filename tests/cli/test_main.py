@@ -167,8 +167,8 @@ def test_the_flags_in_the_readme_exist() -> None:
     assert len(shown) > 4
 
 
-def test_it_listens_at_as_many_doors_as_there_are(router: Router) -> None:
-    """The socket that listens is open once for each connection that a turn of the loop is to take."""
+def test_the_listening_socket_is_opened_once_per_accept_of_a_turn(router: Router) -> None:
+    """The listening socket is open once for each connection that one turn of the loop accepts."""
     opened = Counter[str]()
     for entry in Path(f"/proc/{router.process.pid}/fd").iterdir():
         with suppress(FileNotFoundError):

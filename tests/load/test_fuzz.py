@@ -13,9 +13,9 @@ INPUTS = 1000
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_input_makes_a_reader_crash_hang_or_grow(name: str) -> None:
     """Some are accepted and some are not, or it would be the seeds or the noise alone that are read."""
-    told = fuzz(TARGETS[name], INPUTS, seed=1, watch_every=20)
-    assert told.accepted > 0
-    assert told.accepted < INPUTS or name == "report"
+    result = fuzz(TARGETS[name], INPUTS, seed=1, watch_every=20)
+    assert result.accepted > 0
+    assert result.accepted < INPUTS or name == "report"
 
 
 def make(random: Random) -> bytes:

@@ -140,7 +140,7 @@ async def scrape_many(loop: TimedLoop) -> tuple[float, str]:
 
 
 def test_no_callback_takes_long_with_many_clients_and_workers() -> None:
-    """What is told of each client at each worker is read and written a little at a time."""
+    """The saved state of each client at each worker is read and written in small steps."""
     with seldom_collecting(), asyncio.Runner(loop_factory=TimedLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, TimedLoop)

@@ -177,7 +177,7 @@ async def test_a_long_answer_is_passed_on_as_it_comes() -> None:
 
 
 async def test_a_long_answer_that_breaks_off_is_seen_to() -> None:
-    """Its client is told by the end of the connection: a whole answer has no place for an error."""
+    """The connection to its client is closed: a whole answer has no place for an error."""
     before, entries, _ = long_answer("word", 40_000)
     async with served() as (engine, router), connected(router) as (reader, writer):
         body = json.dumps(chat()).encode()
@@ -269,13 +269,13 @@ async def test_a_connection_whose_body_does_not_come_gives_way() -> None:
             await call.answer()
 
 
-@pytest.mark.parametrize("told", [101, 600, 999])
-async def test_a_status_that_there_is_not_is_the_workers_fault(told: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Its client is told 502, and nothing fails inside the router."""
+@pytest.mark.parametrize("status", [101, 600, 999])
+async def test_a_status_that_there_is_not_is_the_workers_fault(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Its client receives 502, and nothing fails inside the router."""
     async with served(tries=1) as (engine, router):
         with caplog.at_level(logging.ERROR):
             async with router.post(chat()) as post:
-                await (await engine.call()).respond(told, b"{}", "connection: upgrade", "upgrade: x")
+                await (await engine.call()).respond(status, b"{}", "connection: upgrade", "upgrade: x")
                 assert (await post.response()).status == 502
         assert not caplog.records
 

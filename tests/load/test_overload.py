@@ -1,4 +1,4 @@
-"""More than the fleet can do: what is refused, whose it is, and what the refused are told."""
+"""More than the fleet can do: what is refused, whose it is, and what the refused clients receive."""
 
 import pytest
 
@@ -10,7 +10,7 @@ STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "wh
 
 @STREAMED
 async def test_a_flood_costs_the_flooder(stream: bool) -> None:
-    """The newest of whoever has most waiting makes room, is told so, and pays nothing; the light client is served."""
+    """The newest request of the client with the longest queue is dropped, uncharged; the light client is served."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, max_queued=2, heartbeat=0) as router,

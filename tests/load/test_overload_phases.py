@@ -21,7 +21,7 @@ def refused(sent: float, seconds: float, reason: str) -> Called:
 
 
 def test_a_phase_is_what_was_sent_and_answered_in_it() -> None:
-    """Answers count where they end; refusals for which nobody waited are told apart from those for which one did."""
+    """Answers count where they end; refusals for which nobody waited are kept apart from those for which one did."""
     called = [
         answered(9.0, 0.5, 2.0, light=False),
         answered(10.0, 0.5, 2.0, light=True),

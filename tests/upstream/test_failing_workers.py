@@ -401,8 +401,8 @@ async def test_a_fresh_connection_that_closes_is_the_workers_failure() -> None:
         await served(router)
 
 
-async def test_a_worker_that_dies_of_a_call_has_had_it() -> None:
-    """Where the fresh connection is refused, the first one may have been taken: its client pays for the prompt."""
+async def test_a_call_that_may_have_been_accepted_is_charged() -> None:
+    """If the new connection is refused, the first may have been accepted, so the client is charged for the prompt."""
     async with scripted_engine() as engine, running_router(engine.url, poll_interval=3600) as router:
         async with router.post(chat()) as post:
             await (await engine.call()).answer()
