@@ -91,7 +91,7 @@ class Row(NamedTuple):
 
     load: str
     dialect: str
-    told: bool
+    reported: bool
     off: Seen
     learned: Seen
 
@@ -160,16 +160,16 @@ def run(options: argparse.Namespace) -> None:
 
 def measure(load: str, dialect: str, manner: Manner) -> Iterator[Row]:
     """Run the load with the window off, and on with the capacity reported and hidden. Raises DemoError."""
-    off = trial(LOADS[load], dialect, "off", manner, told=True)
-    for told in (True, False):
-        yield Row(load, dialect, told, off, trial(LOADS[load], dialect, "learned", manner, told=told))
+    off = trial(LOADS[load], dialect, "off", manner, reported=True)
+    for reported in (True, False):
+        yield Row(load, dialect, reported, off, trial(LOADS[load], dialect, "learned", manner, reported=reported))
 
 
-def trial(load: Load, dialect: str, window: str, manner: Manner, *, told: bool) -> Seen:
+def trial(load: Load, dialect: str, window: str, manner: Manner, *, reported: bool) -> Seen:
     """Run a load once. Raises DemoError."""
     worker = ["--dialect", dialect, "--speed", str(manner.speed * load.pace), "--measure", *load.worker]
     router = ["--policy", "d2lpm", "--window", window, "--poll-interval", str(POLL_SECONDS / manner.speed)]
-    with fleet(1, worker + ([] if told else ["--hide-capacity"]), router) as url:
+    with fleet(1, worker + ([] if reported else ["--hide-capacity"]), router) as url:
         return uvloop.run(_watched(url, load, manner))
 
 
@@ -213,7 +213,7 @@ def _cells(row: Row) -> Sequence[str]:
     return (
         row.load,
         row.dialect,
-        "told" if row.told else "hidden",
+        "reported" if row.reported else "hidden",
         f"{row.learned.throughput:,.0f}",
         f"{row.ratio:.3f}",
         f"{row.learned.requests_p95:.0f}",

@@ -140,8 +140,8 @@ class _Drive:
         headers = _headers(self._target.api_key or name) | {"Content-Type": "application/json"}
         async with self._http.post(url, data=self._body(live.call, name), headers=headers) as response:
             if response.status != 200:
-                told = self._failed(f"{response.status}: {(await response.read()).decode(errors='replace')}")
-                return Outcome.REJECTED if response.status == 429 else told
+                outcome = self._failed(f"{response.status}: {(await response.read()).decode(errors='replace')}")
+                return Outcome.REJECTED if response.status == 429 else outcome
             async for block in response.content.iter_any():
                 now = self._player.now
                 live.feed(block, now)

@@ -48,8 +48,8 @@ def _wait(axes: "Axes", scrapes: Sequence[Scrape]) -> None:
 
 
 def _hits(axes: "Axes", scrapes: Sequence[Scrape]) -> None:
-    told, asked = "d2lpm_cache_actual_tokens_total", "d2lpm_cache_prompt_tokens_total"
-    _curves(axes, ratios(scrapes, told, asked, "worker", WINDOW))
+    cached, asked = "d2lpm_cache_actual_tokens_total", "d2lpm_cache_prompt_tokens_total"
+    _curves(axes, ratios(scrapes, cached, asked, "worker", WINDOW))
     axes.set(ylim=(0, 1.02), ylabel=f"of prompt tokens, last {WINDOW:g} s")
 
 

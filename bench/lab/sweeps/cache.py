@@ -108,12 +108,12 @@ class CacheTruth(Experiment):
         return Cell(labels, scenario)
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        told = [(predicted, actual, size) for predicted, actual, size in map(_told, result.records) if size]
-        tokens = sum(size for _, _, size in told)
+        counts = [(predicted, actual, size) for predicted, actual, size in map(_token_counts, result.records) if size]
+        tokens = sum(size for _, _, size in counts)
         return {
-            "error": sum(abs(p - a) / size for p, a, size in told) / len(told) if told else None,
-            "false": sum(max(0, p - a) for p, a, _ in told) / tokens if tokens else None,
-            "missed": sum(max(0, a - p) for p, a, _ in told) / tokens if tokens else None,
+            "error": sum(abs(p - a) / size for p, a, size in counts) / len(counts) if counts else None,
+            "false": sum(max(0, p - a) for p, a, _ in counts) / tokens if tokens else None,
+            "missed": sum(max(0, a - p) for p, a, _ in counts) / tokens if tokens else None,
             "hit rate": summary["hit_rate"],
             "service/s": service_seen(summary) / (result.seconds - result.warmup),
         }
@@ -147,7 +147,7 @@ class CacheTruth(Experiment):
         plots[0].legend()
 
 
-def _told(record: Record) -> tuple[int, int, int]:
+def _token_counts(record: Record) -> tuple[int, int, int]:
     """Return predicted cached, actual cached and prompt tokens; zeros if the engine reported nothing."""
     if record.predicted_cached_tokens is None or record.cached_tokens is None:
         return 0, 0, 0

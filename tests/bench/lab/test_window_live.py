@@ -43,12 +43,12 @@ def test_the_loads_ask_for_more_than_a_worker_has() -> None:
 def test_a_queue_is_measured_inside_the_engine(window: str) -> None:
     """Without a window all that is open waits there, with it a few do."""
     load = Load(Unrelated(input=50, output=20, concurrency=4), ("--max-running", "2"), 24.0, 8.0)
-    seen = trial(load, "vllm", window, Manner(speed=8.0), told=False)
+    seen = trial(load, "vllm", window, Manner(speed=8.0), reported=False)
     assert seen.throughput > 0
     assert (seen.requests_p95 > 20, seen.tokens_p95 > 20 * 50) == (window == "off", window == "off")
 
 
-def test_a_mistake_is_told(tmp_path: Path) -> None:
+def test_a_mistake_is_reported(tmp_path: Path) -> None:
     """No process is started for a speed that makes no sense."""
     with pytest.raises(SystemExit) as caught:
         main(["window", "--speed", "0", "--json", str(tmp_path / "out.json")])
