@@ -1,4 +1,4 @@
-"""The documents: their links lead somewhere, and every refusal is told."""
+"""The documents: their links lead somewhere, and every error code is listed."""
 
 import re
 from pathlib import Path
@@ -42,9 +42,9 @@ def test_every_section_of_operations_is_in_its_index() -> None:
     assert [{name} for name in linked] == [anchors(f"## {heading}\n") for heading in headings]
 
 
-def test_every_refusal_is_told() -> None:
-    """Each reason and each code of an error, by its name; and none that there is no more."""
+def test_every_error_code_is_listed() -> None:
+    """Each reason and each code by its name, and none that no longer exists."""
     codes = {code for text in SOURCES for code in re.findall(r'\bcode="([a-z_]+)"', text)}
     reasons = {reason for text in SOURCES for reason in re.findall(r'"(rejected-[a-z-]+)"', text)} | set(Refusal)
-    told = set(re.findall(r"`([a-z]+[_-][a-z_-]+)`", section("Every error code")))
-    assert told == codes | reasons
+    listed = set(re.findall(r"`([a-z]+[_-][a-z_-]+)`", section("Every error code")))
+    assert listed == codes | reasons

@@ -1,4 +1,4 @@
-"""The decision log: what is written is what is read, and what goes wrong with it harms nobody."""
+"""The journal: it is read as it was written, and its failures do not affect the router."""
 
 import io
 import os
@@ -55,7 +55,7 @@ def lines_of(path: Path) -> list[JournalHeader | JournalEntry | TornLine]:
     st.lists(st.one_of(*map(st.from_type, get_args(Command)))),
 )
 def test_every_event_and_command_is_read_as_it_was_written(at: float, event: Event, commands: list[Command]) -> None:
-    """Whatever its kind, with any text, bytes and numbers in it, on one line."""
+    """Any kind, with any text, bytes and numbers, takes one line."""
     assume("nan" not in repr((event, commands)))  # it does not equal itself
     line = encode(at, event, commands)
     assert b"\n" not in line
@@ -78,7 +78,7 @@ def test_the_order_of_a_mapping_is_kept(tokens: dict[RequestId, int]) -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"[]", b"[0.5,[],[]]", b'[0.5,["Started"],[]]', b'[0.5,["No",{}],[]]'])
-def test_no_other_line_is_taken_for_one(line: bytes) -> None:
+def test_an_invalid_line_is_rejected(line: bytes) -> None:
     """Nor any beginning of a line, which a crash may leave."""
     with pytest.raises(ValueError, match="whole line"):
         decode(line)
@@ -88,7 +88,7 @@ def test_no_other_line_is_taken_for_one(line: bytes) -> None:
             decode(whole[:end])
 
 
-def test_what_could_not_be_read_back_is_not_written() -> None:
+def test_a_value_that_could_not_be_restored_is_not_written() -> None:
     """A value of another type than its field's is an error, not a line that says something else."""
     with pytest.raises(ValueError, match="serializ"):
         encode(0.0, WorkerLeft(WorkerId("w\ud800")), [])
@@ -175,7 +175,7 @@ def header_line(tmp_path: Path) -> bytes:
     return line
 
 
-def test_what_is_not_a_journal_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_rejected(tmp_path: Path) -> None:
     """A file of another kind, or of another format."""
     with pytest.raises(ConfigError, match="not a journal"):
         list(read([b"policy: d2lpm\n"]))
@@ -212,7 +212,7 @@ class Gate(io.RawIOBase):
 
 
 async def test_a_full_disk_ends_the_journal_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """One line in the log; whoever is observed notices nothing."""
+    """The log has one line, and the router goes on."""
     async with Journal(io.FileIO("/dev/full", "w")) as journal:
         journal.observe(1.0, Ticked(), [])
         await until(lambda: bool(caplog.messages))
@@ -232,7 +232,7 @@ async def test_a_disk_that_takes_little_at_a_time_gets_all() -> None:
 
 
 async def test_a_slow_disk_does_not_fill_the_memory(caplog: pytest.LogCaptureFixture) -> None:
-    """Beyond its measure the journal ends; what the disk had been given before is whole."""
+    """Above its limit the journal ends; what was written before is complete."""
     disk = Gate()
     event = Finished(RequestId("r"), None, (PromptKey(bytes(600), 1),))
     async with Journal(disk, max_pending_bytes=1000) as journal:

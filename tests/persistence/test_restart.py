@@ -10,8 +10,8 @@ from tests.cli.test_main import PATIENCE, serving
 from tests.support.running import chat, emulated_workers
 
 
-def told(url: str) -> Any:
-    """What /fairness says of the clients, but for how long they waited."""
+def clients(url: str) -> Any:
+    """Return the clients of /fairness without their waiting times."""
     clients = httpx.get(f"{url}/fairness", timeout=PATIENCE).json()["clients"]
     return {name: (entry["weight"], entry["service"], entry["deficit"]) for name, entry in clients.items()}
 
@@ -26,7 +26,7 @@ def test_what_was_saved_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
             for user in ("ann", "bob"):
                 call = chat(f"{user} {prompt}", user=user, max_tokens=20)
                 httpx.post(f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE).raise_for_status()
-            before = told(router.url)
+            before = clients(router.url)
             for _ in range(2):  # the first one may have begun before
                 saved = (state / FILE_NAME).stat().st_mtime_ns
                 while (state / FILE_NAME).stat().st_mtime_ns == saved:
@@ -34,7 +34,7 @@ def test_what_was_saved_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
             router.process.kill()
             router.process.wait(PATIENCE)
         with serving(tmp_path, "--worker", worker, *flags) as router:
-            assert told(router.url) == before
+            assert clients(router.url) == before
             assert min(deficit["order"] for _, _, deficits in before.values() for deficit in deficits.values()) < 0
             call = chat(f"bob {prompt}", user="cy", max_tokens=20)
             answer = httpx.post(f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""The state on disk: what a router wrote is what the next one begins with, and what is damaged is set aside."""
+"""The state file: the next router starts with the saved state, and a damaged file is set aside."""
 
 import asyncio
 import json
@@ -139,7 +139,7 @@ def test_no_bytes_crash_the_loader(noise: bytes, place: int, cut: bool) -> None:
 
 
 async def test_under_another_policy_or_secret_the_rest_is_of_use(tmp_path: Path) -> None:
-    """Counters belong to a policy, hashes to a secret; what was served belongs to nobody but the client."""
+    """Deficits depend on the policy and hashes on the secret; service depends on neither."""
     await write(tmp_path, PIECES)
     begun = initial_state(Settings(state=tmp_path, policy="d2lpm", hash_secret=SecretStr("t" * 16)), 0.0)
     assert [type(piece) for piece in begun.restored] == [Clients, Cache]
@@ -149,14 +149,14 @@ async def test_under_another_policy_or_secret_the_rest_is_of_use(tmp_path: Path)
     assert begun.secret == b"s" * 16
 
 
-def test_a_directory_that_cannot_be_made_is_the_operators_fault(tmp_path: Path) -> None:
-    """It is told in one line, which names the file."""
+def test_a_directory_that_cannot_be_created_is_a_configuration_error(tmp_path: Path) -> None:
+    """The error is one line that names the file."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file/state: Not a directory"):
         initial_state(Settings(state=tmp_path / "file"), 0.0)
 
 
-async def test_a_disk_that_fails_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """And the router goes on."""
     with caplog.at_level(logging.ERROR):
         async with StateFile(tmp_path / "nowhere", lambda: iter(PIECES), lambda: new_header("p", b"s"), 0.001) as file:
@@ -215,22 +215,22 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     assert not state.is_symlink()
 
 
-async def test_a_state_that_cannot_be_written_is_told_by_a_metric(tmp_path: Path) -> None:
+async def test_a_metric_shows_that_the_state_cannot_be_written(tmp_path: Path) -> None:
     """As long as it is so; no journal is spoken of where none is kept."""
     directory = tmp_path / "kept"
     async with scripted_engine() as engine, running_router(engine.url, state=directory, state_interval=0.01) as router:
 
-        async def told() -> str:
+        async def failing_metric() -> str:
             async with router.http.get("/metrics") as response:
                 lines = (await response.text()).splitlines()
             (line,) = [line for line in lines if line.startswith("d2lpm_file_failing{")]
             return line
 
-        assert await told() == 'd2lpm_file_failing{file="state"} 0.0'
+        assert await failing_metric() == 'd2lpm_file_failing{file="state"} 0.0'
         directory.rename(tmp_path / "elsewhere")
         async with asyncio.timeout(60):
-            while await told() != 'd2lpm_file_failing{file="state"} 1.0':
+            while await failing_metric() != 'd2lpm_file_failing{file="state"} 1.0':
                 pass
             (tmp_path / "elsewhere").rename(directory)
-            while await told() != 'd2lpm_file_failing{file="state"} 0.0':
+            while await failing_metric() != 'd2lpm_file_failing{file="state"} 0.0':
                 pass
