@@ -11,7 +11,8 @@ from router.api.body.call import Head
 from router.api.registry import error_shape_of
 from router.errors import BadRequest, BodyTooLarge, RouterError, UnsupportedEncoding
 from router.front.byte_budget import Hold
-from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, UNREAD_OWNER, OnDisconnect
+from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, STREAM_WRITER, UNREAD_OWNER, OnDisconnect
+from router.front.http.response_writer import StreamWriter
 
 Headers = Sequence[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
@@ -44,6 +45,7 @@ class Exchange:
         self._on_disconnect: OnDisconnect | None = extensions.get(ON_DISCONNECT)
         self._charge_unread_to: Callable[[str], None] | None = extensions.get(UNREAD_OWNER)
         self._break_off: Callable[[], None] | None = extensions.get(BREAK_OFF)
+        self._stream_writer: Callable[[], StreamWriter | None] | None = extensions.get(STREAM_WRITER)
         self._connected: WhileConnected | None = None
         self._receive = receive
         self._send = send
@@ -143,6 +145,10 @@ class Exchange:
     def end(self, last: bytes = b"") -> Awaitable[None]:
         """Send the last block of the body."""
         return self._send({"type": "http.response.body", "body": last})
+
+    def stream_writer(self) -> StreamWriter | None:
+        """Return a writer for blocks of the body that has begun; None if they can only be sent by `write`."""
+        return None if self._stream_writer is None else self._stream_writer()
 
     def break_off(self) -> None:
         """Close the connection, because the answer that has begun cannot be completed."""

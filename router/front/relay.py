@@ -23,10 +23,11 @@ from router.front.byte_budget import Hold
 from router.front.exchange import JSON_TYPE, Exchange
 from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.stored.keeper import ResponseKeeper
+from router.front.stream import AnswerStream
 from router.front.verdict import fault_of, lacks_path, worker_refused
 from router.upstream.accepted_fields import BAD_REQUEST
 from router.upstream.directory import WorkerDirectory
-from router.upstream.http_client import SMALL_BLOCKS, IdleTimeouts, WorkerResponse
+from router.upstream.http_client import IdleTimeouts, WorkerResponse
 
 HEARTBEAT = b": waiting for a worker\n\n"
 EVENT_TYPE = b"text/event-stream"
@@ -69,30 +70,6 @@ class FailedAttempt:
     """The engine's body; with status 200, the end of its stream."""
     retry_elsewhere: bool = False
     """Whether another worker can serve the call although the fault is the call's: this worker is of the wrong kind."""
-
-
-class PendingEvent:
-    """Counts the bytes of a stream since the last complete event, which are held until the event is complete."""
-
-    __slots__ = ("_before", "_blocks", "_hold")
-
-    def __init__(self, hold: Hold) -> None:
-        self._hold = hold
-        self._before = hold.amount
-        self._blocks = 0
-
-    def add(self, size: int, ready: bytes) -> bool:
-        """Count a block of `size` bytes, after which the events in `ready` are complete.
-
-        Returns whether the stream arrives in crumbs, many small blocks per event. Raises Refused or NoRoom.
-        """
-        if not ready:
-            self._hold.add(size)
-            self._blocks += 1
-        elif self._blocks:
-            self._hold.set(self._before)
-            self._blocks = 0
-        return self._blocks > SMALL_BLOCKS
 
 
 class Relay:
@@ -356,28 +333,24 @@ class Relay:
         silence_timeout = self._directory.silence_timeout(dispatch.worker)
         reader = self._reader = self._reader or self._new_reader(dispatch.worker)
         rewriter = Rewriter(self._continuation) if self._continuation is not None else None
-        source = rewriter or reader
+        stream = AnswerStream(upstream, reader, rewriter, self._hold)
         counted = False
         ready = b""
-        pending = PendingEvent(self._hold)
         try:
-            while block := await upstream.read():
-                ready = reader.feed(block if rewriter is None else rewriter.feed(block))
-                if pending.add(len(block), ready):
-                    await upstream.gather()
+            while not reader.broken and (block := await stream.read()) is not None:
+                ready = block
                 if ready and not upstream.exhausted:
                     await self._write(ready, headers)
                     ready = b""
-                if not counted and source.started:
+                if not counted and stream.started:
                     counted = True
                     started = self._scheduler_host.clock()
                     silence_timeout.on_first_token(started - sent)
                     upstream.begin_stream()
                     self._scheduler_host.start_stream(self._request.id, lambda: reader.output_tokens)
-                if reader.broken:
-                    break
-            ready += reader.feed(rewriter.close()) if rewriter is not None else b""
-            ready += reader.close()
+                if counted and not ready and (writer := self._exchange.stream_writer()) is not None:
+                    await stream.push(writer)
+            ready += stream.close()
         except (WorkerBroke, WorkerHung):
             if not reader.complete:
                 raise

@@ -78,6 +78,8 @@ class Connection(asyncio.Protocol):
         self._sent_at = self._waiting_since = 0.0
         self._check: FairTimer | None = None
         self._timed_out = False
+        self._sink: Callable[[bytes], bool] | None = None
+        """Takes blocks as they arrive, while `push` waits."""
 
     @property
     def reusable(self) -> bool:
@@ -138,6 +140,41 @@ class Connection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
         return block
+
+    async def push(self, sink: Callable[[bytes], bool]) -> None:
+        """Call `sink` with each block in the turn of the event loop in which it arrives.
+
+        Return when a block is left for `read`: one that `sink` declined by returning False, or the last one of the
+        answer; when `stop_push` is called; and when `read` would raise. Raises what `sink` raises.
+        """
+        if self._blocks or self._body_complete or self._lost:
+            return
+        self._sink = sink
+        try:
+            await self._wait_for_data()
+        finally:
+            self._sink = None
+
+    def stop_push(self) -> None:
+        """Make `push` return."""
+        self._sink = None
+        self._wake_reader()
+
+    def _push_blocks(self, sink: Callable[[bytes], bool]) -> bool:
+        """Give the sink what has arrived. Returns whether `push` goes on waiting."""
+        block = self._blocks[0] if len(self._blocks) == 1 else b"".join(self._blocks)
+        try:
+            taken = sink(block)
+        except Exception as error:  # the task that waits in `push` raises it
+            self._sink = None
+            if self._data_waiter is not None and not self._data_waiter.done():
+                self._data_waiter.set_exception(error)
+            return False
+        if taken:
+            self._blocks.clear()
+            self._unread_bytes = 0
+            self._waiting_since = self._loop.time()
+        return taken and self._sink is not None
 
     def abort(self) -> None:
         """Close the connection at once, which aborts its call."""
@@ -225,6 +262,9 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.abort()
+        sink = self._sink
+        if sink is not None and self._blocks and not (self._body_complete or self._lost) and self._push_blocks(sink):
+            return
         if self._unread_bytes > MAX_HEAD_BYTES:
             self._limit_unread()
         self._wake_reader()
@@ -284,6 +324,8 @@ class WorkerResponse:
         self.headers = connection.headers
         self.read = connection.read
         self.gather = connection.gather
+        self.push = connection.push
+        self.stop_push = connection.stop_push
         self._connection = connection
         self._release = release
         self._beginning: bytes | None = None

@@ -21,7 +21,7 @@ ORDER: Final[Mapping[str, str]] = {
     " > settings, requests, policies > cache, fleet > clients, kv_blocks, predict > model",
     "router.core.policies": "registry > dlpm, preble > deficit, simple, vtc, queued > base > context",
     "router.api": "openapi > registry > continuation, family > endpoints > answer, resumable > body",
-    "router.front": "gateway, drain > relay > stored > exchange, parse_slots, verdict > http > byte_budget",
+    "router.front": "gateway, drain > relay > stored, stream > exchange, parse_slots, verdict > http > byte_budget",
     "workers": "__main__ > server > dialects > settings, api > engine",
     "bench": "__main__ > lab > demo > live, sim > report > workloads",
     "bench.lab": "experiments > neighbour, papers, sweeps > micro, picture > frame",

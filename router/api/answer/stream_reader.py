@@ -57,7 +57,7 @@ class StreamReader:
         """Parses common chunks without a JSON parser; None if this stream cannot have any."""
         self._unread: list[dict[str, Any] | ChunkRun] = []
         """Chunks that were passed on and have not been read yet."""
-        self._broken = False
+        self.broken = False
         """True once the engine sent something that is not an event of an answer. Everything after it is ignored."""
         self._done = False
         self._error: EngineError | None = None
@@ -86,7 +86,7 @@ class StreamReader:
         """Queue plain events with these data for reading, and return what the client sees of them."""
         passed = []
         for part in data if self._common_chunks is None else self._common_chunks.split_runs(data):
-            if self._broken:
+            if self.broken:
                 break
             if isinstance(part, ChunkRun):
                 self._unread.append(part)
@@ -99,10 +99,10 @@ class StreamReader:
 
     def _pass_event(self, event: bytes) -> bytes:
         """Queue an event of any form for reading, and return what the client sees of it."""
-        if event in BLANK and self._held is None and not self._broken:
+        if event in BLANK and self._held is None and not self.broken:
             return event
-        self._broken = self._broken or not is_event(event)
-        if self._broken:
+        self.broken = self.broken or not is_event(event)
+        if self.broken:
             return b""
         if (data := event_data(event)) is None:
             if self._held is None:
@@ -118,7 +118,7 @@ class StreamReader:
             return {}
         chunk = load(data)
         if chunk is None or not is_chunk(chunk):
-            self._broken = True
+            self.broken = True
             return None
         self._unread.append(chunk)
         if self._held is None and (data.find(b'"error"') >= 0 or data.find(b'"abort"') >= 0):
@@ -150,14 +150,6 @@ class StreamReader:
         if self._splitter.empty:
             return b""
         return self._pass_event(self._splitter.rest())
-
-    @property
-    def broken(self) -> bool:
-        """Whether the engine sent something that is not an event of an answer.
-
-        The client has what came before it, and gets nothing more.
-        """
-        return self._broken
 
     @property
     def output_tokens(self) -> int:
@@ -293,7 +285,7 @@ class StreamReader:
         self._token_record.drop_pending()
         self._choices.finish_reasons.clear()
         self._held = self._error = None
-        self._done = self._broken = False
+        self._done = self.broken = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow
-from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, UNREAD_OWNER, Connections
+from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, STREAM_WRITER, UNREAD_OWNER, Connections
 from router.front.http.corked_transport import CorkedTransport
 from router.front.http.deadlines import Awaiting, Deadlines
 from router.front.http.http_errors import (
@@ -28,7 +28,7 @@ from router.front.http.http_errors import (
     named_protocol,
     parse_error,
 )
-from router.front.http.response_writer import send
+from router.front.http.response_writer import StreamWriter, send
 from router.front.http.unread_bytes import UnreadBytes
 from router.runtime.fair_timer import GRACE_SECONDS, fired_late
 
@@ -62,10 +62,11 @@ class ClientConnection(HttpToolsProtocol):
         self._address = ""
         self._active: RequestResponseCycle | None = None
         """The call in flight; `cycle` is the call that arrived last."""
-        self._extensions: dict[str, Callable[..., None]] = {
+        self._extensions: dict[str, Callable[..., object]] = {
             ON_DISCONNECT: self._on_disconnect,
             UNREAD_OWNER: self._charge_unread_to,
             BREAK_OFF: self._break_off,
+            STREAM_WRITER: self._stream_writer,
         }
         self._notify_disconnect: Callable[[], None] | None = None
         """The application's callback for when the client of the call in flight disconnects."""
@@ -371,6 +372,13 @@ class ClientConnection(HttpToolsProtocol):
     def _charge_unread_to(self, owner: str) -> None:
         """Count unread bytes of the call in flight against this owner."""
         self._unread.charge_to(owner)
+
+    def _stream_writer(self) -> StreamWriter | None:
+        """Return a writer for the answer under way; None unless it has begun and is sent in chunks."""
+        cycle = self._served
+        if cycle is None or not cycle.response_started or not cycle.chunked_encoding or cycle.scope["method"] == "HEAD":
+            return None
+        return StreamWriter(cycle, self.transport.uncork())
 
     def _break_off(self) -> None:
         """Close the connection after what was sent, so that the client sees that the answer is incomplete."""

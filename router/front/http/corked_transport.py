@@ -46,6 +46,11 @@ class CorkedTransport(asyncio.Transport):
             return
         self._transport.write(data)
 
+    def uncork(self) -> Callable[[bytes], None]:
+        """Write what is held, and return the `write` of the transport that has the socket."""
+        self._release()
+        return self._transport.write
+
     def get_write_buffer_size(self) -> int:
         """Return the bytes that the network has not accepted yet, including the held write."""
         return self._transport.get_write_buffer_size() + len(self._held)

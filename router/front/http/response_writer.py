@@ -4,7 +4,7 @@ uvicorn validates each header. The router's headers have lower-case names, as AS
 parser has accepted or that the router made itself, so the only check here is for line breaks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
@@ -17,6 +17,23 @@ HEAD_BYTES = 512
 """Estimated size of a head, or of the end of an answer."""
 CLOSING = (b"connection", b"close")
 IN_CHUNKS = (b"transfer-encoding", b"chunked")
+
+
+class StreamWriter:
+    """Writes blocks of a chunked answer at once, without a coroutine per block."""
+
+    __slots__ = ("_cycle", "_transport_write", "flow")
+
+    def __init__(self, cycle: RequestResponseCycle, transport_write: Callable[[bytes], None]) -> None:
+        self._cycle = cycle
+        self._transport_write = transport_write
+        self.flow = cycle.flow
+        """While its `write_paused` is true, the client does not read, and blocks must go through `send`."""
+
+    def write(self, block: bytes) -> None:
+        """Write a block that is not empty; after a disconnect, do nothing."""
+        if not self._cycle.disconnected:
+            self._transport_write(b"%x\r\n%b\r\n" % (len(block), block))
 
 
 async def send(cycle: RequestResponseCycle, unread: UnreadBytes, message: Any) -> None:

@@ -1,0 +1,82 @@
+"""A worker's streamed answer on its way to the client."""
+
+from collections.abc import Callable
+from functools import partial
+
+from router.api.continuation import Rewriter
+from router.api.family import Reader
+from router.front.byte_budget import Hold
+from router.front.http.response_writer import StreamWriter
+from router.upstream.http_client import SMALL_BLOCKS, WorkerResponse
+
+
+class AnswerStream:
+    """Reads the blocks of one worker's stream, and counts the bytes that are held until an event is complete."""
+
+    __slots__ = ("_before", "_feed", "_held_blocks", "_hold", "_reader", "_rewriter", "_upstream")
+
+    def __init__(self, upstream: WorkerResponse, reader: Reader, rewriter: Rewriter | None, hold: Hold) -> None:
+        """`rewriter`: puts the stream of a worker that continues another's into the form of the first."""
+        self._upstream = upstream
+        self._reader = reader
+        self._rewriter = rewriter
+        self._feed: Callable[[bytes], bytes] = reader.feed if rewriter is None else self._rewrite
+        self._hold = hold
+        self._before = hold.amount
+        self._held_blocks = 0
+        """Blocks since the last complete event."""
+
+    @property
+    def started(self) -> bool:
+        """Whether this worker has sent its first token."""
+        return self._reader.started if self._rewriter is None else self._rewriter.started
+
+    async def read(self) -> bytes | None:
+        """Read a block and return what the client gets of it; None at the end of the answer.
+
+        Raises WorkerBroke, WorkerHung, and Refused or NoRoom if the bytes of an incomplete event have no room.
+        """
+        if self._held_blocks > SMALL_BLOCKS:
+            await self._upstream.gather()
+        block = await self._upstream.read()
+        if not block:
+            return None
+        ready = self._feed(block)
+        self._count(block, ready)
+        return ready
+
+    async def push(self, writer: StreamWriter) -> None:
+        """Pass blocks on in the turn of the event loop in which they arrive, until one must be read by `read`.
+
+        That is the last block, one that comes while the client does not read, and one after an incomplete event.
+        Raises what `read` raises.
+        """
+        await self._upstream.push(partial(self._pass_on, writer))
+
+    def _pass_on(self, writer: StreamWriter, block: bytes) -> bool:
+        if writer.flow.write_paused:
+            return False
+        ready = self._feed(block)
+        if ready:
+            writer.write(ready)
+        if not ready or self._held_blocks or self._reader.broken:
+            self._count(block, ready)
+            self._upstream.stop_push()
+        return True
+
+    def _count(self, block: bytes, ready: bytes) -> None:
+        if not ready:
+            self._hold.add(len(block))
+            self._held_blocks += 1
+        elif self._held_blocks:
+            self._hold.set(self._before)
+            self._held_blocks = 0
+
+    def _rewrite(self, block: bytes) -> bytes:
+        assert self._rewriter is not None
+        return self._reader.feed(self._rewriter.feed(block))
+
+    def close(self) -> bytes:
+        """Return what the client gets at the end of the stream."""
+        rest = b"" if self._rewriter is None else self._reader.feed(self._rewriter.close())
+        return rest + self._reader.close()
