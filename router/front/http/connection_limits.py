@@ -22,7 +22,7 @@ UNREAD_OWNER: Final = "d2lpm.owner"
 BREAK_OFF: Final = "d2lpm.break-off"
 """Key of the extension that closes the connection after what was sent, so that the answer looks incomplete."""
 STREAM_WRITER: Final = "d2lpm.stream-writer"
-"""Key of the extension that returns a `StreamWriter` for the answer that has begun; None if it is not sent in chunks."""
+"""Key of the extension that returns a `StreamWriter` for the answer that has begun; None if it is not in chunks."""
 
 OnDisconnect = Callable[[Callable[[], None]], None]
 """Value of `ON_DISCONNECT`: registers the callback for a disconnect, in place of any earlier one. It is called soon if
