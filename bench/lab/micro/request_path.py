@@ -1,8 +1,8 @@
 """Count the files and functions through which the router takes one streamed chat of 8 chunks.
 
-The router runs in this process, from its command line, before one emulated worker; a client in a thread sends the same
-chat several times, and the shortest path counts. A change of file is a call into a function of another file than that
-of the call before; resuming a coroutine counts as a call.
+The router runs in this process, from its command line, with one emulated worker that takes 50 ms per token. A client in
+a thread sends the same chat several times, and the shortest path counts. A change of file is a call into a function of
+another file than that of the call before; resuming a coroutine counts as a call.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Final, NamedTuple
 
 from bench.report.exits import refuse
+from router.runtime.emulate import COMMAND, start_emulated_workers
 
 ROUTER: Final = str(Path(__file__).parents[3] / "router") + os.sep
 CHUNKS: Final = 8
@@ -114,17 +115,18 @@ def trace(repeats: int) -> list[Recorder]:
         finally:
             os.kill(os.getpid(), signal.SIGINT)
 
-    client = threading.Thread(target=play)
-    client.start()
-    _serve(port, recorder)
-    client.join()
+    with start_emulated_workers(1, [*COMMAND, "--step-times", "50,0,0"]) as (worker,):
+        client = threading.Thread(target=play)
+        client.start()
+        _serve(port, worker.url, recorder)
+        client.join()
     if failures:
         refuse("bench", failures[0])
     return recorders
 
 
-def _serve(port: int, recorder: Callable[[FrameType, str, object], None]) -> None:
-    flags = ["serve", "--port", str(port), "--emulate", "1", "--poll-interval", "1000", "--log-level", "error"]
+def _serve(port: int, worker: str, recorder: Callable[[FrameType, str, object], None]) -> None:
+    flags = ["serve", "--port", str(port), "--worker", worker, "--poll-interval", "1000", "--log-level", "error"]
     arguments, sys.argv = sys.argv, ["d2lpm", *flags]
     sys.setprofile(recorder)
     try:

@@ -375,7 +375,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _stream_writer(self) -> StreamWriter | None:
         """Return a writer for the answer under way; None unless it has begun and is sent in chunks."""
-        cycle = self._served
+        cycle = self._active
         if cycle is None or not cycle.response_started or not cycle.chunked_encoding or cycle.scope["method"] == "HEAD":
             return None
         return StreamWriter(cycle, self.transport.uncork())

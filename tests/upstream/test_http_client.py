@@ -1,0 +1,153 @@
+"""Blocks that a worker's connection pushes: each is taken once, in the turn in which it arrives."""
+
+import asyncio
+from typing import Literal
+
+import pytest
+
+from router.errors import WorkerBroke, WorkerHung
+from router.upstream.http_client import IdleTimeouts, WorkerClient, WorkerResponse
+from tests.support.scripted_engine import PATIENCE, Call, ScriptedEngine, scripted_engine
+
+
+class Sink:
+    """Takes blocks while it accepts them, and lets a test wait for them."""
+
+    def __init__(self) -> None:
+        self.blocks: list[bytes] = []
+        self.accepts = True
+        self._arrived = asyncio.Event()
+
+    def __call__(self, block: bytes) -> bool:
+        if self.accepts:
+            self.blocks.append(block)
+            self._arrived.set()
+        return self.accepts
+
+    async def received(self, data: bytes) -> None:
+        """Wait until the blocks taken so far are these bytes."""
+        async with asyncio.timeout(PATIENCE):
+            while b"".join(self.blocks) != data:
+                self._arrived.clear()
+                await self._arrived.wait()
+
+
+async def begin(
+    engine: ScriptedEngine, timeouts: IdleTimeouts | None = None, first: bytes = b""
+) -> tuple[Call, WorkerResponse]:
+    """Send a call, and let its answer begin, with a first block in the same packet if there is one."""
+    client = WorkerClient(engine.url, PATIENCE)
+    sending = asyncio.create_task(client.send("POST", "/v1/x", {}, b"{}", timeouts or IdleTimeouts()))
+    call = await engine.call()
+    block = b"%x\r\n%b\r\n" % (len(first), first) if first else b""
+    await call.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + block)
+    return call, await sending
+
+
+async def test_blocks_are_pushed_until_the_last_which_is_read() -> None:
+    """The blocks before the last go to the sink; the end of the answer is left for `read`."""
+    async with scripted_engine() as engine:
+        call, response = await begin(engine)
+        sink = Sink()
+        pushing = asyncio.create_task(response.push(sink))
+        for data in (b"one", b"onetwo"):
+            await call.write(data[len(b"".join(sink.blocks)) :])
+            await sink.received(data)
+        await call.end()
+        await pushing
+        assert await response.read() == b""
+        response.close()
+
+
+async def test_a_declined_block_is_read() -> None:
+    """A block that the sink declines is lost neither for `read` nor for the sink that comes after it."""
+    async with scripted_engine() as engine:
+        call, response = await begin(engine)
+        sink = Sink()
+        sink.accepts = False
+        pushing = asyncio.create_task(response.push(sink))
+        await call.write(b"declined")
+        await pushing
+        assert (sink.blocks, await response.read()) == ([], b"declined")
+        sink.accepts = True
+        pushing = asyncio.create_task(response.push(sink))
+        await call.write(b"taken")
+        await sink.received(b"taken")
+        response.stop_push()
+        await pushing
+        response.close()
+
+
+async def test_nothing_is_pushed_while_a_block_waits_to_be_read() -> None:
+    """A block that arrived before `push` comes first."""
+    async with scripted_engine() as engine:
+        _, response = await begin(engine, first=b"first")
+        sink = Sink()
+        await response.push(sink)
+        assert (sink.blocks, await response.read()) == ([], b"first")
+        response.close()
+
+
+async def test_an_error_of_the_sink_is_raised_by_push() -> None:
+    """The task that waits fails, and not the connection's callback."""
+
+    def fail(block: bytes) -> bool:
+        raise WorkerBroke(block.decode())
+
+    async with scripted_engine() as engine:
+        call, response = await begin(engine)
+        pushing = asyncio.create_task(response.push(fail))
+        await call.write(b"nonsense")
+        with pytest.raises(WorkerBroke, match="nonsense"):
+            await pushing
+        response.close()
+
+
+async def test_a_worker_that_breaks_off_ends_the_push() -> None:
+    """Then `read` reports what is wrong."""
+    async with scripted_engine() as engine:
+        call, response = await begin(engine)
+        sink = Sink()
+        pushing = asyncio.create_task(response.push(sink))
+        await call.write(b"part")
+        await sink.received(b"part")
+        call.reset()
+        await pushing
+        with pytest.raises(WorkerBroke):
+            await response.read()
+        response.close()
+
+
+async def test_silence_counts_from_the_last_pushed_block() -> None:
+    """A stream can last longer than the time limit between two of its blocks."""
+    async with scripted_engine() as engine:
+        call, response = await begin(engine, IdleTimeouts(None, 1.5))
+        response.begin_stream()
+        sink = Sink()
+        pushing = asyncio.create_task(response.push(sink))
+        for number in range(4):
+            await call.write(b"x")
+            await sink.received(b"x" * (number + 1))
+            await asyncio.wait([pushing], timeout=0.5)
+        await pushing
+        with pytest.raises(WorkerHung):
+            await response.read()
+        response.close()
+
+
+@pytest.mark.parametrize("leave", ["close", "stop_push"])
+async def test_a_push_that_was_left_takes_nothing_more(leave: Literal["close", "stop_push"]) -> None:
+    """After the call is closed or the push stopped, later blocks do not reach the sink."""
+    async with scripted_engine() as engine:
+        call, response = await begin(engine)
+        sink = Sink()
+        pushing = asyncio.create_task(response.push(sink))
+        await call.write(b"x")
+        await sink.received(b"x")
+        (response.close if leave == "close" else response.stop_push)()
+        pushing.cancel()
+        await asyncio.wait([pushing])
+        await call.write(b"y")
+        await asyncio.wait([asyncio.create_task(call.end())], timeout=1)
+        assert sink.blocks == [b"x"]
+        response.close()
