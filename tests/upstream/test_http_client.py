@@ -45,7 +45,7 @@ async def begin(
 
 
 async def test_blocks_are_pushed_until_the_last_which_is_read() -> None:
-    """The blocks before the last go to the sink; the end of the answer is left for `read`."""
+    """The blocks before the last go to the sink; one that arrives with the end of the answer is left for `read`."""
     async with scripted_engine() as engine:
         call, response = await begin(engine)
         sink = Sink()
@@ -53,9 +53,10 @@ async def test_blocks_are_pushed_until_the_last_which_is_read() -> None:
         for data in (b"one", b"onetwo"):
             await call.write(data[len(b"".join(sink.blocks)) :])
             await sink.received(data)
-        await call.end()
+        await call.raw(b"4\r\nlast\r\n0\r\n\r\n")
         await pushing
-        assert await response.read() == b""
+        assert b"".join(sink.blocks) == b"onetwo"
+        assert (await response.read(), await response.read()) == (b"last", b"")
         response.close()
 
 
