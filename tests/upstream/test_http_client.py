@@ -44,6 +44,12 @@ async def begin(
     return call, await sending
 
 
+async def finished(pushing: "asyncio.Task[None]") -> None:
+    """Wait until the push has returned; raises what it raises."""
+    async with asyncio.timeout(PATIENCE):
+        await pushing
+
+
 async def test_blocks_are_pushed_until_the_last_which_is_read() -> None:
     """The blocks before the last go to the sink; one that arrives with the end of the answer is left for `read`."""
     async with scripted_engine() as engine:
@@ -54,7 +60,7 @@ async def test_blocks_are_pushed_until_the_last_which_is_read() -> None:
             await call.write(data[len(b"".join(sink.blocks)) :])
             await sink.received(data)
         await call.raw(b"4\r\nlast\r\n0\r\n\r\n")
-        await pushing
+        await finished(pushing)
         assert b"".join(sink.blocks) == b"onetwo"
         assert (await response.read(), await response.read()) == (b"last", b"")
         response.close()
@@ -68,14 +74,14 @@ async def test_a_declined_block_is_read() -> None:
         sink.accepts = False
         pushing = asyncio.create_task(response.push(sink))
         await call.write(b"declined")
-        await pushing
+        await finished(pushing)
         assert (sink.blocks, await response.read()) == ([], b"declined")
         sink.accepts = True
         pushing = asyncio.create_task(response.push(sink))
         await call.write(b"taken")
         await sink.received(b"taken")
         response.stop_push()
-        await pushing
+        await finished(pushing)
         response.close()
 
 
@@ -84,7 +90,7 @@ async def test_nothing_is_pushed_while_a_block_waits_to_be_read() -> None:
     async with scripted_engine() as engine:
         _, response = await begin(engine, first=b"first")
         sink = Sink()
-        await response.push(sink)
+        await finished(asyncio.create_task(response.push(sink)))
         assert (sink.blocks, await response.read()) == ([], b"first")
         response.close()
 
@@ -100,7 +106,7 @@ async def test_an_error_of_the_sink_is_raised_by_push() -> None:
         pushing = asyncio.create_task(response.push(fail))
         await call.write(b"nonsense")
         with pytest.raises(WorkerBroke, match="nonsense"):
-            await pushing
+            await finished(pushing)
         response.close()
 
 
@@ -113,7 +119,7 @@ async def test_a_worker_that_breaks_off_ends_the_push() -> None:
         await call.write(b"part")
         await sink.received(b"part")
         call.reset()
-        await pushing
+        await finished(pushing)
         with pytest.raises(WorkerBroke):
             await response.read()
         response.close()
@@ -130,7 +136,7 @@ async def test_silence_counts_from_the_last_pushed_block() -> None:
             await call.write(b"x")
             await sink.received(b"x" * (number + 1))
             await asyncio.wait([pushing], timeout=0.5)
-        await pushing
+        await finished(pushing)
         with pytest.raises(WorkerHung):
             await response.read()
         response.close()
