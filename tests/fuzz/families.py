@@ -179,7 +179,7 @@ def holds_json(events: bytes) -> bool:
     """Whether the first of these complete events holds a JSON object."""
     splitter = EventSplitter()
     first = splitter.feed(events)[0]
-    return splitter.empty and isinstance(orjson.loads(event_data(first) or b"0"), dict)
+    return not splitter.tail and isinstance(orjson.loads(event_data(first) or b"0"), dict)
 
 
 def parse(path: str, **fields: Any) -> Call:

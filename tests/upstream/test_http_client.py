@@ -7,7 +7,7 @@ import pytest
 
 from router.errors import WorkerBroke, WorkerHung
 from router.upstream.http_client import IdleTimeouts, WorkerClient, WorkerResponse
-from tests.support.scripted_engine import PATIENCE, Call, ScriptedEngine, scripted_engine
+from tests.support.scripted_engine import TIMEOUT_S, Call, ScriptedEngine, scripted_engine
 
 
 class Sink:
@@ -26,7 +26,7 @@ class Sink:
 
     async def received(self, data: bytes) -> None:
         """Wait until the blocks taken so far are these bytes."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_S):
             while b"".join(self.blocks) != data:
                 self._arrived.clear()
                 await self._arrived.wait()
@@ -36,7 +36,7 @@ async def begin(
     engine: ScriptedEngine, timeouts: IdleTimeouts | None = None, first: bytes = b""
 ) -> tuple[Call, WorkerResponse]:
     """Send a call, and let its answer begin, with a first block in the same packet if there is one."""
-    client = WorkerClient(engine.url, PATIENCE)
+    client = WorkerClient(engine.url, TIMEOUT_S)
     sending = asyncio.create_task(client.send("POST", "/v1/x", {}, b"{}", timeouts or IdleTimeouts()))
     call = await engine.call()
     block = b"%x\r\n%b\r\n" % (len(first), first) if first else b""
@@ -46,7 +46,7 @@ async def begin(
 
 async def finished(pushing: "asyncio.Task[None]") -> None:
     """Wait until the push has returned; raises what it raises."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_S):
         await pushing
 
 

@@ -51,7 +51,7 @@ class EventReader:
 
     def close(self) -> bytes:
         """End the stream and return what to send to the client: a last event without its blank line, if any."""
-        return b"" if self._splitter.empty else self._pass(self._splitter.rest())
+        return b"" if not self._splitter.tail else self._pass(self._splitter.rest())
 
     def _pass(self, event: bytes) -> bytes:
         if event in BLANK and self._held is None and not self.broken:

@@ -7,6 +7,7 @@ CR, a blank line ends an event, and a byte order mark at the start is ignored.
 import re
 from typing import Final
 
+from router.api.answer.fast_path import plain_data, plain_event
 from router.errors import WorkerBroke
 
 EVENT_LIMIT: Final = 16 * 2**20
@@ -24,47 +25,43 @@ _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?:\r\n|\n|\r(?=[^\n]))")
 class EventSplitter:
     """Splits a stream of bytes after each blank line. The events and `rest()` together are the bytes fed in."""
 
-    __slots__ = ("_limit", "_searched", "_tail")
+    __slots__ = ("_limit", "_searched", "tail")
 
     def __init__(self, limit: int = EVENT_LIMIT) -> None:
         self._limit = limit
-        self._tail = bytearray()
+        self.tail = bytearray()
+        """The bytes after the last complete event; while it is empty, the next byte begins an event."""
         self._searched = 0
-
-    @property
-    def empty(self) -> bool:
-        """Whether no bytes are held, so that the next byte begins an event."""
-        return not self._tail
 
     def feed(self, block: bytes) -> list[bytes]:
         """Add a block and return the events that are complete now, each with the blank line that ends it.
 
         Raises WorkerBroke if an event exceeds the limit.
         """
-        if not self._tail:
+        if not self.tail:
             data = block
         else:
-            self._tail += block
-            if not _BLANK_LINE.search(self._tail, self._searched):
+            self.tail += block
+            if not _BLANK_LINE.search(self.tail, self._searched):
                 return self._hold()
-            data = bytes(self._tail)
+            data = bytes(self.tail)
         events, rest = _cut(data)
-        self._tail[:] = rest
+        self.tail[:] = rest
         self._hold()
         return events
 
     def rest(self) -> bytes:
         """Remove and return the bytes after the last complete event."""
-        rest = bytes(self._tail)
-        self._tail.clear()
+        rest = bytes(self.tail)
+        self.tail.clear()
         self._searched = 0
         return rest
 
     def _hold(self) -> list[bytes]:
-        if len(self._tail) > self._limit:
+        if len(self.tail) > self._limit:
             raise WorkerBroke(f"A worker sent an event of more than {self._limit} bytes.")
         # A blank line takes at most four bytes, three of which may have arrived.
-        self._searched = max(0, len(self._tail) - 3)
+        self._searched = max(0, len(self.tail) - 3)
         return []
 
 
@@ -105,22 +102,6 @@ def with_data(event: bytes, data: bytes) -> bytes:
     new = (end or b"\n").join([b"data: " + line for line in data.split(b"\n")]) + end
     before = [line for line in lines[:last] if _data_of(line) is None]
     return mark + b"".join([*before, new, *lines[last + 1 :]])
-
-
-def plain_data(block: bytes) -> list[bytes] | None:
-    """The data of each event in this block; None unless the block is complete events of one `data: ...` line each.
-
-    Engines send nothing else except comments. Lines must end in LF, and the block must not contain CR.
-    """
-    if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or block.find(b"\r") >= 0:
-        return None
-    data = block[6:-2].split(b"\n\ndata: ")
-    return data if b"".join(data).find(b"\n") < 0 else None
-
-
-def plain_event(data: bytes) -> bytes:
-    """An event with one data line. `data` must not contain a line end."""
-    return b"data: %b\n\n" % data
 
 
 def _data_of(line: bytes) -> bytes | None:

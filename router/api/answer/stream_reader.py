@@ -12,8 +12,8 @@ from typing import Any, Final
 import orjson
 
 from router.api.answer.choices import Choices
-from router.api.answer.fast_path import ChunkRun, CommonChunks
-from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event, plain_data, plain_event
+from router.api.answer.fast_path import ChunkRun, CommonChunks, plain_data, plain_event
+from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event
 from router.api.answer.token_record import TokenRecord
 from router.api.answer.usage import UsageTally, read_usage
 from router.api.answer.usage_splice import UsageSplice
@@ -74,7 +74,7 @@ class StreamReader:
         Only complete events are returned, so that an error sent after them is an event of its own. Raises WorkerBroke
         if an event exceeds the limit.
         """
-        if self._splitter.empty and (plain := plain_data(block)):
+        if not self._splitter.tail and (plain := plain_data(block)):
             passed = self._pass_plain(plain)
         else:
             passed = b"".join([self._pass_event(event) for event in self._splitter.feed(block)])
@@ -90,7 +90,11 @@ class StreamReader:
                 break
             if isinstance(part, ChunkRun):
                 self._unread.append(part)
-                passed.append(self._deliver(part.client_bytes))
+                if self._held is None:
+                    self.has_delivered = True
+                    passed.append(part.client_bytes)
+                else:
+                    self._held.append(part.client_bytes)
             elif (chunk := self._queue_chunk(part)) is not None and (
                 visible := self._splice.filter_data(part, chunk)
             ) is not None:
@@ -147,7 +151,7 @@ class StreamReader:
 
     def close(self) -> bytes:
         """End the stream and return what to send to the client: a last event without its blank line, if any."""
-        if self._splitter.empty:
+        if not self._splitter.tail:
             return b""
         return self._pass_event(self._splitter.rest())
 
