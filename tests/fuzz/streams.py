@@ -152,7 +152,7 @@ def read_events(data: bytes, random: Random) -> bool:
     with suppress(WorkerBroke):
         for piece in pieces:
             bounded.feed(piece)
-            assert len(bounded._tail) <= 100
+            assert len(bounded.tail) <= 100
     return bool(events)
 
 

@@ -4,19 +4,22 @@ import asyncio
 import json
 import logging
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from router.api.body.call import NAME_BYTES
+from router.api.family import Reader
 from router.auth.identity import Identifier
 from router.errors import Refused
 from router.front.byte_budget import ByteBudget
-from router.front.relay import HELD_BYTES, PendingEvent
-from router.upstream.http_client import SMALL_BLOCKS, WorkerClient
+from router.front.relay import HELD_BYTES
+from router.front.stream import AnswerStream
+from router.upstream.http_client import SMALL_BLOCKS, WorkerClient, WorkerResponse
 from tests.support.running import CHAT, TIMEOUT_S, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, scripted_engine, usage, usage_chunk
 
@@ -313,13 +316,35 @@ async def test_crumbs_are_gathered_before_they_are_read() -> None:
         worker.close()
 
 
-def test_blocks_without_an_event_are_crumbs_and_held() -> None:
-    """After many in a row, until one is complete; what has come of it counts in the budget."""
+class CrumblingWorker:
+    """An answer in blocks of two bytes, of which a test counts the pauses to gather more."""
+
+    def __init__(self, blocks: Sequence[bytes]) -> None:
+        self._blocks = list(blocks)
+        self.gathered = 0
+
+    async def read(self) -> bytes:
+        return self._blocks.pop(0) if self._blocks else b""
+
+    async def gather(self) -> None:
+        self.gathered += 1
+
+
+class WholeEvents:
+    """A reader to which only a block `event` completes an event."""
+
+    def feed(self, block: bytes) -> bytes:
+        return block if block == b"event" else b""
+
+
+async def test_blocks_without_an_event_are_gathered_and_counted_in_the_budget() -> None:
+    """After many such blocks the router waits for more bytes at a time, until an event is complete."""
     hold = ByteBudget(10_000).hold("owner")
-    pending = PendingEvent(hold)
-    assert [pending.add(2, b"") for _ in range(SMALL_BLOCKS + 2)] == [False] * SMALL_BLOCKS + [True] * 2
-    assert hold.amount == 2 * (SMALL_BLOCKS + 2)
-    assert not pending.add(2, b"event")
-    assert hold.amount == 0
+    worker = CrumblingWorker([b"xx"] * (SMALL_BLOCKS + 2) + [b"event", b"x" * 9000])
+    stream = AnswerStream(cast(WorkerResponse, worker), cast(Reader, WholeEvents()), None, hold)
+    assert [await stream.read() for _ in range(SMALL_BLOCKS + 2)] == [b""] * (SMALL_BLOCKS + 2)
+    assert (worker.gathered, hold.amount) == (1, 2 * (SMALL_BLOCKS + 2))
+    assert (await stream.read(), worker.gathered, hold.amount) == (b"event", 2, 0)
     with pytest.raises(Refused):
-        pending.add(9000, b"")
+        await stream.read()
+    assert worker.gathered == 2
