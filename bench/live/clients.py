@@ -15,7 +15,7 @@ from typing import Final
 import aiohttp
 
 from bench.live import completions
-from bench.live.books import LiveResult, LoadRecorder
+from bench.live.recorder import LiveResult, LoadRecorder
 from bench.live.call import HttpCall
 from bench.live.player import Player
 from bench.workloads.parts.prompts import random_tokens

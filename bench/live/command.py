@@ -21,7 +21,7 @@ from bench.workloads.parts.spec import parse_spec
 from bench.workloads.registry import WORKLOADS
 
 if TYPE_CHECKING:
-    from bench.live.books import LiveResult
+    from bench.live.recorder import LiveResult
     from bench.live.clients import LiveLoad
 
 LATE: Final = 0.05

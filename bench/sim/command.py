@@ -31,7 +31,7 @@ from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Windo
 from router.core.model.commands import Command
 from router.core.model.events import Event
 from router.core.policies.registry import PARAMETERS, POLICIES
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from workers.engine.engine import DEFAULT_HARDWARE
 from workers.engine.hardware import HARDWARE
 from workers.engine.model import Dialect, Order

@@ -5,7 +5,7 @@ from math import inf
 
 from bench.workloads.parts.traffic import Workload
 from router.core.policies.registry import POLICIES
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from workers.engine.engine import DEFAULT_HARDWARE, Engine, create_engine, default_config
 from workers.engine.hardware import HARDWARE, Batch, Hardware
 from workers.engine.model import Dialect, EngineConfig, Order

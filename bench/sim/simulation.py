@@ -15,8 +15,8 @@ from bench.report.records import Result
 from bench.sim.agenda import Agenda
 from bench.sim.block_events import BlockEvents
 from bench.sim.emulated_worker import EmulatedWorker
-from bench.sim.flight import InFlightCall
-from bench.sim.observation import SimulationRecorder
+from bench.sim.in_flight_call import InFlightCall
+from bench.sim.recorder import SimulationRecorder
 from bench.sim.scenario import Scenario, WorkerSpec
 from bench.workloads.parts.prompts import BLOCK_HASHER
 from bench.workloads.parts.traffic import Call, Client, Ending, Outcome

@@ -12,7 +12,7 @@ from router.core.model.request import Usage
 from router.errors import BadRequest
 
 
-class Parser(Protocol):
+class CallParser(Protocol):
     """Parses the body of a call."""
 
     def __call__(self, head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
@@ -58,7 +58,7 @@ class Reader(Protocol):
 class Family(NamedTuple):
     """Endpoints whose calls are parsed, and whose answers are read, in the same way."""
 
-    parse: Parser
+    parse: CallParser
     reader: Callable[[Call], Reader] = StreamReader
     read_whole: Callable[[Call, bytes], Answer] = read_json
     """Reads an answer that was not streamed. Raises WorkerBroke if it is not valid."""

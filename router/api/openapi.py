@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from router.api.body.call import COMPLETIONS
 from router.api.body.fields import TOO_LARGE
 from router.api.endpoints import chat, embeddings, messages, responses, scoring, tokenizing
-from router.api.registry import FAMILIES, error_shape_of
+from router.api.families import FAMILIES, error_shape_of
 from router.errors import (
     BadRequest,
     BodyTooLarge,

@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
-from router.auth.identity import UNLIMITED, Identifier, Identity, Limits, address_id
+from router.auth.identity import UNLIMITED, Identifier, Identity, ClientLimits, address_id
 from router.core.model.request import ClientId
 from router.errors import ModelNotAllowed, Refused
 
@@ -61,11 +61,11 @@ class RateLimiter:
 
     __slots__ = ("_requests", "_tokens", "in_flight", "limits")
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, limits: ClientLimits, now: float) -> None:
         self.in_flight = 0
         self.set_limits(limits, now)
 
-    def set_limits(self, limits: Limits, now: float) -> None:
+    def set_limits(self, limits: ClientLimits, now: float) -> None:
         """Replace the limits; the buckets start full."""
         self.limits = limits
         self._requests = _bucket(limits.requests_per_minute, now)
@@ -199,7 +199,7 @@ class Admission:
         if limit is None or not identity.anonymous or self._is_known(identity.client):
             return identity
         now = self._clock()
-        limiter = self._limiter(self._arrivals, address or "", Limits(requests_per_minute=limit), now)
+        limiter = self._limiter(self._arrivals, address or "", ClientLimits(requests_per_minute=limit), now)
         if limiter.call_shortage(now) is not None:
             return identity._replace(client=address_id(address))
         limiter.begin_call(now)
@@ -266,7 +266,7 @@ class Admission:
         return limiters
 
     @staticmethod
-    def _limiter(limiters: OrderedDict[str, RateLimiter], name: str, limits: Limits, now: float) -> RateLimiter:
+    def _limiter(limiters: OrderedDict[str, RateLimiter], name: str, limits: ClientLimits, now: float) -> RateLimiter:
         """Return the limiter of this name, created if need be, with these limits.
 
         Each call also checks one other limiter, and drops it if it is idle, so that idle limiters do not pile up.

@@ -48,7 +48,7 @@ DEFAULT_ORDER: Final = (IdentitySource.HEADER, IdentitySource.KEY, IdentitySourc
 """A trusted header comes first: client libraries always send a key, which would take precedence over the header."""
 
 
-class Limits(NamedTuple):
+class ClientLimits(NamedTuple):
     """The limits of a client or a group; None means no limit."""
 
     in_flight: int | None = None
@@ -58,16 +58,16 @@ class Limits(NamedTuple):
     """Input and output tokens, cached or not, as the engine reports them."""
 
 
-UNLIMITED: Final = Limits()
+UNLIMITED: Final = ClientLimits()
 
 
-class Group(NamedTuple):
+class ClientGroup(NamedTuple):
     """Clients that share a weight, limits or both."""
 
     name: GroupId
     weight: float | None = 1.0
     """The weight that the members share; None if each has its own."""
-    limits: Limits = UNLIMITED
+    limits: ClientLimits = UNLIMITED
     """The limits of all members together."""
 
 
@@ -77,8 +77,8 @@ class Identity(NamedTuple):
     client: ClientId
     weight: float = 1.0
     """The client's share relative to other clients, or to the others of its group."""
-    group: Group | None = None
-    limits: Limits = UNLIMITED
+    group: ClientGroup | None = None
+    limits: ClientLimits = UNLIMITED
     """Its own limits, in addition to those of its group."""
     models: frozenset[str] | None = None
     """The models that it may call; None for all."""
@@ -108,9 +108,9 @@ class AnonymousPolicy(NamedTuple):
     """How unauthenticated clients are treated."""
 
     allowed: bool = True
-    group: Group | None = None
+    group: ClientGroup | None = None
     """The group of all of them."""
-    limits: Limits = UNLIMITED
+    limits: ClientLimits = UNLIMITED
     """The limits of each of them."""
     models: frozenset[str] | None = None
     new_per_minute: float | None = None

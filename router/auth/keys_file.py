@@ -33,9 +33,9 @@ from router.auth.identity import (
     UNLIMITED,
     AnonymousPolicy,
     ClientDirectory,
-    Group,
+    ClientGroup,
     Identity,
-    Limits,
+    ClientLimits,
     ResolvedClient,
     is_allowed_name,
 )
@@ -112,7 +112,7 @@ Name = Annotated[str, AfterValidator(valid_name)]
 Models = tuple[Annotated[str, Field(min_length=1)], ...] | None
 
 
-class Section(BaseModel):
+class FileSection(BaseModel):
     """A mapping in the file."""
 
     model_config = FROZEN
@@ -123,7 +123,7 @@ class Section(BaseModel):
         return _nothing(given)
 
 
-class LimitsEntry(Section):
+class LimitsEntry(FileSection):
     """The limits of a client or group."""
 
     in_flight: PositiveInt | None = None
@@ -131,12 +131,12 @@ class LimitsEntry(Section):
     tokens_per_minute: PositiveFloat | None = None
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ClientLimits:
         """The same limits as the router uses them."""
-        return Limits(self.in_flight, self.requests_per_minute, self.tokens_per_minute)
+        return ClientLimits(self.in_flight, self.requests_per_minute, self.tokens_per_minute)
 
 
-class ClientEntry(Section):
+class ClientEntry(FileSection):
     """A client's entry."""
 
     key: Annotated[tuple[KeyHash, ...], BeforeValidator(_hashes)] = ()
@@ -148,7 +148,7 @@ class ClientEntry(Section):
     models: Models = None
 
 
-class GroupEntry(Section):
+class GroupEntry(FileSection):
     """A group's entry; weight and limits are shared by all its members."""
 
     weight: PositiveFloat = 1.0
@@ -156,7 +156,7 @@ class GroupEntry(Section):
     models: Models = None
 
 
-class AnonymousEntry(Section):
+class AnonymousEntry(FileSection):
     """The treatment of clients without a key."""
 
     allowed: bool = True
@@ -171,7 +171,7 @@ class AnonymousEntry(Section):
     """New anonymous clients per minute from one address."""
 
 
-class ClientsFile(Section):
+class ClientsFile(FileSection):
     """The whole file."""
 
     clients: Annotated[dict[Name, ClientEntry], BeforeValidator(_nothing)] = {}
@@ -234,7 +234,7 @@ def build_directory(file: ClientsFile) -> ClientDirectory:
 
 def _identity(name: str, client: ClientEntry, groups: Mapping[str, GroupEntry]) -> Identity:
     entry = None if client.group is None else groups[client.group]
-    group = None if entry is None else Group(GroupId(str(client.group)), entry.weight, entry.limits.limits)
+    group = None if entry is None else ClientGroup(GroupId(str(client.group)), entry.weight, entry.limits.limits)
     models = None if client.models is None else frozenset(client.models)
     if entry is not None and entry.models is not None:
         models = frozenset(entry.models) if models is None else models & frozenset(entry.models)
@@ -243,6 +243,6 @@ def _identity(name: str, client: ClientEntry, groups: Mapping[str, GroupEntry]) 
 
 def _anonymous(entry: AnonymousEntry) -> AnonymousPolicy:
     together = entry.limits.limits
-    group = Group(GroupId(ANONYMOUS_GROUP), entry.weight, together) if entry.weight or together != UNLIMITED else None
+    group = ClientGroup(GroupId(ANONYMOUS_GROUP), entry.weight, together) if entry.weight or together != UNLIMITED else None
     models = None if entry.models is None else frozenset(entry.models)
     return AnonymousPolicy(entry.allowed, group, entry.each.limits, models, entry.new_per_minute)

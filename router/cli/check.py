@@ -12,7 +12,7 @@ from router.errors import ConfigError
 from router.upstream.discovery import DnsSource, read_workers, resolve
 from router.upstream.flag_check import WorkerCheck, check_workers
 from router.upstream.flag_rules import Finding, RouterNeeds
-from router.upstream.registry import endpoint_of
+from router.upstream.worker_registry import endpoint_of
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:

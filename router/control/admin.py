@@ -16,7 +16,7 @@ from router.core.model.request import ClientId, WorkerId
 from router.errors import BadRequest, BodyTooLarge, ClientBusy, Unauthorized, UnknownClient, UnknownWorker, WorkerExists
 from router.telemetry.history import FairnessHistory, FairnessSample
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.registry import WorkerDrain, WorkerRegistry
+from router.upstream.worker_registry import WorkerDrain, WorkerRegistry
 
 log = logging.getLogger(__name__)
 

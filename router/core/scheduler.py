@@ -60,7 +60,7 @@ from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
 from router.core.requests import RequestStage, RequestState, RetryQueue
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 
 CHUNKS_PER_MEASURED_PREFIX: Final = 80
 """Chunks in the prefix tree per measured prefix that is kept; with the default `prefix_limit`, 50,000 are kept."""

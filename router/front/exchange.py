@@ -8,7 +8,7 @@ from types import TracebackType
 from starlette.types import Receive, Scope, Send
 
 from router.api.body.call import Head
-from router.api.registry import error_shape_of
+from router.api.families import error_shape_of
 from router.errors import BadRequest, BodyTooLarge, RouterError, UnsupportedEncoding
 from router.front.byte_budget import Hold
 from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, STREAM_WRITER, UNREAD_OWNER, OnDisconnect

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api.registry import family_of
+from router.api.families import family_of
 from router.auth.admission import Admission
 from router.auth.identity import ClientDirectory, Identifier
 from router.auth.key_watch import KeyWatch
@@ -30,7 +30,7 @@ from router.core.model.saved import Piece
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
 from router.front.byte_budget import ByteBudget
 from router.front.drain import Drain, refuse
@@ -65,7 +65,7 @@ from router.upstream.discovery import Discovery, DnsSource, FileSource, Resolve,
 from router.upstream.flag_check import FlagWarnings
 from router.upstream.flag_rules import RouterNeeds
 from router.upstream.poller import Poller
-from router.upstream.registry import WorkerDrain, WorkerRegistry, endpoint_of
+from router.upstream.worker_registry import WorkerDrain, WorkerRegistry, endpoint_of
 
 
 def build(settings: Settings, resolve: Resolve = resolve) -> "Router":

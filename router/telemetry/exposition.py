@@ -20,7 +20,7 @@ Row = tuple[Sequence[str], float]
 """The label values and the value of a sample."""
 
 
-class Family(NamedTuple):
+class TextFamily(NamedTuple):
     """A counter or gauge family without its samples."""
 
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily]

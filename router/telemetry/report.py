@@ -92,7 +92,7 @@ class UsageReport:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheReport:
+class WorkerCacheReport:
     """The predicted content of one worker's prefix cache, and how right predictions were.
 
     All counts are in tokens and since the worker joined.
@@ -125,7 +125,7 @@ class CacheReport:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkReport:
+class WorkerWorkReport:
     """Tokens charged for a worker's work since it joined, beside those that its own counters report as computed.
 
     The counters start with the worker's first report, and include calls that did not come through this router.
@@ -166,13 +166,13 @@ class WorkerReport:
     nothing bounds it (`router.core.clients.service_gap`)."""
     service_gap_bound: float | None
     """What the service gap cannot exceed, in cost units per weight; None where nothing bounds it."""
-    cache: CacheReport | None = None
+    cache: WorkerCacheReport | None = None
     """Its prefix cache; None while it is away."""
     unread: int = 0
     """Answers to polls of its load and cache that could not be read."""
     breaker: str | None = None
     """State of its circuit breaker, or `silent`; None while it is away."""
-    work: WorkReport | None = None
+    work: WorkerWorkReport | None = None
     """Its work, as charged and as counted by the engine; None while it is away."""
 
 
@@ -305,12 +305,12 @@ def _service(served: Tokens, scheduler: Scheduler) -> Service:
     return Service(served.extend, served.cached, served.output, scheduler.settings.cost(served))
 
 
-def _cache(worker: WorkerId, scheduler: Scheduler) -> CacheReport:
+def _cache(worker: WorkerId, scheduler: Scheduler) -> WorkerCacheReport:
     mirror = scheduler.mirror
     cache = mirror.cache(worker)
     calibration = cache.calibration
     totals = calibration.totals
-    return CacheReport(
+    return WorkerCacheReport(
         capacity=cache.capacity,
         believed=round(mirror.held_tokens(worker)),
         answers=totals.answers,
@@ -326,12 +326,12 @@ def _cache(worker: WorkerId, scheduler: Scheduler) -> CacheReport:
     )
 
 
-def _work(work: EngineWork) -> WorkReport:
+def _work(work: EngineWork) -> WorkerWorkReport:
     charged = work.charged
     pairs = [(charged.extend, work.input_tokens), (charged.output, work.output_tokens)]
     counted = [(charge, tokens) for charge, tokens in pairs if tokens is not None]
     computed = sum(tokens for _, tokens in counted)
-    return WorkReport(
+    return WorkerWorkReport(
         charged.extend,
         charged.output,
         _rounded(work.input_tokens),

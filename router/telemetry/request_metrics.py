@@ -29,7 +29,7 @@ from router.core.model.events import (
     WorkerLeft,
 )
 from router.core.model.request import ClientId, RequestId, WorkerId
-from router.telemetry.exposition import Family
+from router.telemetry.exposition import TextFamily
 
 CLIENT_LIMIT: Final = 1000
 """Distinct client labels; further clients share the label `other`."""
@@ -103,7 +103,7 @@ class LabeledCounter(defaultdict[tuple[str, ...], int]):
 
     def families(self) -> Iterator[Metric]:
         """Yield the metric family in parts."""
-        return Family(CounterMetricFamily, self._name, self._text, self._labels).parts(list(self.items()))
+        return TextFamily(CounterMetricFamily, self._name, self._text, self._labels).parts(list(self.items()))
 
 
 class WorkerCounter(LabeledCounter):

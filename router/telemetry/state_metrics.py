@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from router.core.model.request import ClientId, WorkerId
-from router.telemetry.exposition import Family, Row
-from router.telemetry.report import BREAKER_STATES, CacheReport, ClientReport, FairnessReport, Service, WorkerReport
+from router.telemetry.exposition import TextFamily, Row
+from router.telemetry.report import BREAKER_STATES, WorkerCacheReport, ClientReport, FairnessReport, Service, WorkerReport
 from router.telemetry.request_metrics import OTHER, ClientLabels
 
 T = TypeVar("T")
@@ -17,123 +17,123 @@ T = TypeVar("T")
 WorkerMetrics = Sequence[tuple[str, str, Callable[[T], float | None]]]
 """Name, help text and value of metrics whose only label is the worker; a value of None is left out."""
 
-SERVICE: Final = Family(
+SERVICE: Final = TextFamily(
     CounterMetricFamily,
     "d2lpm_service_tokens",
     "Tokens served; extend is input computed, cached is input found in a cache.",
     ("client", "kind"),
 )
-COST: Final = Family(CounterMetricFamily, "d2lpm_service_cost_units", "Cost of the tokens served.", ("client",))
-WEIGHT: Final = Family(
+COST: Final = TextFamily(CounterMetricFamily, "d2lpm_service_cost_units", "Cost of the tokens served.", ("client",))
+WEIGHT: Final = TextFamily(
     GaugeMetricFamily, "d2lpm_client_weight", "Share of the client relative to other clients.", ("client",)
 )
-WAIT: Final = Family(
+WAIT: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_client_wait_seconds",
     "Seconds in the router's queue, of the client's last 256 requests.",
     ("client", "percentile"),
 )
-DEFICIT: Final = Family(
+DEFICIT: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_deficit_cost_units",
     "Deficits of the client; a negative one is debt.",
     ("client", "worker", "counter"),
 )
-QUEUED: Final = Family(
+QUEUED: Final = TextFamily(
     GaugeMetricFamily, "d2lpm_client_queued_requests", "Requests of the client that wait in the router.", ("client",)
 )
-RUNNING: Final = Family(
+RUNNING: Final = TextFamily(
     GaugeMetricFamily, "d2lpm_client_running_requests", "Requests of the client at workers.", ("client",)
 )
-BREAKER: Final = Family(
+BREAKER: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_worker_breaker",
     "1 for the state of the worker's circuit breaker, or for silent.",
     ("worker", "state"),
 )
-EVICTED: Final = Family(
+EVICTED: Final = TextFamily(
     CounterMetricFamily,
     "d2lpm_cache_evicted_tokens",
     "Tokens believed evicted from the prefix cache, by the signal that revealed the eviction.",
     ("worker", "source"),
 )
-CLIENT_LAG: Final = Family(
+CLIENT_LAG: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_client_service_lag_cost_units",
     "Service per weight of an even share while the client waited, less the service that it got.",
     ("client",),
 )
-UNSERVED: Final = Family(
+UNSERVED: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_client_unserved_seconds",
     "Seconds for which the client has had a waiting call and been served nothing.",
     ("client",),
 )
-SHARE: Final = Family(
+SHARE: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_client_service_share_ratio",
     "Share of the client in the cost of all service in the last minute.",
     ("client",),
 )
-LAG: Final = Family(
+LAG: Final = TextFamily(
     GaugeMetricFamily, "d2lpm_service_lag_cost_units", "Largest service lag of a client with an open call.", ()
 )
-ROUND: Final = Family(
+ROUND: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_round_seconds",
     "Seconds until each client with an open call is served: one mean call each at full rate (fair), and as measured"
     " (current, last).",
     ("round",),
 )
-ROUND_CLIENTS: Final = Family(
+ROUND_CLIENTS: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_round_clients",
     "Clients with an open call (open), and those not yet served in the current round (unserved).",
     ("clients",),
 )
-WAIT_SECONDS: Final = Family(
+WAIT_SECONDS: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_longest_wait_seconds",
     "Longest wait for a first token, of calls that wait now (waiting) or stopped waiting in the last minute (lately).",
     ("calls",),
 )
-WAIT_ROUNDS: Final = Family(
+WAIT_ROUNDS: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_longest_wait_rounds",
     "Longest wait in fair rounds, divided by the calls of the same client that were answered meanwhile.",
     ("calls",),
 )
-LONGEST_UNSERVED: Final = Family(
+LONGEST_UNSERVED: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_longest_unserved_rounds",
     "Longest time for which a client with a waiting call has been served nothing, in fair rounds.",
     (),
 )
-UNSERVED_CLIENTS: Final = Family(
+UNSERVED_CLIENTS: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_unserved_clients",
     "Clients with a waiting call that have been served nothing for longer than a fair round.",
     (),
 )
-UNREAD: Final = Family(
+UNREAD: Final = TextFamily(
     CounterMetricFamily,
     "d2lpm_worker_reports_ignored",
     "Answers to polls of load and cache that could not be read.",
     ("worker",),
 )
-CHARGED: Final = Family(
+CHARGED: Final = TextFamily(
     CounterMetricFamily,
     "d2lpm_worker_charged_tokens",
     "Tokens charged for the worker's work; extend is input computed.",
     ("worker", "kind"),
 )
-COMPUTED: Final = Family(
+COMPUTED: Final = TextFamily(
     CounterMetricFamily,
     "d2lpm_worker_computed_tokens",
     "Tokens that the worker computed by its own counters, for anyone; extend is input computed.",
     ("worker", "kind"),
 )
-CACHE_COUNTERS: Final[WorkerMetrics[CacheReport]] = (
+CACHE_COUNTERS: Final[WorkerMetrics[WorkerCacheReport]] = (
     ("d2lpm_cache_answers", "Answers that reported how much of their prompt was cached.", lambda c: c.answers),
     ("d2lpm_cache_prompt_tokens", "Input tokens of answers that reported how much was cached.", lambda c: c.prompt),
     (
@@ -145,7 +145,7 @@ CACHE_COUNTERS: Final[WorkerMetrics[CacheReport]] = (
     ("d2lpm_cache_false_hit_tokens", "Input tokens predicted to be cached that were not.", lambda c: c.false_hit),
     ("d2lpm_cache_missed_hit_tokens", "Input tokens that were cached and not predicted to be.", lambda c: c.missed_hit),
 )
-CACHE_GAUGES: Final[WorkerMetrics[CacheReport]] = (
+CACHE_GAUGES: Final[WorkerMetrics[WorkerCacheReport]] = (
     ("d2lpm_cache_believed_tokens", "Tokens believed to be in the prefix cache now.", lambda c: c.believed),
     (
         "d2lpm_cache_error_ratio",
@@ -335,6 +335,6 @@ def _by_worker(
 ) -> Iterator[Metric]:
     for name, text, value_of in metrics:
         values = ((worker, value_of(report)) for worker, report in reports.items())
-        yield from Family(kind, name, text, ("worker",)).parts(
+        yield from TextFamily(kind, name, text, ("worker",)).parts(
             ((worker,), value) for worker, value in values if value is not None
         )

@@ -22,7 +22,7 @@ _RANGE: Final = re.compile(rb"logit_bias[^\[\]]{0,40}\[0, (\d{1,18})\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ReportedLoad:
     """An engine's current load, summed over its data-parallel ranks."""
 
     running: int
@@ -57,7 +57,7 @@ class Dialect:
     name: str
     health_path: str
     """Answers 200 at once, and computes nothing, if the engine can serve."""
-    load_readers: Mapping[str, Callable[[bytes], Load]]
+    load_readers: Mapping[str, Callable[[bytes], ReportedLoad]]
     """Paths that report the load, best first, with the reader of each; after a 404 the next path is tried."""
     info_path: str | None = None
     """The path that reports its version and start flags, for `read_engine_info`."""
@@ -128,7 +128,7 @@ def _model_cards(body: bytes) -> list[dict[str, Any]]:
     return [card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)]
 
 
-def _vllm_metrics(body: bytes) -> Load:
+def _vllm_metrics(body: bytes) -> ReportedLoad:
     text = b"\n" + body
     capacity = 0
     for labels, _ in _samples(text, b"vllm:cache_config_info"):
@@ -136,14 +136,14 @@ def _vllm_metrics(body: bytes) -> Load:
         blocks, size = _whole(config.get(b"num_gpu_blocks")), _whole(config.get(b"block_size"))
         if blocks and size:
             capacity += (blocks - 1) * size  # block 0 of each rank is never allocated
-    return Load(
+    return ReportedLoad(
         running=_total(text, b"vllm:num_requests_running"),
         waiting=_total(text, b"vllm:num_requests_waiting"),
         kv_tokens=capacity or None,
     )
 
 
-def _sglang_metrics(body: bytes) -> Load:
+def _sglang_metrics(body: bytes) -> ReportedLoad:
     """Read gauges that may be seconds old: they are updated with prefill batches and every 40th decode step.
 
     The gauges of requests appear with the first request; the gauge of the capacity is always present.
@@ -154,18 +154,18 @@ def _sglang_metrics(body: bytes) -> Load:
     waiting = _by_rank(text, b"sglang:num_queue_reqs")
     if not capacity and not (running and waiting):
         raise WorkerBroke("A worker's metrics lack sglang:num_running_reqs or sglang:num_queue_reqs.")
-    return Load(
+    return ReportedLoad(
         running=sum(running.values()),
         waiting=sum(waiting.values()),
         kv_tokens=sum(capacity.values()) or None,
     )
 
 
-def _sglang_loads(body: bytes) -> Load:
+def _sglang_loads(body: bytes) -> ReportedLoad:
     ranks = read_object(body).get("loads")
     if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
         raise WorkerBroke("A worker's loads have no ranks.")
-    return Load(
+    return ReportedLoad(
         running=sum(_count(rank.get("num_running_reqs")) for rank in ranks),
         waiting=sum(_count(rank.get("num_waiting_reqs")) for rank in ranks),
         kv_tokens=sum(_count(rank.get("max_total_num_tokens", 0)) for rank in ranks) or None,

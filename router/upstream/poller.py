@@ -25,7 +25,7 @@ from router.upstream.dialects import (
     MODELS_PATH,
     Dialect,
     EngineInfo,
-    Load,
+    ReportedLoad,
     context_tokens,
     detect_dialect,
     out_of_vocabulary_call,
@@ -294,7 +294,7 @@ class WorkerProbe:
             self._warn_of_metrics(error)
         return None, None
 
-    def _report_load(self, load: Load, cache: CacheReport | None, work: WorkReport | None) -> None:
+    def _report_load(self, load: ReportedLoad, cache: CacheReport | None, work: WorkReport | None) -> None:
         self._polls_since_load = 0
         self._feed(
             WorkerReported(self._endpoint.id, load.running, load.waiting, load.kv_tokens, cache, load.places, work)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.auth.admission import MINUTE, Admission, AdmissionTicket, Bucket
-from router.auth.identity import AnonymousPolicy, ClientDirectory, Group, Identifier, Identity, Limits
+from router.auth.identity import AnonymousPolicy, ClientDirectory, ClientGroup, Identifier, Identity, ClientLimits
 from router.core.model.request import ClientId, GroupId
 from router.errors import ModelNotAllowed, Refused
 
@@ -48,17 +48,17 @@ class Door:
         return client
 
 
-def client(name: str = "ann", limits: Limits = Limits(), group: Group | None = None) -> Identity:  # noqa: B008
+def client(name: str = "ann", limits: ClientLimits = ClientLimits(), group: ClientGroup | None = None) -> Identity:  # noqa: B008
     return Identity(ClientId(name), limits=limits, group=group)
 
 
-def team(**limits: float) -> Group:
-    return Group(GroupId("team"), limits=Limits(**limits))  # type: ignore[arg-type]
+def team(**limits: float) -> ClientGroup:
+    return ClientGroup(GroupId("team"), limits=ClientLimits(**limits))  # type: ignore[arg-type]
 
 
 def test_in_flight_is_counted_from_admission_to_the_end() -> None:
     """Beyond the limit a call is refused with its reason; one that ends, however it does, makes room."""
-    door, ann = Door(), client(limits=Limits(in_flight=1))
+    door, ann = Door(), client(limits=ClientLimits(in_flight=1))
     with suppress(ZeroDivisionError), door.admitted(ann):
         refused = door.call(ann)
         assert refused is not None
@@ -70,7 +70,7 @@ def test_in_flight_is_counted_from_admission_to_the_end() -> None:
 
 def test_requests_per_minute_are_limited_and_the_refusal_says_when_to_retry() -> None:
     """A minute's worth at once, then at the steady rate; `retry_after` is the time after which a call is let in."""
-    door, ann = Door(), client(limits=Limits(requests_per_minute=6))
+    door, ann = Door(), client(limits=ClientLimits(requests_per_minute=6))
     assert [door.call(ann) for _ in range(6)] == [None] * 6
     refused = door.call(ann)
     assert refused is not None
@@ -84,7 +84,7 @@ def test_requests_per_minute_are_limited_and_the_refusal_says_when_to_retry() ->
 
 def test_tokens_per_minute_count_the_tokens_used() -> None:
     """The estimate is taken at first, and put right at the end; what was overdrawn has to come in again."""
-    door, ann = Door(), client(limits=Limits(tokens_per_minute=600))
+    door, ann = Door(), client(limits=ClientLimits(tokens_per_minute=600))
     assert door.call(ann, 500, used=50) is None
     assert door.call(ann, 500, used=1100) is None
     refused = door.call(ann, 50)
@@ -97,7 +97,7 @@ def test_tokens_per_minute_count_the_tokens_used() -> None:
 
 def test_a_call_larger_than_the_limit_is_admitted_when_the_bucket_is_full() -> None:
     """Else it would never go."""
-    door, ann = Door(), client(limits=Limits(tokens_per_minute=100))
+    door, ann = Door(), client(limits=ClientLimits(tokens_per_minute=100))
     assert door.call(ann, 1000) is None
     assert door.call(ann, 1) is not None
     door.now = 10 * MINUTE
@@ -108,7 +108,7 @@ def test_a_call_larger_than_the_limit_is_admitted_when_the_bucket_is_full() -> N
 def test_a_groups_limit_is_for_all_of_its_members(limits: dict[str, float]) -> None:
     """Another key of the same group finds it used up, a client of no group does not; nothing is taken by a refusal."""
     door, group = Door(), team(**limits)
-    ann, bob = client("ann", group=group), client("bob", Limits(requests_per_minute=1), group)
+    ann, bob = client("ann", group=group), client("bob", ClientLimits(requests_per_minute=1), group)
     with door.admitted(ann, 10):
         refused = door.call(bob, 10)
         assert refused is not None
@@ -129,9 +129,9 @@ def test_a_model_that_the_client_may_not_call_is_refused() -> None:
 def test_new_limits_count_at_once_and_forget_nothing_in_flight() -> None:
     """The limits change after a reload of the clients file."""
     door = Door()
-    with door.admitted(client(limits=Limits(in_flight=5))):
-        assert door.call(client(limits=Limits(in_flight=1))) is not None
-        assert door.call(client(limits=Limits(in_flight=2))) is None
+    with door.admitted(client(limits=ClientLimits(in_flight=5))):
+        assert door.call(client(limits=ClientLimits(in_flight=1))) is not None
+        assert door.call(client(limits=ClientLimits(in_flight=2))) is None
 
 
 def test_new_names_beyond_the_cap_are_identified_by_their_address() -> None:
@@ -150,7 +150,7 @@ def test_idle_limiters_are_dropped() -> None:
     door = Door(ClientDirectory(anonymous=AnonymousPolicy(new_per_minute=100)))
     for number in range(3000):
         door.now += 0.5
-        door.call(client(f"c{number}", Limits(requests_per_minute=10)))
+        door.call(client(f"c{number}", ClientLimits(requests_per_minute=10)))
         door.name(f"u{number}", f"10.0.{number // 256}.{number % 256}")
     assert len(door.admission._limiters) < 200
     assert len(door.admission._arrivals) < 200

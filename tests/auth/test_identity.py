@@ -11,7 +11,7 @@ from router.auth.identity import (
     ID_LENGTH,
     AnonymousPolicy,
     ClientDirectory,
-    Group,
+    ClientGroup,
     Identifier,
     Identity,
     IdentitySource,
@@ -117,7 +117,7 @@ def test_a_key_is_valid_until_it_expires() -> None:
 @pytest.mark.parametrize("headers", [{}, bearer(b"EMPTY")])
 def test_who_has_no_key_is_anonymous_or_refused(headers: dict[bytes, bytes]) -> None:
     """Anonymous calls follow the policy of the file; a placeholder that client libraries send counts as no key."""
-    group = Group(GroupId("anonymous"), 0.5)
+    group = ClientGroup(GroupId("anonymous"), 0.5)
     found = Identifier(directory=clients(allowed=True, group=group)).identify(headers, "carol", "10.0.0.7")
     assert (found.client, found.shared_group, found.group_weight, found.anonymous) == (
         *("user-carol", "anonymous", 0.5),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.auth.identity import Group, Limits
+from router.auth.identity import ClientGroup, ClientLimits
 from router.auth.keys_file import build_directory, hash_of, load, parse
 from router.errors import ConfigError
 
@@ -38,15 +38,15 @@ def test_the_file_defines_the_known_clients() -> None:
     (identity, until) = directory.keys[DIGEST]
     assert directory.checks
     assert directory.keys.keys() == {DIGEST}
-    assert (identity.client, identity.weight, identity.limits) == ("alice", 2.0, Limits(in_flight=8))
-    assert identity.group == Group(identity.shared_group or identity.group.name, 4.0, Limits(tokens_per_minute=1e5))  # type: ignore[union-attr]
+    assert (identity.client, identity.weight, identity.limits) == ("alice", 2.0, ClientLimits(in_flight=8))
+    assert identity.group == ClientGroup(identity.shared_group or identity.group.name, 4.0, ClientLimits(tokens_per_minute=1e5))  # type: ignore[union-attr]
     assert identity.models == frozenset({"n"})
     assert until == 1801353600.0
     assert directory.names.keys() == {"alice", "bob"}
     rules = directory.anonymous
     assert rules.group is not None
-    assert (rules.allowed, rules.group.weight, rules.group.limits) == (True, 0.5, Limits(requests_per_minute=100))
-    assert (rules.limits, rules.new_per_minute) == (Limits(in_flight=2), 10)
+    assert (rules.allowed, rules.group.weight, rules.group.limits) == (True, 0.5, ClientLimits(requests_per_minute=100))
+    assert (rules.limits, rules.new_per_minute) == (ClientLimits(in_flight=2), 10)
 
 
 def test_an_empty_file_admits_nobody() -> None:

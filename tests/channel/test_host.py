@@ -18,7 +18,7 @@ from router.core.model.request import ClientId, Request, RequestId, Usage, Worke
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.errors import NoWorker, Refused
 from tests.support.running import TIMEOUT_S, until
 

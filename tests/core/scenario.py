@@ -26,7 +26,7 @@ from router.core.model.request import ClientId, GroupId, Request, RequestId, Usa
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 
 CHUNK_TOKENS = 32
 MODEL = "llama"

@@ -5,13 +5,13 @@ from itertools import pairwise
 import pytest
 
 from router.api.body.call import Head
-from router.api.registry import FAMILIES
+from router.api.families import FAMILIES
 from router.core.fleet.window import FixedWindow
 from router.core.model.events import CacheReport, WorkerJoined, WorkerReported, WorkReport
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import RequestId, Worker, WorkerId
 from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, Scene
 
 W1 = WorkerId("w1")

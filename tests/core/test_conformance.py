@@ -57,7 +57,7 @@ from router.core.policies.simple.consistent_hash import ConsistentHashParameters
 from router.core.policies.simple.rpm import RpmParameters
 from router.core.policies.vtc.vtc_predict import OracleParameters
 from router.core.scheduler import Scheduler
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene, key
 
 ROOT = Path(__file__).parents[2]

@@ -15,12 +15,12 @@ from router.core.model.request import WorkerId
 from router.core.policies.dlpm.d2lpm import D2lpmParameters
 from router.core.policies.dlpm.dlpm import DlpmParameters
 from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
 from router.telemetry.cache_alarm import CacheAlarm
 from router.telemetry.explain import Explanations
 from router.telemetry.request_metrics import OTHER, ClientLabels, RequestMetrics
-from router.upstream.registry import WorkerRegistry
+from router.upstream.worker_registry import WorkerRegistry
 from tests.core.scenario import Scene
 from tests.support.running import chat, running_router, until
 from tests.support.scripted_engine import scripted_engine

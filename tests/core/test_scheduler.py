@@ -11,7 +11,7 @@ from router.core.model.commands import Refusal, Reject, WakeAt
 from router.core.model.cost import Tokens
 from router.core.model.events import Arrived, Failed, Fault, Finished, Started, Ticked
 from router.core.model.request import RequestId, WorkerId
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 FEW_MAY_WAIT = SchedulerSettings(window=FixedWindow(requests=1), waiting=WaitingLimits(requests=2, time_to_live=10.0))

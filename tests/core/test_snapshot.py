@@ -31,7 +31,7 @@ from router.core.policies.dlpm.dlpm import DlpmParameters
 from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
 from tests.core.cache.test_prefix_tree import A, B, C, chain
 from tests.core.scenario import MODEL, ONE_AT_A_TIME, Scene, key

@@ -30,7 +30,7 @@ from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.policies.queued import QueuedPolicy
 from router.core.policies.registry import ORDERS, PLACEMENTS, POLICIES
 from router.core.scheduler import Scheduler
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS
 from tests.core.theorem_books import UnfairError
 from tests.core.theorem_fleet import Cached, EngineSize, Fleet, Habits, Scenario

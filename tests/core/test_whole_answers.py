@@ -10,7 +10,7 @@ from router.core.model.cost import NOTHING, Tokens
 from router.core.model.events import Failed, Fault, Finished, Returned, WorkerReported, WorkReport
 from router.core.model.request import ClientId, RequestId, Usage, WorkerId
 from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 W1 = WorkerId("w1")

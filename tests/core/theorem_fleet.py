@@ -29,7 +29,7 @@ from router.core.model.request import ClientId, Request, RequestId, Usage, Worke
 from router.core.policies.base import PolicyFactory
 from router.core.policies.context import Parameters
 from router.core.scheduler import Scheduler
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, key
 from tests.core.theorem_books import Books
 

@@ -18,10 +18,10 @@ ORDER: Final[Mapping[str, str]] = {
     "router": "__main__ > cli > process > control > kv_events, persistence, telemetry > front"
     " > upstream > config > auth > channel, api > core, runtime > errors",
     "router.core": "snapshot > scheduler > attempts > membership, fleet_view, known_clients"
-    " > settings, requests, policies > cache, fleet > clients, kv_blocks, predict > model",
+    " > scheduler_settings, requests, policies > cache, fleet > clients, kv_blocks, predict > model",
     "router.core.policies": "registry > dlpm, preble > deficit, simple, vtc, queued > base > context",
-    "router.api": "openapi > registry > continuation, family > endpoints > answer, resumable > body",
-    "router.front": "gateway, drain > relay > stored, stream > exchange, parse_slots, verdict > http > byte_budget",
+    "router.api": "openapi > families > continuation, family > endpoints > answer, resumable > body",
+    "router.front": "gateway, drain > relay > stored, answer_stream > exchange, parse_slots, verdict > http > byte_budget",
     "workers": "__main__ > server > dialects > settings, api > engine",
     "bench": "__main__ > lab > demo > live, sim > report > workloads",
     "bench.lab": "experiments > neighbour, papers, sweeps > micro, picture > frame",

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from router.api.registry import FAMILIES
+from router.api.families import FAMILIES
 from router.config.settings import Settings
 from router.process.single import build
 from tests.support.running import TIMEOUT_S, RunningRouter, chat, emulated_workers, gateway_of, running_router

@@ -12,7 +12,7 @@ from router.api.body.call import Call, Head
 from router.api.body.edits import Addition
 from router.api.body.json_edit import cut_member, insert_members, member_span, replace_member
 from router.api.endpoints.other import parse_other
-from router.api.registry import FAMILIES
+from router.api.families import FAMILIES
 from router.auth.identity import Identifier
 from router.core.model.prompt_key import PromptHasher
 from router.errors import BadRequest, RouterError

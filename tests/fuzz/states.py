@@ -24,7 +24,7 @@ from router.core.model.saved import (
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
 from router.persistence.state_file import decode, encode, usable_pieces
 

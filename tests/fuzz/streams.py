@@ -15,7 +15,7 @@ from router.api.body.call import Call, Head
 from router.api.body.error_bodies import error_event, refusal_event
 from router.api.continuation import Rewriter, continuation, last_events
 from router.api.endpoints.plain import read_plain
-from router.api.registry import FAMILIES
+from router.api.families import FAMILIES
 from router.core.model.prompt_key import PromptHasher
 from router.errors import WorkerBroke
 

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router.core.model.commands import Refusal, Reject
 from router.core.model.events import Arrived, Cancelled, Finished, WorkerJoined
 from router.core.model.request import ClientId, Request, RequestId, Worker, WorkerId
-from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerReport, WorkReport
+from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerReport, WorkerWorkReport
 from router.telemetry.request_metrics import OTHER, ClientLabels, DurationHistogram, ModelLabels, RequestMetrics
 from router.telemetry.state_metrics import StateCollector
 from router.telemetry.turn_report import RoundReport, WaitReport
@@ -89,7 +89,7 @@ def test_charged_and_computed_tokens_of_a_worker_are_metrics() -> None:
     """By kind; a corrected charge does not lower the counter, and an engine that does not count has no value."""
     collector = StateCollector(ClientLabels())
     scrapes = []
-    for card in (WorkReport(100, 20, 120, None, 0.9), WorkReport(80, 25, 130, None)):
+    for card in (WorkerWorkReport(100, 20, 120, None, 0.9), WorkerWorkReport(80, 25, 130, None)):
         worker = WorkerReport("http://w", True, 0, 0, 0, None, None, None, None, work=card)
         collector.report = FairnessReport("p", None, {}, Service(0, 0, 0, 0.0), {WorkerId("w"): worker})
         families = {family.name: family for family in collector.collect()}

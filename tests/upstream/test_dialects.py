@@ -7,7 +7,7 @@ from router.upstream.dialects import (
     SGLANG,
     VLLM,
     Dialect,
-    Load,
+    ReportedLoad,
     detect_dialect,
     read_engine_info,
     read_models,
@@ -54,12 +54,12 @@ def models(*cards: str) -> bytes:
 @pytest.mark.parametrize(
     ("dialect", "path", "body", "load"),
     [
-        (VLLM, "/metrics", VLLM_METRICS, Load(7, 5, 599 * 32 + 100 * 32)),
-        (SGLANG, "/metrics", SGLANG_METRICS, Load(4, 5, 2000)),
-        (SGLANG, "/v1/loads", SGLANG_LOADS, Load(7, 1, 3000, 12)),
+        (VLLM, "/metrics", VLLM_METRICS, ReportedLoad(7, 5, 599 * 32 + 100 * 32)),
+        (SGLANG, "/metrics", SGLANG_METRICS, ReportedLoad(4, 5, 2000)),
+        (SGLANG, "/v1/loads", SGLANG_LOADS, ReportedLoad(7, 1, 3000, 12)),
     ],
 )
-def test_load_is_summed_over_ranks_and_nothing_else(dialect: Dialect, path: str, body: bytes, load: Load) -> None:
+def test_load_is_summed_over_ranks_and_nothing_else(dialect: Dialect, path: str, body: bytes, load: ReportedLoad) -> None:
     """Data-parallel ranks add up; tensor ranks, priorities and longer metric names do not."""
     assert dialect.load_readers[path](body) == load
 
@@ -69,15 +69,15 @@ def test_capacity_may_be_missing() -> None:
     lines = [line for line in VLLM_METRICS.splitlines(keepends=True) if b"cache_config" not in line]
     unready = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n'
     for body in (b"".join(lines), b"".join([*lines, unready])):
-        assert VLLM.load_readers["/metrics"](body) == Load(7, 5)
+        assert VLLM.load_readers["/metrics"](body) == ReportedLoad(7, 5)
     loads = b'{"loads": [{"num_running_reqs": 1, "num_waiting_reqs": 2}]}'
-    assert SGLANG.load_readers["/v1/loads"](loads) == Load(1, 2)
+    assert SGLANG.load_readers["/v1/loads"](loads) == ReportedLoad(1, 2)
 
 
 def test_metric_may_stand_first_last_and_without_labels() -> None:
     """The place of a line in the text does not matter."""
     body = b"vllm:num_requests_running 1.0\nvllm:num_requests_waiting 2.0"
-    assert VLLM.load_readers["/metrics"](body) == Load(1, 2)
+    assert VLLM.load_readers["/metrics"](body) == ReportedLoad(1, 2)
 
 
 @pytest.mark.parametrize("reader", [read for dialect in (VLLM, SGLANG) for read in dialect.load_readers.values()])
@@ -207,7 +207,7 @@ def test_reports_about_the_cache_are_read(dialect: Dialect, body: bytes, report:
 
 def test_an_sglang_that_has_computed_nothing_has_nothing_to_do() -> None:
     """Its gauges of requests come with the first batch; without them it would never get one."""
-    assert SGLANG.load_readers["/metrics"](SGLANG_BEGINS) == Load(0, 0, 19168)
+    assert SGLANG.load_readers["/metrics"](SGLANG_BEGINS) == ReportedLoad(0, 0, 19168)
 
 
 def test_a_number_that_was_cut_off_is_not_taken_for_a_smaller_one() -> None:
@@ -234,7 +234,7 @@ def test_the_size_of_a_batch_is_read_where_there_is_one(size: bytes, tokens: int
 def test_an_absurd_size_is_ignored(size: str) -> None:
     """Nor does it make anything of the rest unreadable."""
     page = VLLM_METRICS.replace(b'block_size="32"', b'block_size="%b"' % size.encode())
-    assert VLLM.load_readers["/metrics"](page) == Load(7, 5, None)
+    assert VLLM.load_readers["/metrics"](page) == ReportedLoad(7, 5, None)
     assert VLLM.read_cache(page).block_tokens is None
 
 

@@ -23,7 +23,7 @@ from router.core.model.events import (
     WorkerReported,
 )
 from router.core.model.request import RequestId, Worker, WorkerId
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import MODEL, Scene
 from tests.support.running import chat, running_router, until
 from tests.support.scripted_engine import scripted_engine

@@ -20,7 +20,7 @@ from router.core.policies.dlpm.d2lpm import D2lpmParameters
 from router.core.policies.dlpm.dlpm import DlpmParameters
 from router.core.policies.dlpm.lpm import LpmParameters
 from router.core.policies.preble.preble import PrebleParameters
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 
 SEEDS: Final = (0, 1, 2, 3, 4)
 QUICK_SEEDS: Final = (0,)

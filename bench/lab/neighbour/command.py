@@ -26,7 +26,7 @@ from bench.workloads.parts.spec import changed, split
 if TYPE_CHECKING:
     from bench.lab.frame.experiment import Value
     from bench.lab.neighbour.driver import Span, Target
-    from bench.live.books import LiveResult
+    from bench.live.recorder import LiveResult
 
 WARMUP: Final = 0.25
 """Share of each run's time."""

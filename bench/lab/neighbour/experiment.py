@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from bench.lab.neighbour.driver import Span
-    from bench.live.books import LiveResult
+    from bench.live.recorder import LiveResult
 
 FLEET: Final = 2
 SPEED: Final = 2.5

@@ -19,7 +19,7 @@ from bench.report.records import Record, Result
 from bench.report.summary import Summary
 from bench.sim.scenario import Scenario, WorkerSpec
 from router.core.cache.engine_rules import Tracking
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from workers.engine.model import Dialect
 
 if TYPE_CHECKING:

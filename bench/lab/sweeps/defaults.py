@@ -15,7 +15,7 @@ from router.core.fleet.window import FixedWindow, NoWindow
 from router.core.policies.dlpm.d2lpm import D2lpmParameters
 from router.core.policies.dlpm.dlpm import DlpmParameters
 from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ K = TypeVar("K", bound=str)
 
 
 @dataclass(slots=True)
-class Holding:
+class HolderAmount:
     """The amount and weight of one holder."""
 
     amount: int = 0
@@ -28,7 +28,7 @@ class LongestQueueDrop(Generic[K]):
 
     def __init__(self) -> None:
         self.total = 0
-        self._held: dict[K, Holding] = {}
+        self._held: dict[K, HolderAmount] = {}
         self._heap: list[tuple[float, K]] = []
         """Negative amounts by weight. For each holder, one entry is at least its current amount;
         entries may be stale.
@@ -54,7 +54,7 @@ class LongestQueueDrop(Generic[K]):
             return
         held = self._held.get(holder)
         if held is None:
-            held = self._held[holder] = Holding()
+            held = self._held[holder] = HolderAmount()
         held.amount += amount
         held.weight = weight
         self.total += amount

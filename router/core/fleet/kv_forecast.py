@@ -24,7 +24,7 @@ then minus the clock's time.
 """
 
 
-class Hold(NamedTuple):
+class KvHold(NamedTuple):
     """The prediction for one request, in tokens."""
 
     tokens: int
@@ -45,7 +45,7 @@ class KvPeakForecast:
         self._bases: list[float] = []
         """Tokens of the spans, in parallel with `_ends`: whole columns are summed much faster than single spans."""
         self._by_request: dict[RequestId, Span] = {}
-        self._holds: dict[RequestId, Hold] = {}
+        self._holds: dict[RequestId, KvHold] = {}
         """The prediction for each request."""
         self._total = 0.0
         """Tokens that all requests would hold if each was at its end."""
@@ -56,7 +56,7 @@ class KvPeakForecast:
         `most`: maximum growth if it goes on.
         """
         self.remove(request)
-        self._holds[request] = Hold(tokens, growth, most)
+        self._holds[request] = KvHold(tokens, growth, most)
         self.begin(request)
 
     def begin(self, request: RequestId) -> None:

@@ -12,7 +12,7 @@ from router.api.body.edits import ALL_FIELDS, NO_FIELDS, AddedFields, Addition, 
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.chat import parse_chat
 from router.api.endpoints.completions import parse_completion
-from router.api.registry import FAMILIES
+from router.api.families import FAMILIES
 from router.core.model.prompt_key import PromptHasher
 from router.errors import BadRequest
 

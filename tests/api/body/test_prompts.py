@@ -8,7 +8,7 @@ import pytest
 from router.api.body.call import Call, Head
 from router.api.body.prompts import HEADS_LIMIT, MAX_PROMPTS
 from router.api.endpoints.scoring import MAX_KEYED_BYTES, MAX_KEYED_PAIRS
-from router.api.registry import FAMILIES
+from router.api.families import FAMILIES
 from router.core.model.prompt_key import PromptHasher
 from router.errors import BadRequest
 

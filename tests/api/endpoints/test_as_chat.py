@@ -7,7 +7,7 @@ from router.api.body.call import Call, Head
 from router.api.endpoints.messages import MessageReader, failure_of, parse_messages, read_message
 from router.api.endpoints.responses import ResponseReader, parse_response, read_response
 from router.api.endpoints.responses import failure_of as response_failure_of
-from router.api.registry import FAMILIES
+from router.api.families import FAMILIES
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import Usage
 from router.errors import BadRequest

@@ -16,7 +16,7 @@ import pytest
 from bench.__main__ import main
 from bench.demo.processes import fleet
 from bench.live import completions
-from bench.live.books import LiveResult
+from bench.live.recorder import LiveResult
 from bench.live.clients import LiveLoad, run_load
 from bench.live.command import load_warnings
 from bench.live.player import Player

@@ -17,7 +17,7 @@ from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow, NoWindow
 from router.core.model.commands import Dispatch
 from router.core.model.events import Arrived, Progressed, Started, WorkerReported
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.bench.sim.simulated import EventLog, Scripted, own_prompt, prompt
 from workers.engine.hardware import HARDWARE, Batch
 from workers.engine.model import Dialect

@@ -22,7 +22,7 @@ from bench.workloads.shared_prefix import SharedPrefix
 from router.core.fleet.window import LearnedWindow, NoWindow
 from router.core.policies.dlpm.dlpm import DlpmParameters
 from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 
 SLOTS = 8
 SECONDS, WARMUP = {"a100-mistral-7b": 100.0, "a6000-mistral-7b": 180.0}, 20.0

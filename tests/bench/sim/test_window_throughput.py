@@ -12,7 +12,7 @@ from bench.sim.scenario import Scenario, WorkerSpec
 from bench.sim.simulation import Simulation
 from bench.workloads.unrelated import Unrelated
 from router.core.fleet.window import LearnedWindow, NoWindow, Window
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from workers.engine.model import Dialect
 
 STEP_TOKENS: dict[Dialect, int] = {"vllm": 2048, "sglang": 8192}

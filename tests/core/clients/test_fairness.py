@@ -13,7 +13,7 @@ from router.core.clients.shares import Shares
 from router.core.fleet.window import FixedWindow
 from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import Scene
 
 ADA, BOB = ClientId("ada"), ClientId("bob")

@@ -13,7 +13,7 @@ from router.core.policies.deficit.deficits import DeficitTable
 from router.core.policies.dlpm.dlpm import DlpmParameters
 from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
 from router.core.policies.vtc.vtc import VirtualCounters
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import Scene
 from tests.support.running import chat, running_router
 from tests.support.scripted_engine import scripted_engine

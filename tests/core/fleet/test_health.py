@@ -18,7 +18,7 @@ from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Refusal
 from router.core.model.events import Fault, Returned, WorkerAnswered
 from router.core.model.request import RequestId, WorkerId
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, Scene
 
 R = [RequestId(f"r{number}") for number in range(100)]

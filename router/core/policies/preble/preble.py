@@ -21,7 +21,7 @@ from router.core.model.cost import Charge
 from router.core.model.request import Request, RequestId, WorkerId
 from router.core.policies.base import Candidate, Placed, Placement
 from router.core.policies.context import PolicyContext
-from router.core.policies.preble.history import History, chunks_of
+from router.core.policies.preble.load_history import History, chunks_of
 from router.core.policies.simple.balancers import lightest
 
 VICTIMS: Final = 64

@@ -19,7 +19,7 @@ from router.core.policies.base import Candidate, PlacementFactory
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.policies.dlpm.d2lpm import D2lpm, D2lpmParameters
 from router.core.predict.token_estimates import Estimates
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene
 
 W = ("w1", "w2")

@@ -6,7 +6,7 @@ import pytest
 
 from router.core.fleet.window import FixedWindow
 from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 TWO_AT_A_TIME = SchedulerSettings(window=FixedWindow(requests=2))

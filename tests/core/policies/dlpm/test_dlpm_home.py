@@ -9,7 +9,7 @@ from router.core.model.events import Arrived
 from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.dlpm.d2lpm import D2lpmParameters
 from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, MODEL, Scene
 
 ONE_EACH = SchedulerSettings(window=FixedWindow(requests=1))

@@ -4,7 +4,7 @@ import pytest
 
 from router.core.fleet.window import FixedWindow
 from router.core.policies.dlpm.lpm import LpmParameters
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 

@@ -14,7 +14,7 @@ from router.core.policies.base import Choice
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
 from router.core.scheduler import Scheduler
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, MODEL, Scene
 
 STEPS = 800

@@ -13,7 +13,7 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.context import FleetView, Parameters, PolicyContext
 from router.core.policies.preble.queue import PriorityGroupsParameters
 from router.core.policies.registry import ORDERS
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import ONE_AT_A_TIME, Scene, key
 
 POLICY = "rr+priority_groups"

@@ -2,7 +2,7 @@
 
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Refusal
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import MODEL, ONE_AT_A_TIME, Scene
 
 

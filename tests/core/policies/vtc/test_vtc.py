@@ -13,7 +13,7 @@ from router.core.fleet.window import FixedWindow
 from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId
 from router.core.policies.vtc.vtc import VirtualCounters
-from router.core.settings import SchedulerSettings
+from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
 FULL = LinearCost(cached=1.0)

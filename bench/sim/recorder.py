@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bench.report.records import CLIENT_VIEW, Record, Result, ServiceSample, WorkerTotals
 from bench.sim.emulated_worker import EmulatedWorker
-from bench.sim.flight import InFlightCall
+from bench.sim.in_flight_call import InFlightCall
 from bench.workloads.parts.traffic import Outcome
 from router.core.model.request import RequestId, WorkerId
 from router.core.scheduler import Scheduler
