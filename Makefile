@@ -19,6 +19,7 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+	$(VENV)/bin/pytest -q tests/docs/test_architecture.py tests/docs/test_names.py
 
 # Faults of all kinds for ten minutes, the death of the router, processes that stand still for 40 s, ten times more than
 # can be done, a million calls, and five attacks on the router's memory and its loop

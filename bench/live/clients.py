@@ -15,9 +15,9 @@ from typing import Final
 import aiohttp
 
 from bench.live import completions
-from bench.live.recorder import LiveResult, LoadRecorder
 from bench.live.call import HttpCall
 from bench.live.player import Player
+from bench.live.recorder import LiveResult, LoadRecorder
 from bench.workloads.parts.prompts import random_tokens
 from bench.workloads.parts.traffic import Call, Client, Ending, Outcome, Workload
 

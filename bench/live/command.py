@@ -21,8 +21,8 @@ from bench.workloads.parts.spec import parse_spec
 from bench.workloads.registry import WORKLOADS
 
 if TYPE_CHECKING:
-    from bench.live.recorder import LiveResult
     from bench.live.clients import LiveLoad
+    from bench.live.recorder import LiveResult
 
 LATE: Final = 0.05
 """If calls were sent later than this share of their mean duration, this machine is reported as too slow."""

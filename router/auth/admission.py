@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
-from router.auth.identity import UNLIMITED, Identifier, Identity, ClientLimits, address_id
+from router.auth.identity import UNLIMITED, ClientLimits, Identifier, Identity, address_id
 from router.core.model.request import ClientId
 from router.errors import ModelNotAllowed, Refused
 

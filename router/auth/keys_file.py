@@ -34,8 +34,8 @@ from router.auth.identity import (
     AnonymousPolicy,
     ClientDirectory,
     ClientGroup,
-    Identity,
     ClientLimits,
+    Identity,
     ResolvedClient,
     is_allowed_name,
 )
@@ -243,6 +243,8 @@ def _identity(name: str, client: ClientEntry, groups: Mapping[str, GroupEntry]) 
 
 def _anonymous(entry: AnonymousEntry) -> AnonymousPolicy:
     together = entry.limits.limits
-    group = ClientGroup(GroupId(ANONYMOUS_GROUP), entry.weight, together) if entry.weight or together != UNLIMITED else None
+    group = (
+        ClientGroup(GroupId(ANONYMOUS_GROUP), entry.weight, together) if entry.weight or together != UNLIMITED else None
+    )
     models = None if entry.models is None else frozenset(entry.models)
     return AnonymousPolicy(entry.allowed, group, entry.each.limits, models, entry.new_per_minute)

@@ -18,8 +18,8 @@ from router.api.body.call import Call, Head
 from router.api.body.checks import check_vocabulary, check_weight
 from router.api.body.edits import rename, with_cache_salt
 from router.api.endpoints.responses import stored_id
-from router.api.family import Family
 from router.api.families import family_of
+from router.api.family import Family
 from router.auth.admission import Admission, AdmissionTicket
 from router.auth.identity import Identity
 from router.channel.host import SchedulerHost

@@ -19,11 +19,11 @@ from router.core.model.commands import Dispatch, Refusal
 from router.core.model.events import Cancelled, Failed, Fault, Finished, Returned, WorkerLeft
 from router.core.model.request import Request, Usage, WorkerId
 from router.errors import BadRequest, NoWorker, RouterError, UnservedPath, WorkerBroke, WorkerHung, WorkerUnreachable
+from router.front.answer_stream import AnswerStream
 from router.front.byte_budget import Hold
 from router.front.exchange import JSON_TYPE, Exchange
 from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.stored.keeper import ResponseKeeper
-from router.front.answer_stream import AnswerStream
 from router.front.verdict import fault_of, lacks_path, worker_refused
 from router.upstream.accepted_fields import BAD_REQUEST
 from router.upstream.directory import WorkerDirectory

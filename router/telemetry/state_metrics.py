@@ -8,8 +8,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from router.core.model.request import ClientId, WorkerId
-from router.telemetry.exposition import TextFamily, Row
-from router.telemetry.report import BREAKER_STATES, WorkerCacheReport, ClientReport, FairnessReport, Service, WorkerReport
+from router.telemetry.exposition import Row, TextFamily
+from router.telemetry.report import (
+    BREAKER_STATES,
+    ClientReport,
+    FairnessReport,
+    Service,
+    WorkerCacheReport,
+    WorkerReport,
+)
 from router.telemetry.request_metrics import OTHER, ClientLabels
 
 T = TypeVar("T")

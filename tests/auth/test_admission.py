@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.auth.admission import MINUTE, Admission, AdmissionTicket, Bucket
-from router.auth.identity import AnonymousPolicy, ClientDirectory, ClientGroup, Identifier, Identity, ClientLimits
+from router.auth.identity import AnonymousPolicy, ClientDirectory, ClientGroup, ClientLimits, Identifier, Identity
 from router.core.model.request import ClientId, GroupId
 from router.errors import ModelNotAllowed, Refused
 

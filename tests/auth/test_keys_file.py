@@ -39,7 +39,9 @@ def test_the_file_defines_the_known_clients() -> None:
     assert directory.checks
     assert directory.keys.keys() == {DIGEST}
     assert (identity.client, identity.weight, identity.limits) == ("alice", 2.0, ClientLimits(in_flight=8))
-    assert identity.group == ClientGroup(identity.shared_group or identity.group.name, 4.0, ClientLimits(tokens_per_minute=1e5))  # type: ignore[union-attr]
+    assert identity.group is not None
+    name = identity.shared_group or identity.group.name
+    assert identity.group == ClientGroup(name, 4.0, ClientLimits(tokens_per_minute=1e5))
     assert identity.models == frozenset({"n"})
     assert until == 1801353600.0
     assert directory.names.keys() == {"alice", "bob"}

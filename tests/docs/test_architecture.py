@@ -21,7 +21,8 @@ ORDER: Final[Mapping[str, str]] = {
     " > scheduler_settings, requests, policies > cache, fleet > clients, kv_blocks, predict > model",
     "router.core.policies": "registry > dlpm, preble > deficit, simple, vtc, queued > base > context",
     "router.api": "openapi > families > continuation, family > endpoints > answer, resumable > body",
-    "router.front": "gateway, drain > relay > stored, answer_stream > exchange, parse_slots, verdict > http > byte_budget",
+    "router.front": "gateway, drain > relay > stored, answer_stream > exchange, parse_slots, verdict"
+    " > http > byte_budget",
     "workers": "__main__ > server > dialects > settings, api > engine",
     "bench": "__main__ > lab > demo > live, sim > report > workloads",
     "bench.lab": "experiments > neighbour, papers, sweeps > micro, picture > frame",
@@ -200,7 +201,7 @@ def test_a_forbidden_import_is_found(module: str, source: str) -> None:
     [
         ("router.core.scheduler", "from random import Random"),
         ("router.core.policies.dlpm.dlpm", "from router.core.model.request import Request\nimport hashlib"),
-        ("router.front.gateway", "import asyncio\nfrom router.api.registry import family_of"),
+        ("router.front.gateway", "import asyncio\nfrom router.api.families import family_of"),
         ("router.process.single", "from router.front.gateway import Gateway\nimport fastapi"),
         ("bench.sim.command", "from router.core.scheduler import Scheduler\nfrom workers.engine.engine import Engine"),
     ],

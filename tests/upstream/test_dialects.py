@@ -59,7 +59,9 @@ def models(*cards: str) -> bytes:
         (SGLANG, "/v1/loads", SGLANG_LOADS, ReportedLoad(7, 1, 3000, 12)),
     ],
 )
-def test_load_is_summed_over_ranks_and_nothing_else(dialect: Dialect, path: str, body: bytes, load: ReportedLoad) -> None:
+def test_load_is_summed_over_ranks_and_nothing_else(
+    dialect: Dialect, path: str, body: bytes, load: ReportedLoad
+) -> None:
     """Data-parallel ranks add up; tensor ranks, priorities and longer metric names do not."""
     assert dialect.load_readers[path](body) == load
 

@@ -18,10 +18,10 @@ import orjson
 
 from bench.lab.neighbour.traffic import spoken
 from bench.live import completions
-from bench.live.recorder import LiveResult, LoadRecorder
 from bench.live.call import HttpCall
 from bench.live.clients import CONNECT_SECONDS, ERROR_CHARACTERS, KEEP_ALIVE_SECONDS, SAMPLE_SECONDS, LoadError
 from bench.live.player import Player
+from bench.live.recorder import LiveResult, LoadRecorder
 from bench.workloads.parts.traffic import Call, Client, Ending, Outcome, Workload
 
 MODELS: Final = "/v1/models"

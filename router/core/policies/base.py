@@ -271,7 +271,7 @@ class Order(Protocol):
 
     @classmethod
     def gap_quantum(cls, context: PolicyContext) -> float | None:
-        """See `Properties.gap_quantum`."""
+        """Return the quantum of the gap bound under this order, in cost units; None if nothing bounds the gap."""
 
 
 class PlacementFactory(Protocol):
@@ -287,7 +287,7 @@ class OrderFactory(Protocol):
     """The class of an order."""
 
     def gap_quantum(self, context: PolicyContext) -> float | None:
-        """See `Properties.gap_quantum`."""
+        """Return the quantum of the gap bound under this order, in cost units; None if nothing bounds the gap."""
 
     def __call__(self, context: PolicyContext, worker: WorkerId) -> Order:
         """Build the order of one worker's queue."""

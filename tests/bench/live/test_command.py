@@ -16,10 +16,10 @@ import pytest
 from bench.__main__ import main
 from bench.demo.processes import fleet
 from bench.live import completions
-from bench.live.recorder import LiveResult
 from bench.live.clients import LiveLoad, run_load
 from bench.live.command import load_warnings
 from bench.live.player import Player
+from bench.live.recorder import LiveResult
 from bench.report.records import Record
 from bench.report.summary import summarise
 from bench.sim.scenario import Scenario, WorkerSpec

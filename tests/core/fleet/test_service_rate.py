@@ -2,7 +2,14 @@
 
 import pytest
 
-from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN, LEAST_STEP_TOKENS, ServiceRate, Turnover
+from router.core.fleet.service_rate import (
+    FIRST_SECONDS_PER_OUTPUT_TOKEN,
+    FIRST_SECONDS_PER_TOKEN,
+    LEAST_SECONDS,
+    LEAST_STEP_TOKENS,
+    ServiceRate,
+    Turnover,
+)
 
 
 def learned(seconds_per_token: float, starts: int = 200, *, had_place: bool = True) -> ServiceRate:
@@ -160,3 +167,11 @@ def test_a_decode_step_is_learned_while_nothing_is_prefilled() -> None:
         service_rate.advance(10.0 + 0.05 * (number - 100), streams=4, busy=True, full=False, prefills=number >= 300)
         service_rate.add_service(8.0, 4, full=False)
     assert service_rate.decode_seconds == pytest.approx(0.05, rel=0.05)
+
+
+@pytest.mark.parametrize("seconds", [0.0, LEAST_SECONDS / 2])
+def test_output_that_took_no_time_is_no_rate(seconds: float) -> None:
+    """Answers that begin and end between two reports of the engine do not make its decode time zero."""
+    service_rate = ServiceRate()
+    service_rate.add_engine_output(1000.0, seconds)
+    assert service_rate.seconds_per_output_token == FIRST_SECONDS_PER_OUTPUT_TOKEN

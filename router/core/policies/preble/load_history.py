@@ -158,7 +158,6 @@ class History:
             self._workers[worker].outputs.add(TimedAmount(self.now, output_tokens))
 
     def stalest(self, worker: WorkerId, chunks: int) -> Iterator[PrefixRun]:
-        """See `RecentPrefixes.stalest`."""
         return self._prefixes.stalest(worker, chunks)
 
     def drop(self, worker: WorkerId) -> None:
