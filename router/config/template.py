@@ -48,7 +48,7 @@ def given(settings: Settings) -> Iterator[tuple[str, str, str]]:
     """Yield each setting that differs from its default: its name in the file, its value, and its help text."""
     values = settings.model_dump(mode="json")
     for key in keys():
-        owner, told = (
+        owner, written = (
             (settings, values) if len(key.path) == 1 else (getattr(settings, key.path[0]), values[key.path[0]])
         )
         value = getattr(owner, key.path[-1])
@@ -56,7 +56,7 @@ def given(settings: Settings) -> Iterator[tuple[str, str, str]]:
             hidden = isinstance(value, SecretStr)
             yield (
                 ".".join(key.path),
-                "(a secret)" if hidden else _written(told[key.path[-1]]),
+                "(a secret)" if hidden else _written(written[key.path[-1]]),
                 " ".join(key.about.split()),
             )
 
@@ -80,7 +80,7 @@ def _setting(key: Key, value: object, written: object) -> list[str]:
     if value == key.default:
         return [f"#{name}: {'' if written is None else _written(written)}".rstrip()]
     if isinstance(value, tuple) and isinstance(written, list):
-        return [f"{name}:", *(f"  - {_entry(one, told)}" for one, told in zip(value, written, strict=True))]
+        return [f"{name}:", *(f"  - {_entry(one, text)}" for one, text in zip(value, written, strict=True))]
     return [f"{name}: {_written(written)}"]
 
 
@@ -90,9 +90,9 @@ def _entry(value: object, written: object) -> str:
         return _written(written)
     if type(value).model_validate({"url": written["url"]}) == value:
         return _written(written["url"])
-    given = {name: told for name, told in written.items() if told and not isinstance(getattr(value, name), SecretStr)}
-    hidden = any(isinstance(getattr(value, name), SecretStr) for name in written)
-    return _written(given) + (" # its api_key is not shown here" if hidden else "")
+    public = {name for name in written if not isinstance(getattr(value, name), SecretStr)}
+    given = {name: text for name, text in written.items() if text and name in public}
+    return _written(given) + ("" if public == written.keys() else " # its api_key is not shown here")
 
 
 def _written(value: object) -> str:
