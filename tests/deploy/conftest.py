@@ -1,4 +1,7 @@
-"""The composed services under load, each started by its own command. `make test-deploy` runs this folder."""
+"""Starts the services of docker-compose.yml, each by its own command, and puts load on them.
+
+`make test-deploy` runs this folder.
+"""
 
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
@@ -18,12 +21,12 @@ from .stack import Service
 START_SECONDS = 30.0
 TROUBLE_SECONDS = 30.0
 QUEUED = 35
-"""Requests that a client may have waiting here, so that heavy ones are refused some."""
+"""Requests that one client may have waiting: few enough that heavy clients have some refused."""
 SERVICES: pytest.StashKey[list[Service]] = pytest.StashKey()
 
 
 class Stack(NamedTuple):
-    """The services by their names."""
+    """The running services by name."""
 
     router: Service
     workers: tuple[Service, Service]
@@ -42,14 +45,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session", autouse=True)
 def programs() -> None:
-    """Nothing is skipped for want of them."""
+    """Stop the session if Prometheus or promtool is missing, rather than skip tests."""
     if program("prometheus") is None or program("promtool") is None:
         pytest.exit("there is no Prometheus; `make test-deploy` gets it", returncode=1)
 
 
 @pytest.fixture(scope="session")
 def promtool() -> str:
-    """The path of the command."""
+    """Return the path of promtool."""
     return str(program("promtool"))
 
 
@@ -60,7 +63,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 @pytest.fixture(scope="session")
 def stack(image: Image, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Stack]:
-    """Router, emulated workers and Prometheus, all ready; Grafana has no command of its own."""
+    """Start the router, emulated workers and Prometheus, and wait until all are ready.
+
+    Grafana has no command of its own.
+    """
     folder = tmp_path_factory.mktemp("stack")
     limited = {"D2LPM_MAX_QUEUED_PER_CLIENT": str(QUEUED), "D2LPM_STATE": str(folder / "state")}
     one, two = Service("worker-1", image, folder), Service("worker-2", image, folder)
@@ -80,7 +86,7 @@ def stack(image: Image, tmp_path_factory: pytest.TempPathFactory, pytestconfig: 
 
 @pytest.fixture(scope="session")
 def loaded(stack: Stack) -> Iterator[Stack]:
-    """The same with clients who wait, after a worker was lost amid its work and has come back."""
+    """Yield the stack with clients waiting, after a worker was killed with calls in flight and started again."""
     two = stack.workers[1]
     with Load(stack.router.url) as load:
         wait_until(lambda: load.answered > 20, START_SECONDS, "calls are answered")
@@ -92,7 +98,7 @@ def loaded(stack: Stack) -> Iterator[Stack]:
 
 
 def lost_tries(router: Service) -> float:
-    """Of all faults, as the router counts them."""
+    """Return the router's count of lost tries, summed over all kinds of fault."""
     lines = get(router.url + "/metrics").body.decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("d2lpm_lost_tries_total{"))
 

@@ -1,4 +1,4 @@
-# The compose file's commands, run natively with Debian's Prometheus, which is unpacked into .venv and not installed.
+# Runs the compose file's commands natively, with Debian's Prometheus, which is unpacked into .venv and not installed.
 .PHONY: test-deploy
 
 test-deploy: $(STAMP)

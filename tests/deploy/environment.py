@@ -1,8 +1,9 @@
-"""Get what the tests of the deployment need beside the project's own environment. Standard library only.
+"""Gets what the deployment tests need beside the project's own environment. Standard library only.
 
-Prometheus: the one on the path, or else Debian's package, unpacked into `.venv` and not installed, which needs no root.
-The compose specification's JSON schema: out of the last docker-compose that was written in Python. It is a description
-of data and older than the specification, so a file that it accepts is accepted by any compose of today.
+Prometheus: the one on the path, or else Debian's package, unpacked into `.venv` and not installed, so that root is
+not needed.
+The compose specification's JSON schema: from the last docker-compose that was written in Python. The schema only
+describes data and is older than the specification, so any compose of today accepts a file that the schema accepts.
 """
 
 import shutil
@@ -22,18 +23,18 @@ IN_WHEEL: Final = "compose/config/compose_spec.json"
 
 
 class CannotGetError(Exception):
-    """Something cannot be had on this machine; the message says what and why in one line."""
+    """Something is not available on this machine. The message says what and why in one line."""
 
 
 def program(name: str) -> Path | None:
-    """Where prometheus or promtool is; None where it is not."""
+    """Return the path of prometheus or promtool, or None if it is missing."""
     unpacked = FOLDER / "usr" / "bin" / name
     found = shutil.which(name)
     return unpacked if unpacked.exists() else Path(found) if found else None
 
 
 def run(command: Sequence[str | Path], folder: Path) -> None:
-    """Raises CannotGetError with the last that a command said, where it fails or is not there."""
+    """Run a command. Raises CannotGetError with its last line of output if it fails or is missing."""
     try:
         done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -44,7 +45,7 @@ def run(command: Sequence[str | Path], folder: Path) -> None:
 
 
 def get_prometheus(folder: Path) -> None:
-    """Unpack Debian's package; with lists of packages of our own where the machine's do not have it."""
+    """Unpack Debian's package. If the machine's package lists lack it, fetch lists into `folder` first."""
     try:
         run(["apt-get", "download", "prometheus"], folder)
     except CannotGetError:
@@ -59,7 +60,7 @@ def get_prometheus(folder: Path) -> None:
 
 
 def get_schema(folder: Path) -> None:
-    """Take it out of the wheel, of which nothing else is used."""
+    """Take the schema out of docker-compose's wheel. Nothing else of the wheel is used."""
     run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", folder, COMPOSE], folder)
     (wheel,) = folder.glob("docker_compose-*.whl")
     SCHEMA.write_bytes(zipfile.ZipFile(wheel).read(IN_WHEEL))

@@ -1,4 +1,4 @@
-"""The image without an engine for images: the Dockerfile's own install steps, in a folder instead of a root."""
+"""Builds the image without a container engine: runs the Dockerfile's install steps in a folder instead of a root."""
 
 import os
 import re
@@ -13,24 +13,24 @@ from tests.support.dockerfile import ROOT, Instruction, instructions, last_instr
 
 STEP_SECONDS: Final = 300.0
 OURS: Final = re.compile(r"(?<![\w.:-])/(src|wheels|opt)\b")
-"""Folders that the build makes itself."""
+"""Absolute paths of folders that the build creates itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What was built, and how it starts."""
+    """A built image, and how its process starts."""
 
     folder: Path
-    """Stands for the root of the file system."""
+    """Stands for the root of the image's file system."""
     environment: dict[str, str]
     entrypoint: list[str]
     command: list[str]
 
 
 def build(folder: Path) -> Image:
-    """Run the first stage in a clean Python; the second only takes over what is there.
+    """Run the first stage in a clean Python. The second stage only copies what the first has made.
 
-    Raises CalledProcessError where a step fails.
+    Raises CalledProcessError if a step fails.
     """
     python = folder / "base"
     subprocess.run([sys.executable, "-m", "venv", python], check=True, timeout=STEP_SECONDS)
@@ -54,18 +54,18 @@ def build(folder: Path) -> Image:
 
 
 def inside(folder: Path, text: str) -> str:
-    """A command or path, with this folder for the root."""
+    """Return a command or path with `folder` as its root."""
     return OURS.sub(lambda found: f"{folder}/{found[1]}", text)
 
 
 def clean(path: str) -> dict[str, str]:
-    """Nothing of this environment's Python; only where packages come from."""
+    """Return an environment with this path and without this process's Python; pip's settings and HOME are kept."""
     kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name == "HOME"}
     return {**kept, "PATH": path}
 
 
 def copy(step: Instruction, directory: Path) -> None:
-    """From the project into the build."""
+    """Copy the sources of a COPY step from the project into the build."""
     *sources, target = step.arguments
     for source in sources:
         if (ROOT / source).is_dir():
@@ -76,6 +76,6 @@ def copy(step: Instruction, directory: Path) -> None:
 
 
 def variables(folder: Path, path: str) -> dict[str, str]:
-    """ENV of the second stage."""
+    """Return the ENV of the second stage."""
     given = dict(pair.split("=", 1) for pair in last_instruction("ENV").arguments)
     return {name: inside(folder, value).replace("$PATH", path) for name, value in given.items()}

@@ -1,4 +1,4 @@
-"""Clients that keep a router busy until they are told to stop: two heavy ones and a light one."""
+"""Keeps a router busy with two heavy clients and a light one until the load is stopped."""
 
 import asyncio
 import threading
@@ -8,13 +8,13 @@ from typing import Final, Self
 import aiohttp
 
 CONCURRENT: Final = {"ann": 40, "bob": 40, "light": 1}
-"""Requests that each client keeps on their way."""
+"""Requests that each client keeps in flight."""
 SHARED: Final = "Of what was said before, this is a part that each of its requests begins with. " * 50
-"""4,000 characters."""
+"""4,000 characters that begin each prompt of a client, after the client's name."""
 
 
 class Load(threading.Thread):
-    """A thread with an event loop of its own, as long as it is entered."""
+    """A thread with its own event loop, which sends requests while its context is entered."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
@@ -22,7 +22,7 @@ class Load(threading.Thread):
         self._loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
         self.answered = 0
-        """Whole answers so far."""
+        """Complete answers so far."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -31,12 +31,12 @@ class Load(threading.Thread):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cut what is under way."""
+        """Cancel the calls in flight and end the thread."""
         self._loop.call_soon_threadsafe(self._stopped.set)
         self.join()
 
     def run(self) -> None:
-        """Until the end of the context."""
+        """Send requests until the context ends."""
         self._loop.run_until_complete(self._drive())
         self._loop.close()
 
@@ -53,7 +53,7 @@ class Load(threading.Thread):
                 task.cancel()
 
     async def _ask(self, http: aiohttp.ClientSession, client: str, number: int) -> None:
-        """One request after the other; after a refusal a little later."""
+        """Send one request after the other, with a pause of 0.1 s after an error or an incomplete answer."""
         turn = 0
         while True:
             turn += 1
@@ -63,10 +63,10 @@ class Load(threading.Thread):
                 async with http.post(
                     "/v1/completions", json=body, headers={"authorization": f"Bearer {client}"}
                 ) as answer:
-                    told = await answer.read()
+                    received = await answer.read()
             except aiohttp.ClientError:
                 continue
-            if answer.status == 200 and told.endswith(b"[DONE]\n\n"):
+            if answer.status == 200 and received.endswith(b"[DONE]\n\n"):
                 self.answered += 1
             else:
                 await asyncio.sleep(0.1)

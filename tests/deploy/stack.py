@@ -1,4 +1,4 @@
-"""The services of docker-compose.yml as processes: their own commands, with addresses that are free here."""
+"""Runs the services of docker-compose.yml as processes, by their own commands, at free ports of this machine."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,14 +16,14 @@ from .image import Image
 SERVICES: Final[dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))["services"]
 INTERVAL: Final = re.compile(r"((?:scrape|evaluation)_interval): \w+")
 DEFAULT: Final = re.compile(r"\$\{\w+:-([^}]*)\}")
-"""A variable that nobody has set."""
+"""A variable of compose that is not set, with its default."""
 
 
 class Service(Server):
-    """One of them."""
+    """One service of docker-compose.yml, as a process."""
 
     def __init__(self, name: str, image: Image, folder: Path, environment: Mapping[str, str] | None = None) -> None:
-        """Nothing starts before `place`: its files may name the others."""
+        """Prepare the service. Call `place` before `start`: its files may name the other services."""
         self._service = SERVICES[name]
         self._folder = folder / name
         self._folder.mkdir(parents=True)
@@ -35,7 +35,7 @@ class Service(Server):
         super().__init__(name, self._command_here(words), variables, self._folder / "log", self._folder)
 
     def place(self, others: Iterable["Service"]) -> None:
-        """Copy what is mounted, with the others' addresses in it, and short intervals."""
+        """Copy the mounted files, with the other services' addresses here and with short intervals."""
         addresses = {other.name: f"127.0.0.1:{other.port}" for other in others}
         for source, target in self._mounts():
             if source.is_file():
@@ -48,7 +48,7 @@ class Service(Server):
                     copied.write_text(_here(file.read_text("utf-8"), addresses), "utf-8")
 
     def _mounts(self) -> Iterable[tuple[Path, Path]]:
-        """Sources that are files of the project, and where they are put here."""
+        """Yield each mounted file or folder of the project, and its place here."""
         for mount in self._service.get("volumes", []):
             source, target, *_ = mount.split(":")
             if source.startswith("./"):
@@ -68,7 +68,7 @@ class Service(Server):
 
 
 def _here(text: str, addresses: Mapping[str, str]) -> str:
-    """A configuration, for this machine and for a test that is short."""
+    """Return a configuration with addresses of this machine, and with intervals short enough for a test."""
     for name, address in addresses.items():
         text = re.sub(rf"(?<![\w-]){name}:\d+", address, text)
     return INTERVAL.sub(r"\1: 500ms", text)

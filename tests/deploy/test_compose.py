@@ -1,4 +1,4 @@
-"""The compose file is one, and so is the image."""
+"""Tests that the compose file is valid, and that the image holds what the router needs and no more."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from .image import Image
 from .stack import SERVICES
 
 FORMATS: Final = {"duration": r"^(\d+(us|ms|s|m|h))+$", "ports": r"^[\d.:/tcpud-]+$", "expose": r"^[\d/-]+$"}
-"""Of compose's own, which no JSON schema describes."""
+"""Formats of compose itself, which no JSON schema describes."""
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def composed() -> dict[str, Any]:
     return found
 
 
-def test_the_compose_file_is_one(composed: dict[str, Any]) -> None:
-    """The specification's schema takes it, and takes it no more with a key that there is not."""
+def test_the_compose_file_fits_the_schema(composed: dict[str, Any]) -> None:
+    """The specification's schema accepts the file, and rejects it once a service has an unknown key."""
     valid = fastjsonschema.compile(json.loads(SCHEMA.read_text("utf-8")), formats=FORMATS)
     valid(composed)
     for name in SERVICES:
@@ -35,8 +35,8 @@ def test_the_compose_file_is_one(composed: dict[str, Any]) -> None:
         del composed["services"][name]["prots"]
 
 
-def test_the_image_has_what_runs_and_no_more(image: Image) -> None:
-    """The command and the events' library are there; neither pip nor anything of the tests."""
+def test_the_image_holds_what_the_router_needs_and_no_more(image: Image) -> None:
+    """The image has the command and the libraries for KV events, but neither pip nor the tools of the tests."""
     python = image.folder / "opt" / "d2lpm" / "bin" / "python"
     look = "from importlib.metadata import distributions; print(*sorted(d.name.lower() for d in distributions()))"
     environment = {**image.environment, "PYTHONPATH": ""}

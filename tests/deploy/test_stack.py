@@ -1,4 +1,4 @@
-"""Every service's command runs, and what is drawn and alerted on has data from a router under load."""
+"""Tests the running stack: each service's command works, and dashboard and alerts have data of a router under load."""
 
 import json
 import re
@@ -20,15 +20,15 @@ from .image import Image
 from .stack import SERVICES
 
 DATA_SECONDS: Final = 60.0
-"""A bound: ten seconds are usual."""
+"""Timeout for data to appear; ten seconds are usual."""
 DASHBOARD: Final = json.loads((ROOT / "deploy/grafana/dashboards/d2lpm.json").read_text("utf-8"))
 RULES: Final = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text("utf-8"))["groups"]
 VARIABLES: Final = {"$__rate_interval": "10s", "$client": ".*"}
-"""As Grafana puts them in."""
+"""Variables of the dashboard, with values such as Grafana inserts."""
 
 
 def queries() -> list[Any]:
-    """Of each panel, and of each rule; an alert's without its threshold."""
+    """Return the query of each panel and of each rule, an alert's without its threshold."""
     found = [
         pytest.param(target["expr"], id=f"{panel['title']}: {target['legendFormat']}")
         for panel in DASHBOARD["panels"]
@@ -41,26 +41,26 @@ def queries() -> list[Any]:
 
 
 def asked(stack: Stack, path: str, **parameters: str) -> Any:
-    """What Prometheus answers."""
+    """Return the data of Prometheus's answer."""
     answer = get(f"{stack.prometheus.url}/api/v1/{path}?{urlencode(parameters)}")
     assert answer.status == 200, answer.body
     return answer.json["data"]
 
 
 def values(stack: Stack, query: str) -> list[str]:
-    """Of all series, but those that are no number."""
+    """Return the value of each series, except those that are NaN."""
     return [
         series["value"][1] for series in asked(stack, "query", query=query)["result"] if series["value"][1] != "NaN"
     ]
 
 
 def test_the_router_has_both_workers(stack: Stack) -> None:
-    """By the names that its file has for them."""
+    """The router reaches both workers by the names in its file."""
     wait_until(lambda: get(stack.router.url + "/ready").json == {"workers": 2}, DATA_SECONDS, "two workers")
 
 
-def test_every_command_of_a_profile_that_runs_here_was_started(stack: Stack) -> None:
-    """All but the engines', which need a GPU, and Grafana, which has no command."""
+def test_every_service_that_can_run_here_was_started(stack: Stack) -> None:
+    """Every service runs here, except the engines, which need a GPU, and Grafana, which has no command."""
     running = {service.name for service in (stack.router, *stack.workers, stack.prometheus)}
     rest = {name for name in SERVICES if name not in running}
     assert {profile for name in rest for profile in SERVICES[name].get("profiles", ["none"])} == {
@@ -72,8 +72,8 @@ def test_every_command_of_a_profile_that_runs_here_was_started(stack: Stack) -> 
     assert "command" not in SERVICES["grafana"]
 
 
-def test_the_health_check_tells_a_router_that_is_well(stack: Stack, image: Image) -> None:
-    """Its command ends with 0 where somebody answers, and else not."""
+def test_the_health_check_succeeds_only_where_a_server_answers(stack: Stack, image: Image) -> None:
+    """The image's health check ends with 0 if a server answers at its port, and fails if none does."""
     check = json.loads(last_instruction("HEALTHCHECK").rest.partition("CMD ")[2])
     for port, well in ((stack.router.port, True), (stack.workers[0].port, True), (9, False)):
         command = [word.replace(":8000/", f":{port}/") for word in check]
@@ -82,7 +82,7 @@ def test_the_health_check_tells_a_router_that_is_well(stack: Stack, image: Image
 
 
 def test_prometheus_scrapes_the_router(stack: Stack) -> None:
-    """Its one target is up, and nothing is wrong with what it reads there."""
+    """Prometheus has one target, which is up and is scraped without an error."""
 
     def targets() -> list[tuple[str, str]]:
         return [(target["health"], target["lastError"]) for target in asked(stack, "targets")["activeTargets"]]
@@ -92,7 +92,7 @@ def test_prometheus_scrapes_the_router(stack: Stack) -> None:
 
 @pytest.mark.parametrize("query", queries())
 def test_every_query_has_data(query: str, loaded: Stack) -> None:
-    """A panel draws something, and a rule has something to compare."""
+    """Each query of a panel or of a rule returns data."""
     for variable, value in VARIABLES.items():
         query = query.replace(variable, value)
     deadline = time.monotonic() + DATA_SECONDS
@@ -101,8 +101,8 @@ def test_every_query_has_data(query: str, loaded: Stack) -> None:
         time.sleep(0.2)
 
 
-def test_every_rule_is_well(loaded: Stack) -> None:
-    """Prometheus evaluates each of them without an error, templates included."""
+def test_every_rule_is_evaluated_without_an_error(loaded: Stack) -> None:
+    """Prometheus evaluates every rule and its templates without an error."""
 
     def health() -> set[str]:
         return {rule["health"] for group in asked(loaded, "rules")["groups"] for rule in group["rules"]}
@@ -111,10 +111,12 @@ def test_every_rule_is_well(loaded: Stack) -> None:
     assert health() == {"ok"}
 
 
-def test_the_metrics_are_named_as_is_usual(loaded: Stack, promtool: str) -> None:
-    """Prometheus finds nothing to say about names, units, help and kinds."""
-    told = get(loaded.router.url + "/metrics").body
-    done = subprocess.run([promtool, "check", "metrics"], input=told, capture_output=True, timeout=60, check=False)
+def test_the_metrics_follow_the_conventions_of_prometheus(loaded: Stack, promtool: str) -> None:
+    """Promtool finds no fault with the metrics' names, units, help texts and types."""
+    exposition = get(loaded.router.url + "/metrics").body
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=exposition, capture_output=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
@@ -123,14 +125,14 @@ def test_the_metrics_are_named_as_is_usual(loaded: Stack, promtool: str) -> None
     [("check", "config", "deploy/prometheus/prometheus.yml"), ("test", "rules", "tests/deploy/alerts.yml")],
     ids=["configuration", "alerts"],
 )
-def test_promtool_is_content(command: tuple[str, ...], promtool: str) -> None:
-    """The files are valid; every alert fires in trouble, not before its time, and never on an ordinary day."""
+def test_promtool_accepts_the_configuration_and_the_alerts(command: tuple[str, ...], promtool: str) -> None:
+    """The files are valid, and every alert fires in trouble, not before its time, and never on an ordinary day."""
     done = subprocess.run([promtool, *command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_is_tried(rules: Path) -> None:
-    """The file of trouble expects each of them."""
+def test_every_alert_has_a_rule_test(rules: Path) -> None:
+    """The file of rule tests, alerts.yml, names every alert among those that it expects."""
     named = {
         rule["alert"]
         for group in yaml.safe_load(rules.read_text("utf-8"))["groups"]
