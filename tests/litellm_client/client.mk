@@ -1,5 +1,5 @@
-# LiteLLM's client at the router. It wants other versions of openai and huggingface_hub than the project's, so it lives
-# in an environment of its own.
+# Tests LiteLLM's client at the router. LiteLLM needs other versions of openai and huggingface_hub than the project, so
+# it has an environment of its own.
 .PHONY: test-litellm
 LITELLM_VENV := .venv-litellm
 

@@ -1,6 +1,6 @@
-"""Calls a server as a program does that uses LiteLLM, and prints what it was told. Run by LiteLLM's own environment.
+"""Calls a server through LiteLLM's client and prints the results as JSON. Runs in LiteLLM's own environment.
 
-Usage: speak.py URL MODEL [FAMILY...], which are the functions below; without one, all
+Usage: speak.py URL MODEL [FAMILY...]. The families are the functions below; the default is all of them.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it fetches a list of prices when it is imported
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise the import fetches a list of prices
 
 import litellm  # type: ignore[import-not-found]
 
@@ -17,7 +17,7 @@ MESSAGES = [{"role": "user", "content": "Tell me of the sea."}]
 
 
 def rooted(base: dict[str, Any], provider: str) -> dict[str, Any]:
-    """The same server, as those kinds of call want it that add the whole path themselves."""
+    """Return the arguments that name the same server to kinds of call that append the whole path themselves."""
     model = base["model"].replace("openai/", f"{provider}/")
     return {"model": model, "api_base": base["api_base"].removesuffix("/v1"), "api_key": base["api_key"]}
 
@@ -76,10 +76,10 @@ FAMILIES = {each.__name__: each for each in (chat, text, embeddings, rerank, res
 def main(url: str, name: str, *families: str) -> None:
     litellm.suppress_debug_info = True
     base = {"model": f"openai/{name}", "api_base": f"{url}/v1", "api_key": "key", "max_retries": 0}
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for family in families or FAMILIES:
-        told |= FAMILIES[family](base)
-    print(json.dumps(told))
+        results |= FAMILIES[family](base)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""LiteLLM's client at a router with emulated workers: every kind of call. `make test-litellm` runs this folder."""
+"""Tests every kind of call of LiteLLM's client at a router with emulated workers.
+
+`make test-litellm` runs this folder.
+"""
 
 import asyncio
 import json
@@ -17,13 +20,13 @@ PYTHON = ROOT / ".venv-litellm" / "bin" / "python"
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
 def engines(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Two emulated workers of each kind."""
+    """Start two emulated workers of one kind, and yield their URLs."""
     with emulated_workers(2, "--dialect", request.param) as urls:
         yield urls
 
 
 async def test_litellm_reads_every_family(engines: list[str]) -> None:
-    """Chats, texts, embeddings, rankings, responses, messages and errors; all of it is charged to its key."""
+    """LiteLLM reads the answer to every kind of call, and an error; its key is charged for all of them."""
     async with running_router(*engines) as router:
         process = await asyncio.create_subprocess_exec(
             *(PYTHON, Path(__file__).with_name("speak.py"), router.url, "m"),
@@ -32,18 +35,18 @@ async def test_litellm_reads_every_family(engines: list[str]) -> None:
         )
         out, err = await process.communicate()
         assert process.returncode == 0, err.decode()[-3000:]
-        told: dict[str, Any] = json.loads(out.splitlines()[-1])
-        text, given, output = told["chat"]
-        assert told["chat stream"] == text
+        results: dict[str, Any] = json.loads(out.splitlines()[-1])
+        text, given, output = results["chat"]
+        assert results["chat stream"] == text
         assert 0 < output <= 8
-        assert told["text"][2] <= 8
-        assert told["embeddings"][0] == 2
-        assert told["rerank"] == [0, 1]
-        assert told["response"][1] <= 16  # LiteLLM asks for no fewer
-        assert told["response events"][0] == "response.created"
-        assert told["response events"][1] in ("response.completed", "response.incomplete")
-        assert told["message"][0] == "text"
-        assert told["unknown model"] == 404
+        assert results["text"][2] <= 8
+        assert results["embeddings"][0] == 2
+        assert results["rerank"] == [0, 1]
+        assert results["response"][1] <= 16  # LiteLLM asks for no fewer
+        assert results["response events"][0] == "response.created"
+        assert results["response events"][1] in ("response.completed", "response.incomplete")
+        assert results["message"][0] == "text"
+        assert results["unknown model"] == 404
         served = await total_service(router)
         assert served[0] > given
         assert served[1] > output
