@@ -1,4 +1,4 @@
-"""The operator's calls: who may make them, and what they change while the router serves."""
+"""The admin API: who may call it, and what its calls change while the router serves."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,7 @@ NOBODY = "http://127.0.0.1:9"
 
 
 async def operate(router: RunningRouter, method: str, path: str, status: int = 200, body: object = None) -> Any:
-    """The JSON answer to an operator's call."""
+    """Make a call to the admin API. Returns its JSON answer."""
     async with router.http.request(method, path, headers=BEARER, json=body) as response:
         answer = await response.json()
         assert response.status == status, answer
@@ -31,7 +31,7 @@ async def listed(router: RunningRouter) -> list[str]:
 
 @asynccontextmanager
 async def answering(engine: ScriptedEngine) -> AsyncIterator[Counter[str]]:
-    """Answer each call after a moment; counts them by what they say."""
+    """Answer each call after a moment, and count the calls by their content."""
     answered: Counter[str] = Counter()
 
     async def answer_all() -> None:
@@ -53,8 +53,8 @@ async def answering(engine: ScriptedEngine) -> AsyncIterator[Counter[str]]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_operators_calls_are_for_the_operator_alone() -> None:
-    """Without a key in the settings there is nothing to call; with one, nobody gets in who has not got it."""
+async def test_admin_calls_need_the_admin_key() -> None:
+    """Without a key in the settings the paths do not exist; with one, a call without that key gets 401."""
     async with running_router(NOBODY) as router, router.http.post("/workers/w/drain") as response:
         assert response.status == 404
         assert (await response.json())["error"]["code"] == "unknown_path"
@@ -66,13 +66,13 @@ async def test_operators_calls_are_for_the_operator_alone() -> None:
 
 
 @pytest.mark.parametrize(("more", "status"), [({}, 404), ({"admin_on_public": True}, 200)])
-async def test_a_public_address_has_no_operators_calls_unless_asked_for(more: dict[str, Any], status: int) -> None:
-    """The key alone does not open them to everybody who can reach the router."""
+async def test_a_public_address_has_no_admin_calls_unless_configured(more: dict[str, Any], status: int) -> None:
+    """The key alone does not open the admin API to everybody who can reach the router."""
     async with running_router(NOBODY, host="0.0.0.0", admin_key=KEY, **more) as router:
         await operate(router, "GET", "/config", status)
 
 
-async def test_every_operators_call_is_described_and_says_who_may_make_it() -> None:
+async def test_openapi_describes_every_admin_call_and_its_security() -> None:
     """The OpenAPI document has each path with its security, and the body that adds a worker."""
     async with running_router(NOBODY, admin_key=KEY) as router:
         document = await router.get_json("/openapi.json")
@@ -97,7 +97,7 @@ async def test_every_operators_call_is_described_and_says_who_may_make_it() -> N
 
 
 async def test_a_worker_is_added_used_and_removed() -> None:
-    """One that is added serves; one that is removed ends what it has, gets nothing more, and is forgotten."""
+    """An added worker serves; a removed one finishes its calls, gets no new ones, and is then forgotten."""
     async with scripted_engine() as one, scripted_engine() as two, running_router(one.url, admin_key=KEY) as router:
         added = await operate(router, "POST", "/workers", 201, {"url": two.url + "/", "id": "two"})
         assert added == {"id": "two", "url": two.url}
@@ -116,8 +116,8 @@ async def test_a_worker_is_added_used_and_removed() -> None:
             assert (await post.response()).status == 503
 
 
-async def test_a_worker_that_is_there_cannot_be_added_nor_one_that_is_none_removed() -> None:
-    """By its URL and by its id; a wrong body is the operator's fault, and no key in it comes back."""
+async def test_adding_a_known_worker_and_removing_an_unknown_one_are_errors() -> None:
+    """Both the URL and the id identify a worker; an invalid body gets 400, and the reply repeats no key of that body."""
     async with running_router(NOBODY, admin_key=KEY) as router:
         for there in ({"url": NOBODY, "id": "x"}, {"url": "http://127.0.0.1:10", "id": "127.0.0.1:9"}):
             error = await operate(router, "POST", "/workers", 409, there)
@@ -132,7 +132,7 @@ async def test_a_worker_that_is_there_cannot_be_added_nor_one_that_is_none_remov
 
 
 async def test_a_removed_worker_stays_away_until_it_is_added_again() -> None:
-    """The settings still name it, and yet it is gone; the operator may change that."""
+    """A worker that the settings name is gone once it is removed, and the operator can add it again."""
     async with scripted_engine() as engine, running_router(engine.url, admin_key=KEY) as router:
         (id_,) = await listed(router)
         await operate(router, "DELETE", f"/workers/{id_}", 202)
@@ -142,8 +142,8 @@ async def test_a_removed_worker_stays_away_until_it_is_added_again() -> None:
         await until(lambda: WorkerId(id_) in router.scheduler.cluster)
 
 
-async def test_a_cache_is_emptied_and_believed_empty() -> None:
-    """The engine is told, and the router forgets what it held; an engine that refuses is told of."""
+async def test_a_flushed_cache_is_empty_at_the_engine_and_in_the_mirror() -> None:
+    """The router flushes the engine and forgets what it cached; an engine that refuses is reported as an error."""
     async with scripted_engine() as engine, running_router(engine.url, admin_key=KEY) as router:
         (id_,) = await listed(router)
         engine.poll_answers["/reset_prefix_cache"] = (200, b'{"success":true}')
@@ -160,7 +160,7 @@ async def test_a_cache_is_emptied_and_believed_empty() -> None:
 
 
 async def test_a_client_is_credited_and_forgotten() -> None:
-    """Its credit is higher by as much; it is forgotten only when it has nothing under way, and then not known."""
+    """A credit raises the client's deficit by as much; a client can be forgotten only when nothing of it is in flight."""
     async with scripted_engine() as engine, running_router(engine.url, admin_key=KEY) as router:
         async with router.post(chat(user="a", stream=True)) as post:
             call = await engine.call()
@@ -180,19 +180,19 @@ async def test_a_client_is_credited_and_forgotten() -> None:
         await operate(router, "POST", "/clients/user-a/credit", 404, {"cost": 1})
 
 
-async def test_the_settings_are_told_without_secrets() -> None:
-    """Each key with its value, and of keys and hash secret no letter."""
+async def test_the_settings_are_shown_without_secrets() -> None:
+    """The answer has each setting with its value, but no key and no hash secret."""
     async with running_router(
         admin_key=KEY, hash_secret="h" * 16, worker=[{"url": NOBODY, "api_key": "sk-one"}], worker_api_key="sk-all"
     ) as router:
-        told = await operate(router, "GET", "/config")
-        assert (told["policy"], told["max_queued"], told["dlpm"]["quantum"]) == ("dlpm_home", 5000, 20000)
-        assert told["worker"][0]["url"] == NOBODY
-        assert not any(secret in str(told) for secret in (KEY, "h" * 16, "sk-one", "sk-all"))
+        shown = await operate(router, "GET", "/config")
+        assert (shown["policy"], shown["max_queued"], shown["dlpm"]["quantum"]) == ("dlpm_home", 5000, 20000)
+        assert shown["worker"][0]["url"] == NOBODY
+        assert not any(secret in str(shown) for secret in (KEY, "h" * 16, "sk-one", "sk-all"))
 
 
 async def test_no_request_is_lost_while_workers_come_and_go() -> None:
-    """Under a load that never stops, workers are added, drained, put back and removed; each request has one answer."""
+    """While workers are added, drained, resumed and removed under a constant load, each request gets one answer."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,

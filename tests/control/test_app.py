@@ -1,4 +1,4 @@
-"""The control plane: what operators and their tools read."""
+"""What the router's control plane reports to operators and their tools, and how they drain and resume a worker."""
 
 import json
 
@@ -9,8 +9,8 @@ from tests.support.scripted_engine import scripted_engine
 NUMBER = (int, float)
 
 
-async def test_models_are_the_union_of_what_living_workers_serve() -> None:
-    """Each name once, in OpenAI's shape; a worker that is away adds nothing."""
+async def test_models_are_the_union_of_the_models_of_healthy_workers() -> None:
+    """The list has each name once and in OpenAI's shape, and a worker that cannot be reached adds nothing."""
     async with (
         scripted_engine("m", "b") as one,
         scripted_engine("m", "a") as two,
@@ -23,8 +23,8 @@ async def test_models_are_the_union_of_what_living_workers_serve() -> None:
         assert [await router.get_json(f"/v1/models/{card['id']}") for card in listed["data"]] == listed["data"]
 
 
-async def test_health_is_the_routers_own_and_ready_its_workers() -> None:
-    """Without a worker it is healthy and not ready."""
+async def test_health_describes_the_router_and_ready_its_workers() -> None:
+    """A router without a reachable worker is healthy and not ready."""
     async with running_router("http://127.0.0.1:9") as router:
         async with router.http.get("/health") as response:
             assert response.status == 200
@@ -35,15 +35,15 @@ async def test_health_is_the_routers_own_and_ready_its_workers() -> None:
         assert await router.get_json("/ready") == {"workers": 1}
 
 
-async def test_workers_are_told_with_their_models_and_without_their_keys() -> None:
-    """Every one that is configured, alive or not."""
+async def test_workers_are_listed_with_their_models_and_without_their_keys() -> None:
+    """The list has every configured worker, reachable or not."""
     async with scripted_engine("m") as engine:
         workers = [{"url": engine.url, "id": "here", "api_key": "sk-x"}, {"url": "http://127.0.0.1:9", "id": "away"}]
         async with running_router(worker=workers) as router:
-            told = await router.get_json("/workers")
-            cache = told["workers"][0].pop("cache")
-            assert [card.pop("breaker") for card in told["workers"]] == ["closed", None]
-            assert told == {
+            reported = await router.get_json("/workers")
+            cache = reported["workers"][0].pop("cache")
+            assert [card.pop("breaker") for card in reported["workers"]] == ["closed", None]
+            assert reported == {
                 "workers": [
                     {
                         **{"id": "here", "url": engine.url, "healthy": True, "drained": False, "models": ["m"]},
@@ -63,7 +63,7 @@ async def test_workers_are_told_with_their_models_and_without_their_keys() -> No
 
 
 async def test_fairness_has_its_documented_shape() -> None:
-    """Every member, by name and type, with a client that is served, one that waits, and a worker that is away."""
+    """Every member has its name and type, with one client that is served, one that waits, and an unreachable worker."""
     async with scripted_engine() as engine:
         workers = [{"url": engine.url, "id": "w"}, {"url": "http://127.0.0.1:9", "id": "away"}]
         async with running_router(policy="d2lpm", worker=workers, max_inflight=1) as router:
@@ -112,8 +112,8 @@ async def test_fairness_has_its_documented_shape() -> None:
             assert all(isinstance(entry["wait_p95_s"], NUMBER) for entry in rest["clients"].values())
 
 
-async def test_a_worker_is_taken_out_and_put_back() -> None:
-    """What runs there ends, what waits for it goes elsewhere; once it is back it is used again."""
+async def test_a_worker_is_drained_and_resumed() -> None:
+    """Its running calls finish and calls that wait for it go elsewhere; once resumed, the worker is used again."""
     key = {"authorization": "Bearer " + "k" * 16}
     async with scripted_engine() as one, scripted_engine() as two:
         workers = [{"url": one.url, "id": "one"}, {"url": two.url, "id": "two"}]
