@@ -1,4 +1,4 @@
-"""The journal: it is read as it was written, and its failures do not affect the router."""
+"""The journal: it is read back as it was written, and its failures do not affect the router."""
 
 import io
 import os
@@ -31,7 +31,7 @@ from router.persistence.journal import (
 )
 from tests.support.running import until
 
-# Of all mappings the core uses dicts alone, and no other can be read back as what it was.
+# The core uses no mappings but dicts, and no other type could be restored.
 st.register_type_strategy(Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind))))
 
 SECRET = b"0123456789abcdef"
@@ -55,8 +55,8 @@ def lines_of(path: Path) -> list[JournalHeader | JournalEntry | TornLine]:
     st.lists(st.one_of(*map(st.from_type, get_args(Command)))),
 )
 def test_every_event_and_command_is_read_as_it_was_written(at: float, event: Event, commands: list[Command]) -> None:
-    """Any kind, with any text, bytes and numbers, takes one line."""
-    assume("nan" not in repr((event, commands)))  # it does not equal itself
+    """An event and its commands of any kind, with any text, bytes and numbers, take one line."""
+    assume("nan" not in repr((event, commands)))  # NaN does not equal itself
     line = encode(at, event, commands)
     assert b"\n" not in line
     assert decode(line) == (at, event, commands)
@@ -64,14 +64,14 @@ def test_every_event_and_command_is_read_as_it_was_written(at: float, event: Eve
 
 @given(st.floats())
 def test_floats_are_exact(value: float) -> None:
-    """To the last bit and the sign of zero: commands at other times would be others."""
+    """A float keeps its last bit and the sign of zero, because a replay at other times would give other commands."""
     entry = decode(encode(value, Ticked(), [WakeAt(value)]))
     assert repr(entry) == repr(JournalEntry(value, Ticked(), [WakeAt(value)]))
 
 
 @given(st.dictionaries(st.from_type(RequestId), st.integers()))
 def test_the_order_of_a_mapping_is_kept(tokens: dict[RequestId, int]) -> None:
-    """The scheduler charges in that order."""
+    """A mapping keeps its order, because the scheduler charges in that order."""
     event = decode(encode(0.0, Progressed(tokens), [])).event
     assert isinstance(event, Progressed)
     assert list(event.output_tokens) == list(tokens)
@@ -79,7 +79,7 @@ def test_the_order_of_a_mapping_is_kept(tokens: dict[RequestId, int]) -> None:
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"[]", b"[0.5,[],[]]", b'[0.5,["Started"],[]]', b'[0.5,["No",{}],[]]'])
 def test_an_invalid_line_is_rejected(line: bytes) -> None:
-    """Nor any beginning of a line, which a crash may leave."""
+    """A line with invalid content is rejected, and so is the beginning of a line that a crash may leave."""
     with pytest.raises(ValueError, match="whole line"):
         decode(line)
     whole = encode(0.5, Started(RequestId("r")), [WakeAt(1.0)])
@@ -89,7 +89,7 @@ def test_an_invalid_line_is_rejected(line: bytes) -> None:
 
 
 def test_a_value_that_could_not_be_restored_is_not_written() -> None:
-    """A value of another type than its field's is an error, not a line that says something else."""
+    """A value of another type than its field's is an error, so that no line holds something else."""
     with pytest.raises(ValueError, match="serializ"):
         encode(0.0, WorkerLeft(WorkerId("w\ud800")), [])
 
@@ -98,7 +98,7 @@ def test_a_value_that_could_not_be_restored_is_not_written() -> None:
 
 
 async def test_a_run_is_a_header_and_what_happened_in_order(tmp_path: Path) -> None:
-    """The header says what the run was built from; the file is for its owner alone."""
+    """The header says what the run was built from, the entries follow in order, and only the owner can read the file."""
     path = tmp_path / "journal"
     key = PromptKey(os.urandom(16), 300)
     arrived = Arrived(Request(RequestId("r"), ClientId("ann"), "m", (key,)))
@@ -114,7 +114,7 @@ async def test_a_run_is_a_header_and_what_happened_in_order(tmp_path: Path) -> N
 
 
 async def test_lines_reach_the_file_while_the_run_goes_on(tmp_path: Path) -> None:
-    """So that a crash takes only the last of them."""
+    """Lines are written during the run, so that a crash loses only the last of them."""
     path = tmp_path / "journal"
     async with opened(path) as journal:
         for at in (1.0, 2.0):
@@ -124,7 +124,7 @@ async def test_lines_reach_the_file_while_the_run_goes_on(tmp_path: Path) -> Non
 
 
 async def test_another_run_is_appended(tmp_path: Path) -> None:
-    """Nothing of the one before is lost, not even the line that its crash cut short."""
+    """A second run loses nothing of the first, not even the line that a crash cut short."""
     path = tmp_path / "journal"
     async with opened(path) as journal:
         journal.observe(1.0, Ticked(), [])
@@ -140,7 +140,7 @@ async def test_another_run_is_appended(tmp_path: Path) -> None:
 
 
 async def test_a_file_has_one_writer(tmp_path: Path) -> None:
-    """Two runs that wrote at once could not be told apart."""
+    """A second writer is rejected, because two runs that write at once could not be separated."""
     path = tmp_path / "journal"
     async with opened(path):
         with pytest.raises(ConfigError, match="another process"):
@@ -148,7 +148,7 @@ async def test_a_file_has_one_writer(tmp_path: Path) -> None:
 
 
 def test_no_other_file_is_touched(tmp_path: Path) -> None:
-    """A slip in a setting spoils neither a file nor what only looks like one."""
+    """A wrong path in the settings damages neither another file nor one that only looks like a journal."""
     text = tmp_path / "router.yaml"
     text.write_text("policy: d2lpm")
     text.chmod(0o644)
@@ -163,7 +163,7 @@ def test_no_other_file_is_touched(tmp_path: Path) -> None:
     assert stat.S_IMODE(text.stat().st_mode) == 0o644
 
 
-# What is no journal
+# Files that are not journals
 
 
 def header_line(tmp_path: Path) -> bytes:
@@ -176,7 +176,7 @@ def header_line(tmp_path: Path) -> bytes:
 
 
 def test_a_file_that_is_not_a_journal_is_rejected(tmp_path: Path) -> None:
-    """A file of another kind, or of another format."""
+    """A file of another kind or of another format version is rejected."""
     with pytest.raises(ConfigError, match="not a journal"):
         list(read([b"policy: d2lpm\n"]))
     other = header_line(tmp_path).replace(MAGIC + b"%d" % FORMAT, MAGIC + b"%d" % (FORMAT + 1))
@@ -187,18 +187,18 @@ def test_a_file_that_is_not_a_journal_is_rejected(tmp_path: Path) -> None:
 
 
 def test_only_the_last_line_of_a_run_may_be_torn(tmp_path: Path) -> None:
-    """What follows a gap could not be replayed."""
+    """A torn line before others is an error, because what follows a gap cannot be replayed."""
     line = encode(1.0, Ticked(), [])
     assert list(read([header_line(tmp_path), line, line[:-2]]))[-1] == TornLine(3)
     with pytest.raises(ConfigError, match="line 2 is broken"):
         list(read([header_line(tmp_path), line[:-2], line]))
 
 
-# What goes wrong
+# Failures
 
 
 class Gate(io.RawIOBase):
-    """A disk that takes a few bytes at a time, once it is let to."""
+    """A disk that accepts a few bytes at a time, once it is opened."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -212,7 +212,7 @@ class Gate(io.RawIOBase):
 
 
 async def test_a_full_disk_ends_the_journal_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """The log has one line, and the router goes on."""
+    """A full disk is logged in one line, and the router goes on."""
     async with Journal(io.FileIO("/dev/full", "w")) as journal:
         journal.observe(1.0, Ticked(), [])
         await until(lambda: bool(caplog.messages))
@@ -222,7 +222,7 @@ async def test_a_full_disk_ends_the_journal_alone(caplog: pytest.LogCaptureFixtu
 
 
 async def test_a_disk_that_takes_little_at_a_time_gets_all() -> None:
-    """A write that was cut short is continued."""
+    """A write that stored only a part is continued."""
     disk = Gate()
     disk.open.set()
     async with Journal(disk) as journal:
@@ -232,7 +232,7 @@ async def test_a_disk_that_takes_little_at_a_time_gets_all() -> None:
 
 
 async def test_a_slow_disk_does_not_fill_the_memory(caplog: pytest.LogCaptureFixture) -> None:
-    """Above its limit the journal ends; what was written before is complete."""
+    """Above its memory limit the journal ends, and what was written before is complete."""
     disk = Gate()
     event = Finished(RequestId("r"), None, (PromptKey(bytes(600), 1),))
     async with Journal(disk, max_pending_bytes=1000) as journal:
@@ -245,7 +245,7 @@ async def test_a_slow_disk_does_not_fill_the_memory(caplog: pytest.LogCaptureFix
 
 
 async def test_an_event_that_cannot_be_written_ends_the_journal_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """A gap would make the rest worthless; what came before it is kept."""
+    """The journal keeps what came before and ends there, because a gap would make the rest worthless."""
     disk = Gate()
     disk.open.set()
     async with Journal(disk) as journal:

@@ -1,4 +1,4 @@
-"""A router that is killed with -9, and the one that is started after it."""
+"""A router that is killed with SIGKILL, and the one that is started after it."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def clients(url: str) -> Any:
 
 
 def test_what_was_saved_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
-    """Service, debts and prefixes, as of the last save; the file that it left is whole."""
+    """Service, deficits and prefixes are those of the last save, and the file that the killed router left is complete."""
     state = tmp_path / "state"
     prompt = "A long document that is asked about again. " * 40
     flags = ("--state", str(state), "--state-interval", "0.05", "--dlpm-home.quantum", "100")
@@ -27,7 +27,7 @@ def test_what_was_saved_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
                 call = chat(f"{user} {prompt}", user=user, max_tokens=20)
                 httpx.post(f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE).raise_for_status()
             before = clients(router.url)
-            for _ in range(2):  # the first one may have begun before
+            for _ in range(2):  # the first save may have begun before
                 saved = (state / FILE_NAME).stat().st_mtime_ns
                 while (state / FILE_NAME).stat().st_mtime_ns == saved:
                     httpx.get(f"{router.url}/health", timeout=PATIENCE)

@@ -55,7 +55,9 @@ async def write(directory: Path, pieces: list[Piece], policy: str = "dlpm_home",
 
 
 async def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """Every piece, with the policy and the secret; nobody else may read the file, and nothing is left beside it."""
+    """Every piece is read back with the policy and the secret, only the owner can read the file, and no other file is
+    left.
+    """
     path = await write(tmp_path, PIECES)
     state = decode(path.read_bytes())
     assert state.pieces == PIECES
@@ -65,7 +67,7 @@ async def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 async def test_a_state_replaces_the_one_before_as_a_whole(tmp_path: Path) -> None:
-    """It is saved again and again, and whoever reads meanwhile finds a whole one."""
+    """The state is saved again and again, and a concurrent reader always finds a complete one."""
     path = tmp_path / FILE_NAME
     saved = 0
 
@@ -83,7 +85,7 @@ async def test_a_state_replaces_the_one_before_as_a_whole(tmp_path: Path) -> Non
 
 
 async def test_a_state_is_loaded_while_it_is_fresh(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """After that it stays where it is, with one line in the log."""
+    """An older state is left in its place, with one line in the log."""
     saved = decode((await write(tmp_path, PIECES)).read_bytes()).header.saved
     assert load(tmp_path, 10.0, saved + 10.0) is not None
     assert not caplog.messages
@@ -106,7 +108,7 @@ async def test_a_state_is_loaded_while_it_is_fresh(tmp_path: Path, caplog: pytes
 async def test_what_is_damaged_or_foreign_is_set_aside(
     damage: "object", tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With one line in the log; the router begins without it, and the file can be looked at."""
+    """The log has one line, the router begins without the state, and the file is kept for inspection."""
     path = await write(tmp_path, PIECES)
     assert callable(damage)
     broken = damage(path.read_bytes())
@@ -118,7 +120,7 @@ async def test_what_is_damaged_or_foreign_is_set_aside(
 
 
 async def test_a_state_that_contradicts_itself_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its checksum is right, and still nothing of it is taken."""
+    """Nothing is taken from a state whose checksum is right and whose pieces contradict each other."""
     await write(tmp_path, [*PIECES, Prefixes((SavedNode(7, b"12345678"),), ())])
     begun = initial_state(Settings(state=tmp_path), 0.0)
     assert begun.restored == []
@@ -129,7 +131,7 @@ async def test_a_state_that_contradicts_itself_is_set_aside(tmp_path: Path, capl
 
 @given(st.binary(max_size=300), st.integers(0, 2000), st.booleans())
 def test_no_bytes_crash_the_loader(noise: bytes, place: int, cut: bool) -> None:
-    """It says ValueError, or the bytes are a state."""
+    """Any bytes either are a state or raise ValueError."""
     content = b"".join(CONTENT)
     place %= len(content)
     for tried in (noise, content[:place] + noise + (b"" if cut else content[place:])):
@@ -138,7 +140,7 @@ def test_no_bytes_crash_the_loader(noise: bytes, place: int, cut: bool) -> None:
                 decode(tried)
 
 
-async def test_under_another_policy_or_secret_the_rest_is_of_use(tmp_path: Path) -> None:
+async def test_under_another_policy_or_secret_the_rest_is_loaded(tmp_path: Path) -> None:
     """Deficits depend on the policy and hashes on the secret; service depends on neither."""
     await write(tmp_path, PIECES)
     begun = initial_state(Settings(state=tmp_path, policy="d2lpm", hash_secret=SecretStr("t" * 16)), 0.0)
@@ -157,7 +159,7 @@ def test_a_directory_that_cannot_be_created_is_a_configuration_error(tmp_path: P
 
 
 async def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And the router goes on."""
+    """A failing disk is logged in one line, and the router goes on."""
     with caplog.at_level(logging.ERROR):
         async with StateFile(tmp_path / "nowhere", lambda: iter(PIECES), lambda: new_header("p", b"s"), 0.001) as file:
             for _ in range(3):
@@ -165,8 +167,8 @@ async def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogC
     assert len(caplog.messages) == 1
 
 
-async def test_debts_service_and_prefixes_survive_a_restart(tmp_path: Path) -> None:
-    """The next router tells the same of its clients, finds what the last one sent, and its journal replays."""
+async def test_deficits_service_and_prefixes_survive_a_restart(tmp_path: Path) -> None:
+    """The next router reports the same of its clients, finds the prefixes of the last one, and its journal replays."""
     prompt = "A long document that is asked about again. " * 40
     journal = tmp_path / "journal"
     async with scripted_engine() as engine:
@@ -199,12 +201,12 @@ CONTENT: list[bytes] = []
 
 @pytest.fixture(autouse=True, scope="module")
 def content(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A state to damage."""
+    """Save a state, whose content the tests damage."""
     CONTENT.append(asyncio.run(write(tmp_path_factory.mktemp("state"), PIECES)).read_bytes())
 
 
 def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
-    """Whoever may write into the directory cannot have the router overwrite what it may write elsewhere."""
+    """A user who can write into the directory cannot make the router overwrite a file elsewhere."""
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious")
     state = tmp_path / "state"
@@ -216,7 +218,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
 
 
 async def test_a_metric_shows_that_the_state_cannot_be_written(tmp_path: Path) -> None:
-    """As long as it is so; no journal is spoken of where none is kept."""
+    """The metric shows it for as long as writing fails, and no journal metric exists where no journal is kept."""
     directory = tmp_path / "kept"
     async with scripted_engine() as engine, running_router(engine.url, state=directory, state_interval=0.01) as router:
 
