@@ -20,19 +20,19 @@ PINNED: Final = re.compile(r"[a-z0-9/-]+:v?\d+\.\d+\.\d+(-[a-z-]+)?")
 
 
 def profiles(service: str) -> list[str]:
-    """Those with which it starts; none for always."""
+    """Return the profiles with which the service starts; it always starts if there are none."""
     listed: list[str] = SERVICES[service].get("profiles", [])
     return listed
 
 
 def known_as(service: str) -> list[str]:
-    """The names by which others reach it."""
+    """Return the names by which other services reach this one."""
     networks = SERVICES[service].get("networks", {})
     return [service, *networks.get("default", {}).get("aliases", [])]
 
 
 def test_the_router_finds_two_workers_whatever_the_profile() -> None:
-    """Each worker of its file is one service of each profile, that listens at that port on every address."""
+    """For each profile, each worker of deploy/router.yaml is one service that listens at its port on every address."""
     workers = [worker.id.split(":") for worker in load({"--config": str(ROOT / "deploy/router.yaml")}, {}).worker]
     for profile in ("emulated", "vllm", "sglang"):
         for name, port in workers:
@@ -42,8 +42,8 @@ def test_the_router_finds_two_workers_whatever_the_profile() -> None:
         assert sum(profile in profiles(service) for service in SERVICES) == len(workers)
 
 
-def test_prometheus_and_grafana_find_whom_they_ask() -> None:
-    """Each address is a service's name and the port that it listens at inside."""
+def test_prometheus_and_grafana_find_their_targets() -> None:
+    """Each target address is a service's name and the port at which its container listens."""
     scraped = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8"))["scrape_configs"]
     sources = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text("utf-8"))
     addresses = [target for job in scraped for group in job["static_configs"] for target in group["targets"]]
@@ -56,22 +56,22 @@ def test_prometheus_and_grafana_find_whom_they_ask() -> None:
     ]
 
 
-def test_the_emulated_worker_takes_its_flags() -> None:
-    """They are those of `python -m workers`."""
+def test_the_emulated_worker_accepts_its_flags() -> None:
+    """`python -m workers` accepts the flags of the compose file."""
     assert SERVICES["worker-1"]["entrypoint"] == ["python", "-m", "workers"]
     assert parse_settings(SERVICES["worker-1"]["command"]).dialect == "vllm"
 
 
-def test_without_a_profile_there_is_all_that_the_readme_promises() -> None:
-    """Router, Prometheus and Grafana always; and the emulated workers, by the file that compose reads for itself."""
+def test_the_default_profile_starts_what_the_readme_promises() -> None:
+    """Router, Prometheus and Grafana start always, the emulated workers by the profile in compose's own .env file."""
     assert [service for service in SERVICES if not profiles(service)] == ["router", "prometheus", "grafana"]
     assert "COMPOSE_PROFILES=emulated" in (ROOT / ".env").read_text("utf-8").splitlines()
     named = {profile for service in SERVICES for profile in profiles(service)}
     assert named == {"emulated", "vllm", "sglang"}
 
 
-def test_every_image_has_its_version() -> None:
-    """What is tried today is what starts tomorrow; the one that is built here has the project's version."""
+def test_every_image_has_a_pinned_version() -> None:
+    """All images are pinned, so that the same ones start tomorrow; the one built here has the project's version."""
     images = {service["image"] for service in SERVICES.values()}
     bases = {one.arguments[0] for one in instructions() if one.name == "FROM"}
     assert [image for image in images | bases if not PINNED.fullmatch(image)] == []
@@ -82,7 +82,9 @@ def test_every_image_has_its_version() -> None:
 
 @pytest.mark.parametrize("name", [name for name in SERVICES if "gpu" not in str(SERVICES[name].get("deploy"))])
 def test_services_are_confined(name: str) -> None:
-    """A root file system that is only read, no capabilities, no way to more, and nothing open beyond this machine."""
+    """The root file system is read-only, there are no capabilities and no new privileges, and ports are open on
+    localhost alone.
+    """
     service = SERVICES[name]
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert service["security_opt"] == ["no-new-privileges:true"]
@@ -90,8 +92,8 @@ def test_services_are_confined(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_what_is_mounted_is_there(name: str) -> None:
-    """Each source is a file or folder of this project, read only, or a volume that the file declares."""
+def test_every_mounted_path_exists(name: str) -> None:
+    """Each source is a file or folder of this project, mounted read-only, or a volume that the file declares."""
     for mount in SERVICES[name].get("volumes", []):
         source, _, rest = mount.partition(":")
         if source.startswith("./"):
@@ -102,7 +104,7 @@ def test_what_is_mounted_is_there(name: str) -> None:
 
 
 def test_commands_name_files_that_are_mounted() -> None:
-    """Each absolute path in a command lies in a mount, and what is there read only exists."""
+    """Each absolute path in a command is in a mount, and exists if that mount is a folder of the project."""
     for service in SERVICES.values():
         mounts = dict(reversed(mount.removesuffix(":ro").split(":")) for mount in service.get("volumes", []))
         for argument in [*service.get("entrypoint", []), *service.get("command", [])]:
@@ -112,8 +114,8 @@ def test_commands_name_files_that_are_mounted() -> None:
                 assert not source.startswith("./") or (ROOT / source / path[len(target) :].lstrip("/")).exists()
 
 
-def test_the_image_is_built_in_stages_and_runs_as_nobody() -> None:
-    """What builds stays behind, the user is a number other than root's, and it is asked whether it is well."""
+def test_the_image_is_built_in_stages_and_does_not_run_as_root() -> None:
+    """Build tools stay in the first stage, the user is a number other than root's, and there is a health check."""
     assert last_instruction("FROM").stage == 2
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", last_instruction("USER").rest)
     assert f"http://127.0.0.1:{last_instruction('EXPOSE').rest}/health" in last_instruction("HEALTHCHECK").rest
@@ -121,7 +123,7 @@ def test_the_image_is_built_in_stages_and_runs_as_nobody() -> None:
 
 
 def test_what_the_image_copies_is_not_ignored() -> None:
-    """Each source is there, and .dockerignore, which leaves out all else, lets it through."""
+    """Each copied source exists, and .dockerignore, which excludes everything else, admits it."""
     let_through = (ROOT / ".dockerignore").read_text("utf-8").split()
     assert let_through[0] == "*"
     sources = [word for one in instructions() if one.name == "COPY" and one.stage == 1 for word in one.arguments[:-1]]
@@ -132,7 +134,7 @@ def test_what_the_image_copies_is_not_ignored() -> None:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """A folder with a `vllm` and a `python3` that print their arguments, one a line."""
+    """Return a folder with a `vllm` and a `python3` that print their arguments, one a line."""
     for name in ("vllm", "python3"):
         (tmp_path / name).write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
         (tmp_path / name).chmod(0o755)
@@ -162,10 +164,12 @@ def launched(engine: Path, script: str, *arguments: str) -> subprocess.Completed
         ),
     ],
 )
-def test_real_workers_start_with_what_the_router_reads(
+def test_launch_scripts_enable_what_the_router_reads(
     script: str, command: list[str], flags: set[str], enabling: dict[str, bool], engine: Path
 ) -> None:
-    """Usage, metrics, order and events; and the operator's own flags come last, so that they count."""
+    """The script enables usage, metrics, FCFS and KV events, and puts the operator's flags last, so that these take
+    precedence.
+    """
     done = launched(engine, script, "a model", "--port", "8000")
     assert (done.returncode, done.stderr) == (0, "")
     arguments = done.stdout.splitlines()
@@ -184,8 +188,8 @@ def test_real_workers_start_with_what_the_router_reads(
 
 
 @pytest.mark.parametrize("script", ["vllm.sh", "sglang.sh"])
-def test_a_launch_without_a_model_says_what_it_wants(script: str, engine: Path) -> None:
-    """One line, and nothing is started."""
+def test_a_launch_without_a_model_is_an_error(script: str, engine: Path) -> None:
+    """The error is one line that names the missing model, and nothing is started."""
     done = launched(engine, script)
     assert done.returncode != 0
     assert (done.stdout, "MODEL" in done.stderr, done.stderr.count("\n")) == ("", True, 1)

@@ -1,4 +1,4 @@
-"""The manifest names what is there: its workers, its ports, the flags of the launch script."""
+"""The Kubernetes manifest agrees with the workers, ports and launch-script flags that it names."""
 
 import subprocess
 from pathlib import Path
@@ -14,19 +14,21 @@ MANIFEST: Final = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/d2lpm.yaml"
 
 
 def named(kind: str, name: str) -> dict[str, Any]:
-    """One object."""
+    """Return the manifest's object of this kind and name."""
     (found,) = [one for one in MANIFEST if (one["kind"], one["metadata"]["name"]) == (kind, name)]
     return dict(found)
 
 
 def container(kind: str, name: str) -> dict[str, Any]:
-    """The only one of its pods."""
+    """Return the only container of its pods."""
     (found,) = named(kind, name)["spec"]["template"]["spec"]["containers"]
     return dict(found)
 
 
 def test_the_router_knows_every_worker(tmp_path: Path) -> None:
-    """Its settings are valid, and list each pod of the set by the name that the headless service gives it."""
+    """The router's settings are valid, and list each pod of the StatefulSet by the name that the headless service gives
+    it.
+    """
     config = tmp_path / "router.yaml"
     config.write_text(named("ConfigMap", "d2lpm")["data"]["router.yaml"])
     settings = load({"--config": str(config)}, {})
@@ -41,8 +43,10 @@ def test_the_router_knows_every_worker(tmp_path: Path) -> None:
     assert grace > settings.drain_timeout
 
 
-def test_the_router_is_confined_and_one() -> None:
-    """No root, nothing written but its state, a place for that, and never two at a time, who would share nothing."""
+def test_the_router_is_confined_and_has_one_replica() -> None:
+    """The router is not root, writes only its state, for which a volume is mounted, and never runs twice: two share no
+    state.
+    """
     deployment, router = named("Deployment", "d2lpm")["spec"], container("Deployment", "d2lpm")
     assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
     pod = deployment["template"]["spec"]
@@ -57,14 +61,14 @@ def test_the_router_is_confined_and_one() -> None:
 
 
 def test_the_images_are_those_of_the_compose_file() -> None:
-    """One version of each for both."""
+    """Manifest and compose file use the same version of each image."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))["services"]
     assert container("Deployment", "d2lpm")["image"] == services["router"]["image"]
     assert container("StatefulSet", "vllm")["image"] == services["vllm-1"]["image"]
 
 
 def test_a_worker_has_the_flags_of_the_launch_script(tmp_path: Path) -> None:
-    """What the script would start is what the manifest starts."""
+    """The manifest starts vLLM with the arguments that the launch script would use."""
     worker = container("StatefulSet", "vllm")
     (tmp_path / "vllm").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     (tmp_path / "vllm").chmod(0o755)
@@ -77,7 +81,7 @@ def test_a_worker_has_the_flags_of_the_launch_script(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [("Deployment", "d2lpm"), ("StatefulSet", "vllm")])
 def test_labels_and_ports_match(kind: str, name: str) -> None:
-    """A service finds its pods, and each of its ports is one that they open."""
+    """A service selects its pods, and each of its ports is one that they open."""
     spec = named(kind, name)["spec"]
     labels = spec["template"]["metadata"]["labels"]
     service = named("Service", name)["spec"]
