@@ -33,7 +33,7 @@ BAD_INPUTS: Final[Mapping[str, tuple[BadInput, ...]]] = {
     "Paths and methods": PATHS,
     "Keys and names": NAMES,
 }
-"""The bad inputs by the part of a call that is bad."""
+"""The bad inputs, grouped by the part of a call that is wrong."""
 
 Replies = Mapping[BadInput, Reply]
 
@@ -110,7 +110,7 @@ def all_bad_inputs() -> list[BadInput]:
 
 
 def table(replies: Replies) -> str:
-    """The text between the two marks in docs/operations.md."""
+    """Return the text between the two marks in docs/operations.md."""
     pieces = []
     for family, inputs in BAD_INPUTS.items():
         pieces.append(f"\n| {family} | status | `code` | `param` | `message` |\n| --- | --- | --- | --- | --- |\n")
@@ -135,7 +135,7 @@ def _cell(message: str) -> str:
 
 
 def table_in_document(document: str) -> str:
-    """The table in the document."""
+    """Return the table that the document contains."""
     return document.partition(BEGIN)[2].partition(END)[0]
 
 

@@ -9,7 +9,7 @@ ADMIN_KEY: Final = "k" * 16
 HELLO: Final[list[Any]] = [{"role": "user", "content": "Hello"}]
 GOOD: Final = json.dumps({"model": "m", "messages": HELLO}).encode()
 PEER: Final = "address-127.0.0.1"
-"""The client that a call without a key or user counts towards."""
+"""The client to which a call without a key or user is charged."""
 
 
 class Reply(NamedTuple):

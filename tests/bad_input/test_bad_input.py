@@ -57,7 +57,7 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_read(served: Served
 
 
 async def test_a_body_over_the_limit_in_chunks_is_refused(served: Served) -> None:
-    """Without a declared length the limit applies while the client is still sending."""
+    """A body without a declared length is refused while the client is still sending."""
     size = LIMIT // 4
     answer = await raw(
         served[1], HEAD + b"transfer-encoding: chunked\r\n\r\n" + (b"%x\r\n%b\r\n" % (size, b"x" * size)) * 9
@@ -88,7 +88,7 @@ async def test_a_body_that_only_the_engine_can_judge_is_forwarded(served: Served
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_a_full_queue_rejects_calls(stream: bool) -> None:
-    """The reply is 429 with the reason and retry-after. Calls that wait keep their place."""
+    """The reply is 429 with the reason and retry-after, and calls that wait keep their place."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, max_queued=1) as router,

@@ -19,7 +19,9 @@ from tests.support.scripted_engine import DONE, chunk, usage_chunk
 
 
 async def test_each_bad_input_gets_its_error_and_affects_no_other_call() -> None:
-    """Status, code, member and message are as expected, also in the document. An ordinary call follows each input."""
+    """Each reply has the expected status, code, member and message, as in the document, and an ordinary call after it
+    succeeds.
+    """
     replies = await send_each()
     assert {bad.name: reply for bad, reply in replies.items()} == {bad.name: bad.expected for bad in all_bad_inputs()}
     assert table_in_document(DOCUMENT.read_text("utf-8")) == table(replies), (
@@ -44,7 +46,7 @@ async def test_all_bad_inputs_at_once_affect_no_other_call() -> None:
 
 
 def test_bad_inputs_are_many_and_distinct() -> None:
-    """No two have the same name or the same bytes."""
+    """No two bad inputs have the same name or the same bytes."""
     assert len(all_bad_inputs()) > 150
     for counts in (Counter(bad.name for bad in all_bad_inputs()), Counter(bad.data for bad in all_bad_inputs())):
         assert max(counts.values()) == 1
