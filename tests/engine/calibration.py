@@ -1,12 +1,13 @@
-"""How right the router's belief of real caches is: `python -m tests.engine.calibration`.
+"""Measures how well the router predicts real caches: `python -m tests.engine.calibration`.
 
-Two vLLM servers, then two SGLang servers, each with a cache of 19,168 tokens, and clients whose prefixes are three
-times both of them: conversations, shared documents and trees of thoughts. Each request's prediction, made at its
-dispatch, is set beside the `cached_tokens` of its answer. The same requests go through the router twice: with the
-mirror alone and with KV events. What the map of plain LRU and a map without eviction would have predicted is computed
-from the journal of the former, for the same dispatches. Then a worker is killed and started again amid requests, and
-the time is taken until nothing is believed of it any more. At the end stands why predictions failed, by the journals.
-Needs the engine environments (`make test-engine`); takes about four minutes an engine, and two more for each more run.
+Two vLLM servers, then two SGLang servers, each with a cache of 19,168 tokens, serve clients whose prefixes are three
+times as large as both caches: conversations, shared documents and trees of thoughts. The prediction for each request,
+made at its dispatch, is compared with the `cached_tokens` of its answer. The same requests go through the router twice:
+with the cache mirror alone, and with KV events. The journal of the first play gives what a map with plain LRU and a map
+without eviction would have predicted for the same dispatches. Then a worker is killed and restarted during requests,
+and the time is measured until the router believes nothing of its old cache. Last, the causes of wrong predictions are
+printed, as far as the journals show them. Needs the engine environments (`make test-engine`); takes about four minutes
+for each engine, and two more for each further run.
 """
 
 import argparse
@@ -33,12 +34,12 @@ TARGETS = {"mirror": 0.035, "events": 0.01}
 KINDS = ("chat", "documents", "thoughts")
 
 Columns = Mapping[str, Sequence[Result]]
-"""Results by the way in which they were predicted."""
+"""The results of each way to predict a cache, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of engine, with a small cache."""
+    """Flags and environment of one kind of engine with a small cache."""
 
     flags: tuple[str, ...]
     environment: Mapping[str, str]
@@ -51,13 +52,13 @@ ENGINE_KINDS: Mapping[str, Kind] = {
 
 
 def ways(model: Path) -> Mapping[str, tuple[str, ...]]:
-    """How a router learns of the engines' caches: its flags."""
+    """Return the router's flags for each way to learn of the engines' caches."""
     return {"mirror": ("--kv-events=off",), "events": (f"--tokenizer={model}", "--token-budget=1")}
 
 
 @contextmanager
 def engines(dialect: str, model: Path, folder: Path) -> Iterator[tuple[Engine, Engine]]:
-    """Two small ones that publish KV events."""
+    """Start two engines with small caches that publish KV events."""
     kind = ENGINE_KINDS[dialect]
 
     def small(name: str) -> Engine:
@@ -77,7 +78,7 @@ def engines(dialect: str, model: Path, folder: Path) -> Iterator[tuple[Engine, E
 
 @contextmanager
 def router(name: str, pair: Sequence[Engine], folder: Path, *flags: str) -> Iterator[tuple[Router, Path]]:
-    """A router that keeps a journal, before engines whose caches are empty."""
+    """Empty the engines' caches, and start a router before them that keeps a journal."""
     for engine in pair:
         engine.flush()
     journal = folder / f"{name}.journal"
@@ -91,7 +92,7 @@ def router(name: str, pair: Sequence[Engine], folder: Path, *flags: str) -> Iter
 
 
 def table(columns: Columns) -> Iterator[str]:
-    """Mean error by kind, how many requests are off by more than a block, and what was wrong in which direction."""
+    """Yield the mean error by kind, the requests off by more than a block, and the tokens off in each direction."""
     yield f"{'':12}" + "".join(f"{name:>22}" for name in columns)
     for kind in (*KINDS, "all"):
         cells = []
@@ -108,12 +109,12 @@ def table(columns: Columns) -> Iterator[str]:
 
 
 def of_kind(results: Sequence[Result], kind: str) -> list[Result]:
-    """Those of one kind, or "all"."""
+    """Return the results of one kind of client, or of "all"."""
     return [result for result in results if kind in ("all", result.kind)]
 
 
 def error(results: Sequence[Result]) -> float:
-    """Mean, as a share of the prompt."""
+    """Return the mean error, as a share of the prompt."""
     return fmean(result.error for result in results)
 
 
@@ -127,7 +128,7 @@ def with_predictions(results: Sequence[Result], predicted: Mapping[RequestId, in
 
 
 def measure(pair: Sequence[Engine], model: Path, folder: Path, scale: float) -> Columns:
-    """Both plays of one run; what they gave is printed, and kept in the folder."""
+    """Do both plays of one run. Prints the results and keeps them in the folder."""
     bias = words_alone(model)
     with router("mirror", pair, folder, *ways(model)["mirror"]) as (started, journal):
         mirror = play(started.url, scale, bias)
@@ -147,7 +148,7 @@ def measure(pair: Sequence[Engine], model: Path, folder: Path, scale: float) -> 
 
 
 def medians(runs: Sequence[Columns]) -> Iterator[str]:
-    """By kind, of the mean errors of all runs."""
+    """Yield the median over all runs of the mean error, by kind."""
     yield f"{'':12}" + "".join(f"{name:>14}" for name in runs[0])
     for kind in (*KINDS, "all"):
         each = {name: [error(of_kind(columns[name], kind)) for columns in runs] for name in runs[0]}
@@ -155,12 +156,12 @@ def medians(runs: Sequence[Columns]) -> Iterator[str]:
 
 
 def explained(journals: Mapping[str, Sequence[Path]]) -> Iterator[str]:
-    """Of all runs, by way and cause: how many calls, and how many tokens were falsely predicted and missed."""
+    """Yield how many calls of all runs have each cause, with their tokens of false and of missed hits."""
     yield f"{'':66}" + "".join(f"{name + ': calls':>16}{'false':>8}{'missed':>8}" for name in journals)
-    told = {name: [each for path in paths for each in causes(path)] for name, paths in journals.items()}
+    found = {name: [each for path in paths for each in causes(path)] for name, paths in journals.items()}
     for cause in Cause:
         cells = []
-        for each in told.values():
+        for each in found.values():
             wrong = [tokens for reason, tokens in each if reason is cause]
             false, missed = sum(max(0, tokens) for tokens in wrong), sum(max(0, -tokens) for tokens in wrong)
             cells.append(f"{len(wrong):>16}{false:>8}{missed:>8}")
@@ -168,7 +169,7 @@ def explained(journals: Mapping[str, Sequence[Path]]) -> Iterator[str]:
 
 
 def verdicts(runs: Sequence[Columns]) -> Iterator[str]:
-    """The error of each run, and whether their median keeps the target."""
+    """Yield the error of each run, and whether their median meets the target."""
     for name, target in TARGETS.items():
         errors = [error(columns[name]) for columns in runs]
         middle = median(errors)
@@ -178,7 +179,7 @@ def verdicts(runs: Sequence[Columns]) -> Iterator[str]:
 
 
 def calibrate(dialect: str, folder: Path, scale: float, runs: int) -> None:
-    """All runs with one kind of engine, then a restart under each way of knowing its cache."""
+    """Do all runs with one kind of engine, then a restart of a worker for each way to learn of its cache."""
     model = make_model()
     folder.mkdir(parents=True, exist_ok=True)
     with engines(dialect, model, folder) as pair:
@@ -201,7 +202,7 @@ def calibrate(dialect: str, folder: Path, scale: float, runs: int) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the engines that the command line names, and print the results."""
     parser = argparse.ArgumentParser(prog="python -m tests.engine.calibration", description=__doc__)
     parser.add_argument("--engine", choices=list(ENGINES), help="only this kind (default: both, one after the other)")
     parser.add_argument("--runs", type=int, default=1, help="how often all is asked of each kind (default: 1)")

@@ -1,1 +1,1 @@
-"""The emulated engines beside the real ones, under the same load: `python -m tests.engine.fidelity`."""
+"""Compares the emulated engines with the real ones under the same load: `python -m tests.engine.fidelity`."""

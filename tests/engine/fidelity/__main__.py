@@ -1,13 +1,14 @@
-"""Fidelity of the emulated engines: `python -m tests.engine.fidelity [--engine vllm]`, ends with 1 where one misses.
+"""Measures the fidelity of the emulated engines: `python -m tests.engine.fidelity [--engine vllm]`.
 
-The same recorded load goes directly, `AT_ONCE` calls at a time, to a real engine three times and to its emulation of
-equal capacity, block size and batch limits, each newly started. The first run of the real one is the reference; the
-other two say how much it differs from itself, and the emulation may differ by that and a margin. How long the real
-engine's steps take on this machine is measured first and given to the emulation, since the order of events, and with it
-what is evicted, follows from it. All that is done with memory for all that runs, and with less, where requests wait for
-it and are preempted. Needs the engine environments (`make test-engine`).
+Exits with 1 if an emulation misses a bound. The same recorded load goes directly, `AT_ONCE` calls at a time, to a real
+engine three times, and to its emulation with equal capacity, block size and batch limits. Each server is newly started.
+The first run of the real engine is the reference. The other two show how much the engine differs from itself, and the
+emulation may differ by that plus a margin. The duration of the real engine's steps on this machine is measured first
+and given to the emulation, since it determines the order of events and so what is evicted. All runs are done with
+memory for all running requests, and again with less, so that requests wait for memory and are preempted. Needs the
+engine environments (`make test-engine`).
 
-This is no test of the suite: it takes several minutes for each engine, on a machine with nothing else to do.
+This is not part of the test suite: it takes several minutes for each engine, on an otherwise idle machine.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def _options() -> argparse.Namespace:
 
 
 def compare(dialect: Dialect, memory: str, calls: list[Call], out: Path) -> bool:
-    """Whether the emulation of this engine keeps all bounds."""
+    """Return whether the emulation of this engine keeps all bounds. Prints each run and each bound."""
     capacity, prefixes = CAPACITIES[memory], prefix_tokens(calls, BLOCK_TOKENS[dialect])
     times_that = f"{prefixes / capacity:.1f} times that"
     say(f"\n{dialect}, {memory} memory: {capacity} tokens, prefixes of {prefixes} ({times_that})")
@@ -84,7 +85,7 @@ def compare(dialect: Dialect, memory: str, calls: list[Call], out: Path) -> bool
 
 
 def real_runs(dialect: Dialect, memory: str, calls: list[Call], out: Path) -> list[Run]:
-    """One on each of several new servers."""
+    """Run the load on several servers of the real engine, each newly started."""
     model, runs = make_model(), []
     for name in REAL_RUNS:
         with real(dialect, CAPACITIES[memory], model, out) as target:
@@ -93,7 +94,7 @@ def real_runs(dialect: Dialect, memory: str, calls: list[Call], out: Path) -> li
 
 
 def run(name: str, memory: str, target: Target, calls: list[Call], out: Path) -> Run:
-    """Measure a server's steps, play the load to it, and say what came of it."""
+    """Measure a server's step times, play the load to it, and print the results."""
     times = asyncio.run(measured(target.url, RUNNING))
     began = time.monotonic()
     outcomes = asyncio.run(play(target.url, calls, AT_ONCE))

@@ -1,4 +1,4 @@
-"""Tokens that an engine has evicted from its cache since it was started, as it tells itself."""
+"""Counts the tokens that an engine has evicted from its cache since its start, as the engine itself reports."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -12,11 +12,11 @@ import zmq
 from ..wire import WORKER_KEY, get
 
 QUIET_MS = 1000
-"""Without an event for so long after the last call, all have come."""
+"""All events have come once there is none for this time after the last call."""
 
 
 def evicted_by_metric(url: str) -> int:
-    """SGLang's counter of evicted tokens."""
+    """Return SGLang's counter of evicted tokens."""
     text = get(f"{url}/metrics", WORKER_KEY).body.decode()
     found = re.search(r"^sglang:evicted_tokens_total(?:\{[^}]*\})? (\S+)$", text, re.MULTILINE)
     return 0 if found is None else int(float(found[1]))
@@ -24,7 +24,7 @@ def evicted_by_metric(url: str) -> int:
 
 @contextmanager
 def removed_blocks(port: int) -> Iterator[Callable[[], int]]:
-    """Follow an engine's KV events; what is given here waits for the last of them and counts the removed blocks."""
+    """Follow an engine's KV events. Yields a function that waits for the last of them and counts the removed blocks."""
     messages: list[tuple[int, bytes]] = []
     with zmq.Context() as context, context.socket(zmq.SUB) as socket, context.socket(zmq.PAIR) as end:
         socket.setsockopt(zmq.RCVHWM, 0)
@@ -42,16 +42,16 @@ def removed_blocks(port: int) -> Iterator[Callable[[], int]]:
 
 
 def _collect(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], into: list[tuple[int, bytes]]) -> None:
-    """Until told to end, and then until it is quiet."""
-    with context.socket(zmq.PAIR) as told:
-        told.connect("inproc://end")
+    """Collect events until a message asks to end, and then until none comes for `QUIET_MS`."""
+    with context.socket(zmq.PAIR) as stop:
+        stop.connect("inproc://end")
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
-        poller.register(told, zmq.POLLIN)
+        poller.register(stop, zmq.POLLIN)
         timeout = None
         while ready := dict(poller.poll(timeout)):
-            if told in ready:
-                told.recv()
+            if stop in ready:
+                stop.recv()
                 timeout = QUIET_MS
             if socket in ready:
                 *_, number, payload = socket.recv_multipart()
@@ -59,7 +59,7 @@ def _collect(context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes],
 
 
 def _finish(end: zmq.Socket[bytes], thread: Thread, messages: list[tuple[int, bytes]]) -> int:
-    """Raises RuntimeError where a message was lost."""
+    """Stop collecting, and return the count of removed blocks. Raises RuntimeError if a message was lost."""
     end.send(b"")
     thread.join()
     if any(after != before + 1 for (before, _), (after, _) in pairwise(messages)):

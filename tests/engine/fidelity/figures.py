@@ -1,4 +1,4 @@
-"""What two runs of the same load differ in."""
+"""Measures how two runs of the same load differ."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,27 +24,27 @@ class Run:
 
     @property
     def hit_rate(self) -> float:
-        """Of the prompts of completed calls, by tokens."""
+        """The share of prompt tokens that were cached, over completed calls."""
         completed = [outcome for outcome in self.outcomes if outcome.cached is not None]
         return sum(outcome.cached or 0 for outcome in completed) / sum(outcome.prompt_tokens for outcome in completed)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of a run from another."""
+    """How a run differs from another one, the first."""
 
     hit_rate: float
-    """In parts of 1, without a sign."""
+    """Absolute difference of the two rates, each from 0 to 1."""
     equal_calls: float
     """Share of calls with the same count of cached tokens."""
     tau: float
-    """Kendall's, of the order in which calls ended that overlapped in the first run."""
+    """Kendall's tau of the order of ends, over calls that overlapped in the first run."""
     evictions: float
-    """As a share of the first run's."""
+    """Absolute difference of evicted tokens, as a share of the first run's."""
 
 
 def difference(first: Run, second: Run) -> Difference:
-    """Calls that were cancelled in either are left out."""
+    """Compare two runs, without the calls that were cancelled in either."""
     pairs = [(a, b) for a, b in zip(first.outcomes, second.outcomes, strict=True) if a.completed and b.completed]
     equal = sum(a.cached == b.cached for a, b in pairs) / len(pairs)
     evictions = abs(second.evicted_tokens - first.evicted_tokens) / max(1, first.evicted_tokens)
@@ -52,7 +52,10 @@ def difference(first: Run, second: Run) -> Difference:
 
 
 def kendall_tau(pairs: Sequence[tuple[Outcome, Outcome]]) -> float:
-    """1 where all calls that overlapped in the first run ended in the same order in the second, -1 in the reverse."""
+    """Return Kendall's tau of the order of ends, over calls that overlapped in the first run.
+
+    It is 1 if the calls ended in the same order in the second run, and -1 if in the reverse order.
+    """
     agreeing = [
         (a.ended < b.ended) == (other_a.ended < other_b.ended)
         for (a, other_a), (b, other_b) in combinations(pairs, 2)
@@ -63,7 +66,7 @@ def kendall_tau(pairs: Sequence[tuple[Outcome, Outcome]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One bound, and whether it is kept."""
+    """A figure, its bound, and whether the bound is kept."""
 
     what: str
     figure: float
@@ -75,7 +78,7 @@ class Verdict:
 
 
 def verdicts(itself: Sequence[Difference], emulation: Difference) -> Iterator[Verdict]:
-    """The emulation's difference from the real engine, beside the largest of the real one from `itself`."""
+    """Compare the emulation's difference from the real engine with the largest of the real engine from `itself`."""
 
     def at_most(what: str, figure: float, bound: float) -> Verdict:
         return Verdict(what, figure, bound, figure <= bound)

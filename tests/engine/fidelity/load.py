@@ -1,7 +1,7 @@
 """The recorded load: calls with fixed prompts of token ids and fixed lengths, the same in each run.
 
-The prompts hold everything: an answer of an earlier turn is recorded too, so that no prompt depends on what an engine
-says. What is asked about: conversations, documents that many ask about, and trees of thoughts.
+The answers of earlier turns are recorded in the prompts too, so that no prompt depends on an engine's answer. The calls
+come from conversations, questions about shared documents, and trees of thoughts.
 """
 
 import random
@@ -12,7 +12,7 @@ from .. import prompts
 from ..wire import Json
 
 TOGETHER = 24
-"""Programs whose calls are mixed."""
+"""Programs whose calls are interleaved at a time."""
 CANCELLED = 0.08
 """Share of calls that their client leaves."""
 LONG_ANSWER = 64
@@ -23,7 +23,7 @@ class Call:
     """One completion."""
 
     number: int
-    """Its place in the load."""
+    """The call's position in the load."""
     prompt: tuple[int, ...]
     answer_tokens: int
     cancelled_after: int | None
@@ -41,7 +41,7 @@ Prompt = tuple[int, ...]
 
 
 def conversation(name: str, turns: int) -> Iterator[Prompt]:
-    """Each turn repeats all before it, and a recorded answer."""
+    """Yield the prompt of each turn, which repeats all turns before it with their recorded answers."""
     said = prompts.tokens(f"{name} system", 100)
     for turn in range(turns):
         said += prompts.tokens(f"{name} user {turn}", 62)
@@ -50,7 +50,7 @@ def conversation(name: str, turns: int) -> Iterator[Prompt]:
 
 
 def questions(name: str, documents: int, count: int) -> Iterator[Prompt]:
-    """Short questions about documents, some of which are asked about more often than others."""
+    """Yield short questions about documents, some of which are asked about more often than others."""
     draw = random.Random(name)
     weights = [1 / (rank + 1) ** 0.6 for rank in range(documents)]
     for number, document in enumerate(draw.choices(range(documents), weights, k=count)):
@@ -59,7 +59,7 @@ def questions(name: str, documents: int, count: int) -> Iterator[Prompt]:
 
 
 def thoughts(name: str, branches: int, depth: int) -> Iterator[Prompt]:
-    """A task, and recorded thoughts about it that branch, level by level."""
+    """Yield a task, and recorded thoughts about it that branch, level by level."""
     level = [tuple(prompts.tokens(f"{name} task", 230))]
     for step in range(depth + 1):
         yield from level
@@ -71,7 +71,7 @@ def thoughts(name: str, branches: int, depth: int) -> Iterator[Prompt]:
 
 
 def recorded(count: int) -> list[Call]:
-    """The first so many calls of the load, which has 640; their prefixes take 60,000 tokens."""
+    """Return the first `count` calls of the load, which has 640 calls with prefixes of 60,000 tokens."""
     draw = random.Random("recorded load")
     programs = [conversation(f"chat {number}", turns=6) for number in range(36)]
     programs += [questions(f"reader {number}", documents=42, count=6) for number in range(36)]
@@ -81,7 +81,7 @@ def recorded(count: int) -> list[Call]:
 
 
 def _mixed(programs: list[Iterator[Prompt]], draw: random.Random) -> Iterator[Prompt]:
-    """One call after the other of programs that are drawn, `TOGETHER` of them at a time."""
+    """Yield the calls of all programs, interleaved at random, with `TOGETHER` programs active at a time."""
     active = programs[:TOGETHER]
     left = iter(programs[TOGETHER:])
     while active:
@@ -102,6 +102,6 @@ def _call(number: int, prompt: Prompt, draw: random.Random) -> Call:
 
 
 def prefix_tokens(calls: list[Call], block: int) -> int:
-    """Tokens in distinct whole blocks of all prompts: a cache of this size would never evict one."""
+    """Return the tokens in distinct whole blocks of all prompts: a cache of this size would never evict one."""
     ends = {call.prompt[:end] for call in calls for end in range(block, len(call.prompt) + 1, block)}
     return len(ends) * block

@@ -1,4 +1,4 @@
-"""How long the steps of a real engine take on this machine, measured, so that its emulation takes as long."""
+"""Measures how long the steps of a real engine take on this machine, so that its emulation takes as long."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from .play import Outcome, ask, play
 
 ROUNDS = 8
 SHORT, LONG = 32, 480
-"""Tokens of prompts that are each computed in one step."""
+"""Tokens of the two prompts of the probe, each of which is computed in one step."""
 DECODED = 48
 """Tokens of an answer."""
 
@@ -28,7 +28,7 @@ class StepTimes:
 
 
 def typical(every: Sequence[StepTimes]) -> StepTimes:
-    """The median of each."""
+    """Return the median of each of the three times."""
     return StepTimes(
         median(each.step for each in every),
         median(each.prefilled_token for each in every),
@@ -37,7 +37,7 @@ def typical(every: Sequence[StepTimes]) -> StepTimes:
 
 
 async def measured(url: str, at_once: int) -> StepTimes:
-    """Fitted to a probe of the engine, which must be idle: lone prompts of two lengths, and answers at once."""
+    """Probe an idle engine with lone prompts of two lengths and with concurrent answers, and fit its step times."""
     names = iter(range(10**6))
     short, long = [], []
     for _ in range(ROUNDS):
@@ -60,6 +60,6 @@ def _first_token(outcome: Outcome) -> float:
 
 
 def _token_seconds(rounds: Sequence[Sequence[Outcome]]) -> float:
-    """From one token of a probe to the next, in the middle one of all; several may have been read at once."""
+    """Return the mean time from one token to the next, median over all calls; several may be read at once."""
     calls = [outcome.token_times for outcomes in rounds for outcome in outcomes]
     return median((times[-1] - times[0]) / (DECODED - 1) for times in calls)

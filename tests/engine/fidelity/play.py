@@ -1,4 +1,4 @@
-"""Plays the recorded load to one engine: so many calls at a time, each begun in the order of the load."""
+"""Plays the recorded load to one engine: a fixed number of calls at a time, begun in the order of the load."""
 
 import asyncio
 import json
@@ -14,19 +14,19 @@ from .load import Call
 
 READ_BYTES = 1 << 16
 CALL_SECONDS = 120.0
-"""A bound on one call."""
+"""Timeout of one call."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one call."""
+    """The outcome of one call."""
 
     number: int
     prompt_tokens: int
     began: float
     ended: float = 0.0
     cached: int | None = None
-    """Of the prompt; None for a call that was cancelled."""
+    """Cached tokens of the prompt; None for a call that was cancelled."""
     token_times: list[float] = field(default_factory=list)
     """When each event with new tokens was read."""
 
@@ -36,7 +36,7 @@ class Outcome:
 
 
 async def play(url: str, calls: Sequence[Call], at_once: int) -> list[Outcome]:
-    """The outcome of each call, in the order of the load. Raises RuntimeError where an answer is not as asked for."""
+    """Return the outcome of each call, in the order of the load. Raises RuntimeError if an answer is wrong."""
     left = iter(calls)
     outcomes: list[Outcome] = []
     await asyncio.gather(*(_play_on(url, left, outcomes) for _ in range(at_once)))
@@ -50,7 +50,7 @@ async def _play_on(url: str, left: Iterator[Call], outcomes: list[Outcome]) -> N
 
 
 async def ask(url: str, call: Call) -> Outcome:
-    """One call over a connection of its own, which is closed when the call is over or left."""
+    """Send one call over its own connection, which is closed when the call ends or is cancelled."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     outcome = Outcome(call.number, len(call.prompt), time.monotonic())
@@ -73,7 +73,7 @@ def _request(call: Call) -> bytes:
 
 
 class _Events:
-    """The server-sent events of one HTTP answer, as they come."""
+    """Parses the server-sent events of one HTTP answer as they come."""
 
     def __init__(self) -> None:
         self._buffer = b""

@@ -1,4 +1,4 @@
-"""A real engine and its emulation with the same capacity, block size and batch limits, and how each is started."""
+"""Starts a real engine, or its emulation with the same capacity, block size and batch limits."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ Dialect = Literal["vllm", "sglang"]
 DIALECTS: Sequence[Dialect] = ("vllm", "sglang")
 BLOCK_TOKENS = {dialect: ENGINES[dialect].block_tokens for dialect in DIALECTS}
 CAPACITIES: Mapping[str, int] = {"ample": 599 * 32, "short": 160 * 32}
-"""Tokens of KV that either engine can use: more than what runs needs, or less, so that requests wait for memory."""
+"""Tokens of KV that either engine can use: more than running requests need, or so few that requests wait for memory."""
 CONTEXT = 2048
-"""Tokens of the longest call, and less than either capacity, as vLLM requires."""
+"""Limit on the tokens of a call, less than either capacity, as vLLM requires."""
 RUNNING = 12
-"""Requests that run at once; the others of those under way wait in the engine."""
+"""Limit on the requests that run at once; the others in flight wait in the engine."""
 STEP_TOKENS = 512
-"""New tokens of a step, less than most prompts have: most prefills are cut."""
+"""Limit on the new tokens of a step, fewer than most prompts have, so that most prefills are split."""
 EMULATION_START_SECONDS = 20.0
 
 
@@ -34,7 +34,7 @@ class Target:
     dialect: Dialect
     url: str
     evicted_tokens: Callable[[], int]
-    """Since it was started; to be asked once, when all calls are over."""
+    """Tokens evicted since the server's start. Call it once, after the last call has ended."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def _target(dialect: Dialect, url: str, events_port: int) -> Iterator[Target]:
 
 @contextmanager
 def real(dialect: Dialect, capacity: int, model: Path, folder: Path) -> Iterator[Target]:
-    """A new server of the real engine."""
+    """Start a new server of the real engine."""
     flags = {
         "vllm": (
             f"--num-gpu-blocks-override={capacity // BLOCK_TOKENS['vllm'] + 1}",  # one of them is never used
@@ -72,7 +72,7 @@ def real(dialect: Dialect, capacity: int, model: Path, folder: Path) -> Iterator
 
 @contextmanager
 def emulated(dialect: Dialect, capacity: int, times: StepTimes, folder: Path) -> Iterator[Target]:
-    """A new server of the emulation, whose steps take these times."""
+    """Start a new server of the emulation, whose steps take these times."""
     port = free_ports(2)
     # An emulated vLLM keeps a block of its pool unused, as the real one does.
     pool = capacity + (BLOCK_TOKENS["vllm"] if dialect == "vllm" else 0)
