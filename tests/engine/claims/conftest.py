@@ -1,4 +1,4 @@
-"""One real engine of each kind that publishes its KV events, and its emulation beside it."""
+"""Starts a real engine of each kind that publishes its KV events, and its emulation beside it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ def dialect(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="package")
 def sides(dialect: str, servers: list[Server], model: Path, logs: Path) -> Iterator[Sides]:
-    """Yield both sides for the tests of this dialect."""
+    """Start both sides for the tests of this dialect."""
     real = real_engine(dialect, model, logs / f"publishing-{dialect}")
     emulated = Emulated(dialect, logs / f"emulated-{dialect}")
     started: tuple[Server, ...] = (real, emulated)
@@ -37,5 +37,5 @@ def sides(dialect: str, servers: list[Server], model: Path, logs: Path) -> Itera
 
 @pytest.fixture(params=["real", "emulated"])
 def server(request: pytest.FixtureRequest, sides: Sides) -> Server:
-    """Return either of the two: the claim holds for both."""
+    """Return the real or the emulated engine: the claim holds for both."""
     return sides.real if request.param == "real" else sides.emulated

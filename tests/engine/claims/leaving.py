@@ -1,4 +1,4 @@
-"""A client that leaves before its answer is complete."""
+"""Lets a client leave before its answer is complete."""
 
 import json
 
@@ -9,7 +9,7 @@ from ..wire import COMPLETIONS, WORKER_KEY
 
 
 def leave_amid_a_stream(server: Server) -> None:
-    """Read the first events of a long answer, and close the connection."""
+    """Read the first event of a long answer, and close the connection."""
     body = {"model": "tiny", "prompt": "so it goes", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     headers = {"content-type": "application/json", "authorization": f"Bearer {WORKER_KEY}"}
     with (

@@ -1,4 +1,4 @@
-"""What an answer looks like, whatever it says: names and types of its members, and the kinds of a stream's events."""
+"""Reduces an answer to its shape: names and types of its members, and the kinds of a stream's events."""
 
 import json
 
@@ -6,11 +6,11 @@ from ..wire import Answer, event_data
 
 Shape = dict[str, "Shape"] | list["Shape"] | str
 VARYING = frozenset({"logprobs", "embedding"})
-"""Members whose inside has no fixed names, or may be empty."""
+"""Members whose content has no fixed names, or may be empty."""
 
 
 def shape(value: object) -> Shape:
-    """Of a JSON value; of a list the different shapes in it."""
+    """Return the shape of a JSON value; for a list, the different shapes of its items."""
     if isinstance(value, dict):
         return {name: type(inner).__name__ if name in VARYING else shape(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -27,7 +27,7 @@ def is_stream(answer: Answer) -> bool:
 
 
 def named_events(answer: Answer) -> list[tuple[str, str]]:
-    """Name and data of each event; the name is empty where there is none."""
+    """Return name and data of each event. The name is empty if the event has none."""
     events = []
     for block in answer.body.decode().removesuffix("\n\n").split("\n\n"):
         lines = dict(line.split(": ", 1) for line in block.split("\n"))
@@ -36,9 +36,9 @@ def named_events(answer: Answer) -> list[tuple[str, str]]:
 
 
 def kinds(answer: Answer) -> list[tuple[str, Shape]]:
-    """The different kinds of a stream's events, in the order in which each comes first.
+    """Return the different kinds of a stream's events, in the order of their first events.
 
-    How many there are of one kind differs: a token may have no text, and an engine may put several into one event.
+    The count of events of one kind varies: a token may have no text, and an engine may put several into one event.
     """
     found: list[tuple[str, Shape]] = []
     for name, data in named_events(answer):
@@ -49,7 +49,7 @@ def kinds(answer: Answer) -> list[tuple[str, Shape]]:
 
 
 def look(answer: Answer) -> tuple[int, str | None, object]:
-    """Status, type and shape of any answer."""
+    """Return status, content type and shape of any answer."""
     content_type = answer.headers.get("content-type")
     if is_stream(answer):
         return answer.status, content_type, kinds(answer)
@@ -57,7 +57,7 @@ def look(answer: Answer) -> tuple[int, str | None, object]:
 
 
 def chunks(answer: Answer) -> list[bytes]:
-    """The data of a chat's or a completion's stream, which ends in [DONE]."""
+    """Return the data of a chat's or a completion's stream. AssertionError unless it ends in [DONE]."""
     *events, done = event_data(answer.body)
     assert done == b"[DONE]"
     return events

@@ -1,4 +1,4 @@
-"""Whatever an engine answers to a call that it takes, its emulation answers in the same shape."""
+"""Tests that an emulated engine answers each call in the same shape as the real engine."""
 
 import pytest
 
@@ -14,7 +14,7 @@ BEGUN: Json = {"role": "assistant", "content": "and so"}
 # Enough tokens that they never all come in one event.
 FIXED: Json = {"model": "tiny", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 SAMPLED: Json = {**FIXED, "temperature": 0.7}
-# Shorter than a page: whether there is a cached part of it, usage would tell.
+# Shorter than a page of the cache: usage would report a cached part.
 MESSAGE: Json = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "so"}],
@@ -28,7 +28,7 @@ ANSWERS: dict[str, tuple[str, Json]] = {
     "chat": (CHAT, {**FIXED, "messages": [TURN]}),
     "chat of one token": (CHAT, {**FIXED, "messages": [TURN], "max_tokens": 1}),
     "two answers to a chat": (CHAT, {**SAMPLED, "messages": [TURN], "n": 2}),
-    "chat that is gone on with": (
+    "continued chat": (
         CHAT,
         {**FIXED, "messages": [TURN, BEGUN], "continue_final_message": True, "add_generation_prompt": False},
     ),
@@ -41,7 +41,7 @@ ANSWERS: dict[str, tuple[str, Json]] = {
     "two completions of two prompts": (COMPLETIONS, {**SAMPLED, "prompt": ["so it", "goes"], "n": 2}),
     "completion with a salt": (COMPLETIONS, {**FIXED, "prompt": "so it goes", "cache_salt": "salt"}),
     "message": ("/v1/messages", MESSAGE),
-    "message under a system": ("/v1/messages", {**MESSAGE, "system": "be"}),
+    "message with a system prompt": ("/v1/messages", {**MESSAGE, "system": "be"}),
     "response": ("/v1/responses", RESPONSE),
 }
 WHOLE: dict[str, tuple[str, Json]] = {
@@ -58,7 +58,7 @@ STREAMED: dict[str, tuple[str, Json]] = {
     for what, options in {"usage at its end": FINAL, "usage in its chunks": CONTINUOUS, "usage": BOTH}.items()
 }
 PAGES = ("/v1/models", "/health", "/ping", "/nowhere", "/v1/nowhere", CHAT, "/tokenize")
-"""For a GET, which some of them are not served by."""
+"""Paths for a GET, some of which are not served, or not by a GET."""
 PAGES_OF = {
     "vllm": ("/version", "/load", "/v1/models/tiny"),
     "sglang": ("/ready", "/version", "/v1/models/tiny", "/get_load", "/kv_event_sources"),
@@ -67,8 +67,8 @@ PAGES_OF = {
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer(sides: Sides, name: str, stream: bool) -> None:
-    """Members and their types are the same, those that are null too, and so are the kinds of events."""
+def test_answers_have_equal_shapes(sides: Sides, name: str, stream: bool) -> None:
+    """An emulated answer has the engine's members and types, nulls included, and a stream the same kinds of events."""
     path, body = ANSWERS[name]
     real, emulated = (look(call(server.url, path, {**body, "stream": stream})) for server in sides.each())
     assert real[0] == 200
@@ -76,8 +76,8 @@ def test_an_answer(sides: Sides, name: str, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_an_answer_that_is_not_streamed(sides: Sides, name: str) -> None:
-    """The same of calls that have no stream, or are refused with one."""
+def test_whole_answers_have_equal_shapes(sides: Sides, name: str) -> None:
+    """The answer to a call that has no stream, or is refused with one, has the engine's status, members and types."""
     path, body = WHOLE[name]
     real, emulated = (look(call(server.url, path, body)) for server in sides.each())
     assert real[0] == 200
@@ -85,16 +85,16 @@ def test_an_answer_that_is_not_streamed(sides: Sides, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMED)
-def test_a_stream_with_usage(sides: Sides, name: str) -> None:
-    """Usage is in the same events, with the same counts."""
+def test_streams_have_usage_in_the_same_events(sides: Sides, name: str) -> None:
+    """Usage comes in the same kinds of events, with the same members."""
     path, body = STREAMED[name]
     real, emulated = (look(call(server.url, path, {**body, "stream": True})) for server in sides.each())
     assert real[0] == 200
     assert emulated == real
 
 
-def test_a_message_with_a_cached_prefix(sides: Sides) -> None:
-    """Once the prompt is cached, usage says so at the same places, streamed and not."""
+def test_messages_report_a_cached_prefix_alike(sides: Sides) -> None:
+    """Once its prompt is cached, a message's usage says so at the same places, streamed or not."""
     body = {**MESSAGE, "messages": [{"role": "user", "content": "cached words of a message " * 20}]}
     for server in sides.each():
         assert call(server.url, "/v1/messages", body).status == 200
@@ -104,15 +104,15 @@ def test_a_message_with_a_cached_prefix(sides: Sides) -> None:
         assert "cache_read_input_tokens" in str(real)
 
 
-def test_pages(sides: Sides) -> None:
-    """What a GET is answered, or that it is not: status, type and members."""
+def test_pages_have_equal_shapes(sides: Sides) -> None:
+    """The answer to a GET has the engine's status, type and members, also where the path is not served."""
     for page in (*PAGES, *PAGES_OF[sides.dialect]):
         real, emulated = (look(get(server.url + page, WORKER_KEY)) for server in sides.each())
         assert (page, emulated) == (page, real)
 
 
-def test_a_second_call_tells_what_was_cached(server: Server) -> None:
-    """Usage of the same prompt again has the whole blocks of it that were found, and the first time none."""
+def test_usage_reports_the_cached_blocks_of_a_repeated_prompt(server: Server) -> None:
+    """Usage reports no cached tokens for a new prompt, and all its whole blocks when it is repeated."""
     body = {**FIXED, "prompt": "words that nobody has sent so far, of this very claim " * 12}
     first, second = (call(server.url, COMPLETIONS, body).json["usage"] for _ in range(2))
     assert isinstance(first, dict)
