@@ -1,7 +1,7 @@
-"""Fleets of real vLLM and SGLang servers with a tiny random model, one fleet after the other, and routers before them.
+"""Starts fleets of real vLLM and SGLang servers with a tiny random model, one after the other, and routers before them.
 
 `make test-engine` runs this folder. A test that takes `engines`, or what depends on it, runs with two vLLM servers and
-with two SGLang servers, or with those fleets that its mark names: `@pytest.mark.fleets("vllm", "mixed")`.
+with two SGLang servers, or with the fleets that its mark names: `@pytest.mark.fleets("vllm", "mixed")`.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -14,12 +14,12 @@ from .fleet import ENGINE_START_SECONDS, FLEETS, NARROW, Engine, Load, Router, m
 from .processes import Server, wait_until
 
 StartRouter = Callable[..., Router]
-"""Takes a name, the engines, and flags."""
+"""Starts a router, given its name, its engines, and flags."""
 HERE = Path(__file__).parent
 ROUTER_START_SECONDS = 20.0
 USUAL_FLEETS = "vllm", "sglang"
 SERVERS: pytest.StashKey[list[Server]] = pytest.StashKey()
-"""All that were started in this session."""
+"""All servers that this session has started."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -31,7 +31,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests with fleets that they are not for, and put the others in the order of the fleets."""
+    """Deselect tests with fleets that they are not for, and sort the others by fleet."""
     left_out = [item for item in items if not is_for_its_fleet(item)]
     config.hook.pytest_deselected(items=left_out)
     order = list(FLEETS)
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def fleet_of(item: pytest.Item) -> str | None:
-    """The fleet that a test runs with."""
+    """Return the fleet that a test runs with, or None."""
     if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return None
     name = item.callspec.params.get("fleet")
@@ -64,7 +64,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def servers(pytestconfig: pytest.Config) -> Iterator[list[Server]]:
-    """What is put here ends with the session, the last one first."""
+    """Yield a list of servers. Those in it are stopped at the end of the session, the last one first."""
     started = pytestconfig.stash.setdefault(SERVERS, [])
     try:
         yield started
@@ -80,7 +80,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model() -> Path:
-    """The model's folder, made anew when its source has changed."""
+    """Return the folder of the model, which is made again if its source has changed."""
     if not is_complete():
         pytest.exit("there is no engine environment; `make test-engine` makes it", returncode=1)
     return make_model()
@@ -88,14 +88,14 @@ def model() -> Path:
 
 @pytest.fixture(scope="session", params=FLEETS)
 def fleet(request: pytest.FixtureRequest) -> str:
-    """Which engines run: a name in `FLEETS`."""
+    """Return the name in `FLEETS` of the engines that run."""
     name: str = request.param
     return name
 
 
 @pytest.fixture(scope="session")
 def running_fleet(fleet: str, servers: list[Server], model: Path, logs: Path) -> Iterator[tuple[Engine, ...]]:
-    """Its engines, as long as tests for this fleet run."""
+    """Start the engines of the fleet, which run until its last test has ended."""
     engines = FLEETS[fleet].engines(fleet, model, logs)
     servers.extend(engines)
     try:
@@ -106,13 +106,13 @@ def running_fleet(fleet: str, servers: list[Server], model: Path, logs: Path) ->
         yield engines
     finally:
         for engine in engines:
-            engine.kill()  # an SGLang takes longer to end than one may wait for it
+            engine.kill()  # an SGLang asked to end takes longer than the timeout for it
             servers.remove(engine)
 
 
 @pytest.fixture(scope="session")
 def start_router(servers: list[Server], logs: Path) -> StartRouter:
-    """Start a router before these engines, with these flags."""
+    """Return a function that starts a router before given engines, with given flags."""
 
     def start(name: str, engines: tuple[Engine, ...], *flags: str) -> Router:
         router = Router(name, engines, flags, logs / name)
@@ -126,7 +126,7 @@ def start_router(servers: list[Server], logs: Path) -> StartRouter:
 
 @pytest.fixture
 def engines(running_fleet: tuple[Engine, ...]) -> tuple[Engine, ...]:
-    """All engines of the fleet, started again where a test has killed one."""
+    """Return all engines of the fleet, and restart those that a test has killed."""
     for engine in running_fleet:
         if not engine.alive:
             engine.start_and_wait()
@@ -142,7 +142,7 @@ def router_of_all(start_router: StartRouter, fleet: str, running_fleet: tuple[En
 
 @pytest.fixture
 def router(router_of_all: Router, engines: tuple[Engine, ...]) -> Iterator[Router]:
-    """The router with its default settings before all engines. The test fails if it leaves anything behind."""
+    """Yield a router with default settings before all engines. The test fails if it leaves a request behind."""
     wait_until(lambda: all(router_of_all.worker(engine)["healthy"] for engine in engines), 10, "all are healthy")
     yield router_of_all
     assert_nothing_left(router_of_all, engines)
@@ -159,14 +159,17 @@ def narrow_router_of_first(
 
 @pytest.fixture
 def narrow_router(narrow_router_of_first: Router, engines: tuple[Engine, ...]) -> Iterator[Router]:
-    """A router that gives the first engine `NARROW` requests at a time. The test fails if it leaves anything behind."""
+    """Yield a router that gives the first engine at most `NARROW` requests at a time.
+
+    The test fails if it leaves a request behind.
+    """
     yield narrow_router_of_first
     assert_nothing_left(narrow_router_of_first, engines[:1])
 
 
 @pytest.fixture
 def unpolled_router(start_router: StartRouter, engines: tuple[Engine, ...]) -> Iterator[Router]:
-    """A router that has polled all engines once and does not again: what happens later, it sees by its calls alone."""
+    """Start a router that polls all engines once only: it learns of later events by its calls alone."""
     router = start_router("unpolled router", engines, "--poll-interval=3600")
     yield router
     assert_nothing_left(router, engines)
@@ -174,7 +177,7 @@ def unpolled_router(start_router: StartRouter, engines: tuple[Engine, ...]) -> I
 
 
 def assert_nothing_left(router: Router, engines: tuple[Engine, ...]) -> None:
-    """Soon after the last answer, neither the router nor an engine counts a request."""
+    """Check that soon after the last answer, neither the router nor an engine counts a request."""
     wait_until(lambda: router.unfinished() == 0, 5, f"the {router.name} counts nothing as queued or running")
     alive = [engine for engine in engines if engine.alive]
     wait = max([engine.drop_seconds for engine in alive], default=0)

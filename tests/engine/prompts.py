@@ -1,4 +1,4 @@
-"""Prompts that are the same in each run and share no prefix with one another."""
+"""Draws prompts that are the same in each run and share no prefix with one another."""
 
 import random
 
@@ -7,7 +7,7 @@ CONSONANTS = "bdfgklmnprst"
 
 
 def text(name: str, words: int = 80) -> str:
-    """Words drawn for this name; about three tokens each."""
+    """Return words drawn for this name, of about three tokens each."""
     draw = random.Random(name)
     return " ".join(
         "".join(draw.choice(CONSONANTS) + draw.choice(VOWELS) for _ in range(draw.randint(1, 3))) for _ in range(words)
@@ -15,6 +15,6 @@ def text(name: str, words: int = 80) -> str:
 
 
 def tokens(name: str, count: int = 200) -> list[int]:
-    """Token ids drawn for this name, none of them special."""
+    """Return token ids drawn for this name, none of them special."""
     draw = random.Random(name)
     return [draw.randrange(300, 4000) for _ in range(count)]

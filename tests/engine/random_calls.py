@@ -1,4 +1,4 @@
-"""Calls drawn at random over the streamed paths, half of which may be left at random moments."""
+"""Draws random calls of the streamed paths, some of which their client leaves at random moments."""
 
 import asyncio
 import random
@@ -15,15 +15,15 @@ RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 PATHS = COMPLETIONS, CHAT, RESPONSES, MESSAGES
 SHARED = 6
-"""Beginnings that prompts share."""
+"""How many beginnings the prompts share."""
 SHARED_WORDS = 600
 MOST_WORDS = 200
-"""Of a prompt's own; about three tokens each."""
+"""Limit of the words that only one prompt has, of about three tokens each."""
 MOST_OUTPUT = 200
 SEVERAL = 0.2
-"""Of completions and chats: asked for two to four answers."""
+"""Share of completions and chats that ask for two to four answers."""
 ANEW = 0.1
-"""... whose prompt is computed anew, though it is cached."""
+"""Share of the other calls whose prompt the engine computes anew even if it is cached."""
 AT_ONCE = 4
 
 
@@ -35,13 +35,13 @@ class Asked:
     body: Json
     answers: int
     leaves_after: int | None
-    """Events; None where it stays to the end."""
+    """Events after which the client leaves; None if it stays to the end."""
 
 
 def draw(name: str, count: int, anew: Mapping[str, Json], *, leaving: float) -> list[Asked]:
-    """The same for the same name, and no prompt in common with another name's.
+    """Return calls that are the same for the same name, and share no prompt with another name's.
 
-    `anew`: by path, by which a prompt is computed anew; `leaving`: how many leave.
+    `anew`: by path, the fields that have a prompt computed anew; `leaving`: the share of calls that are left.
     """
     source = random.Random(name)
     return [_draw(name, number, source, anew, leaving) for number in range(count)]
@@ -55,7 +55,7 @@ def _draw(name: str, number: int, source: random.Random, anew: Mapping[str, Json
     answers = source.randint(2, 4) if source.random() < SEVERAL and path in (COMPLETIONS, CHAT) else 1
     body = _body(path, text, limit)
     if answers > 1:
-        body |= {"n": answers, "temperature": 0.7}  # vLLM refuses to be asked for several that would be the same
+        body |= {"n": answers, "temperature": 0.7}  # vLLM rejects a call for several equal answers
     elif source.random() < ANEW:
         body |= anew.get(path, {})
     leaves = source.randint(1, limit * answers) if source.random() < leaving else None
@@ -77,20 +77,20 @@ def _body(path: str, text: str, limit: int) -> Json:
 
 
 def run(url: str, calls: Sequence[Asked]) -> None:
-    """Ask all, `AT_ONCE` at a time, and leave those that leave. AssertionError where one is refused."""
+    """Send all calls, `AT_ONCE` at a time, and leave those that are to be left. AssertionError if one is refused."""
     asyncio.run(_run(url, calls))
 
 
 async def _run(url: str, calls: Sequence[Asked]) -> None:
     waiting = iter(calls)
 
-    async def go_on(session: aiohttp.ClientSession) -> None:
+    async def send_in_turn(session: aiohttp.ClientSession) -> None:
         for asked in waiting:
             await _ask(session, url, asked)
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
-            group.create_task(go_on(session))
+            group.create_task(send_in_turn(session))
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, asked: Asked) -> None:

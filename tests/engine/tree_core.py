@@ -1,8 +1,8 @@
-"""Plays operations to SGLang's own prefix tree. Run by the SGLang environment's Python.
+"""Applies operations to SGLang's own prefix tree. The SGLang environment's Python runs this file.
 
-Standard input: for each of several trees a page's size and a list of operations, as JSON; standard output: what each of
-them gives. `insert` tokens; `match` tokens, and lock what is found; `unlock` the oldest lock; `evict` so many tokens,
-which gives the leaves that are evicted.
+Standard input: for each of several trees its page size and a list of operations, as JSON. Standard output: the result
+of each operation. `insert` inserts tokens; `match` matches tokens and locks the match; `unlock` releases the oldest
+lock; `evict` evicts a number of tokens, and its result is the evicted leaves.
 """
 
 import json
@@ -13,11 +13,11 @@ import torch  # type: ignore[import-not-found]
 from sglang.srt.mem_cache.rust_tree_core.extension import bindings  # type: ignore[import-not-found]
 
 FULL = 0
-"""The tree's component that holds KV."""
+"""The component of the tree that holds KV."""
 
 
 class Tree:
-    """The tree alone, without a pool: the value of a token is the token."""
+    """The tree alone, without a pool of memory: the value of a token is the token itself."""
 
     def __init__(self, page: int) -> None:
         settings = {
@@ -69,7 +69,7 @@ class Tree:
 
 
 def results(page: int, program: list[list[object]]) -> list[object]:
-    """What each operation gives."""
+    """Return the result of each operation."""
     tree = Tree(page)
     return [getattr(tree, str(name))(*arguments) for name, *arguments in program]
 

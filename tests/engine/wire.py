@@ -1,4 +1,4 @@
-"""Calls as bytes on the wire, without the client library's leniency."""
+"""Sends calls and reads answers as bytes, without the leniency of a client library."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,14 +26,14 @@ class Answer:
         return parsed
 
     def events(self) -> list[Json]:
-        """The stream's events in order. AssertionError unless it is complete: ends in [DONE], and nothing after."""
+        """Return the stream's events in order. AssertionError unless the stream ends in [DONE]."""
         *events, done = event_data(self.body)
         assert done == b"[DONE]"
         return [loads(event) for event in events]
 
 
 def event_data(stream: bytes) -> Iterator[bytes]:
-    """The data of each server-sent event. Comments are passed over; any other field is an AssertionError."""
+    """Yield the data of each server-sent event. Comments are skipped; any other field is an AssertionError."""
     assert stream.endswith(b"\n\n"), f"the stream ends within an event: {stream[-80:]!r}"
     for block in stream.removesuffix(b"\n\n").split(b"\n\n"):
         if block.startswith(b":"):
@@ -44,7 +44,7 @@ def event_data(stream: bytes) -> Iterator[bytes]:
 
 
 def loads(text: bytes) -> Json:
-    """Parse JSON whose objects have each key once: a spliced event could hold one twice."""
+    """Parse JSON. AssertionError if an object has a key twice, as a wrongly spliced event could have."""
     parsed: Json = json.loads(text, object_pairs_hook=_without_repeats)
     return parsed
 
@@ -74,7 +74,7 @@ def without(body: Mapping[str, object], *keys: str) -> Json:
 
 
 def shape(value: object) -> object:
-    """What fields there are and of which types, whatever they hold; logprobs, whose keys are tokens, not inside."""
+    """Return the fields and their types, whatever their values. The keys of logprobs are tokens and are left out."""
     if isinstance(value, dict):
         return frozenset((key, type(inner) if key == "logprobs" else shape(inner)) for key, inner in value.items())
     if isinstance(value, list):
@@ -83,32 +83,32 @@ def shape(value: object) -> object:
 
 
 def listed(value: object) -> list[Json]:
-    """A JSON array of objects."""
+    """Return the value as a JSON array of objects. AssertionError if it is no array."""
     assert isinstance(value, list)
     return value
 
 
 def mapped(value: object) -> Json:
-    """A JSON object."""
+    """Return the value as a JSON object. AssertionError if it is none."""
     assert isinstance(value, dict)
     return value
 
 
 @dataclass(slots=True)
 class Choice:
-    """What the deltas of one choice add up to."""
+    """The sum of the deltas of one choice."""
 
     text: str = ""
     roles: list[object] = field(default_factory=list)
     endings: list[tuple[object, object]] = field(default_factory=list)
-    """Finish reason and stop reason, which should be there once."""
+    """Finish reason and stop reason; there should be one pair."""
     logprobs: list[object] = field(default_factory=list)
     usage: object = None
-    """The last that came with a part of it, where usage comes with each."""
+    """The last usage that came with a delta of the choice, if usage comes with each."""
 
 
 def joined(events: Iterable[Json]) -> dict[object, Choice]:
-    """The stream's choices by index.
+    """Return the stream's choices by index.
 
     An engine may put several tokens into one event when its reader is slow, so events are not compared one by one.
     """
@@ -126,12 +126,12 @@ def joined(events: Iterable[Json]) -> dict[object, Choice]:
 
 
 def _stop(part: Json) -> object:
-    """What a choice ended at, by vLLM's name or by SGLang's."""
+    """Return the stop reason of a choice, by vLLM's name or by SGLang's."""
     return part["stop_reason"] if "stop_reason" in part else part["matched_stop"]
 
 
 def _token_logprobs(logprobs: object) -> list[object]:
-    """One entry per token, in the form of either endpoint."""
+    """Return one entry per token, from the form of either endpoint."""
     if logprobs is None:
         return []
     both = mapped(logprobs)
