@@ -117,7 +117,7 @@ async def test_a_worker_is_added_used_and_removed() -> None:
 
 
 async def test_adding_a_known_worker_and_removing_an_unknown_one_are_errors() -> None:
-    """Both the URL and the id identify a worker; an invalid body gets 400, and the reply repeats no key of that body."""
+    """Both the URL and the id identify a worker; an invalid body gets 400, and the reply repeats no key of it."""
     async with running_router(NOBODY, admin_key=KEY) as router:
         for there in ({"url": NOBODY, "id": "x"}, {"url": "http://127.0.0.1:10", "id": "127.0.0.1:9"}):
             error = await operate(router, "POST", "/workers", 409, there)
@@ -160,7 +160,7 @@ async def test_a_flushed_cache_is_empty_at_the_engine_and_in_the_mirror() -> Non
 
 
 async def test_a_client_is_credited_and_forgotten() -> None:
-    """A credit raises the client's deficit by as much; a client can be forgotten only when nothing of it is in flight."""
+    """A credit raises the client's deficit by as much; a client can be forgotten only when it has nothing in flight."""
     async with scripted_engine() as engine, running_router(engine.url, admin_key=KEY) as router:
         async with router.post(chat(user="a", stream=True)) as post:
             call = await engine.call()

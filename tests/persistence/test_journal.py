@@ -98,7 +98,7 @@ def test_a_value_that_could_not_be_restored_is_not_written() -> None:
 
 
 async def test_a_run_is_a_header_and_what_happened_in_order(tmp_path: Path) -> None:
-    """The header says what the run was built from, the entries follow in order, and only the owner can read the file."""
+    """The header says what the run was built from, entries follow in order, and only the owner can read the file."""
     path = tmp_path / "journal"
     key = PromptKey(os.urandom(16), 300)
     arrived = Arrived(Request(RequestId("r"), ClientId("ann"), "m", (key,)))

@@ -17,7 +17,7 @@ def clients(url: str) -> Any:
 
 
 def test_what_was_saved_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
-    """Service, deficits and prefixes are those of the last save, and the file that the killed router left is complete."""
+    """Service, deficits and prefixes are those of the last save, and the file left by the killed router is complete."""
     state = tmp_path / "state"
     prompt = "A long document that is asked about again. " * 40
     flags = ("--state", str(state), "--state-interval", "0.05", "--dlpm-home.quantum", "100")
