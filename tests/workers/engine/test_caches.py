@@ -1,4 +1,4 @@
-"""The two block caches: what can be hit, what is evicted first, and that no token of the pool is ever lost."""
+"""The two block caches: which blocks can be hit, which are evicted first, and that no token of the pool is lost."""
 
 import random
 
@@ -21,7 +21,7 @@ def remembered(pool: BlockPool, keys: list[int]) -> list[int]:
 
 
 def test_block_hashes_are_chained() -> None:
-    """Equal tokens behind different parents are different blocks, and a part of a block is none."""
+    """Equal tokens behind different parents are different blocks, and a partial block has no hash."""
     first, second = chained_hashes(ROOT_HASH, [1, 2, 3, 3, 4], 2)
     assert [first] == chained_hashes(ROOT_HASH, (1, 2), 2)
     assert [second] == chained_hashes(first, [3, 3], 2)
@@ -30,7 +30,7 @@ def test_block_hashes_are_chained() -> None:
 
 
 def test_the_tail_of_a_prompt_is_evicted_before_its_head() -> None:
-    """Blocks freed together go in reverse order, so what stays is still a prefix."""
+    """Blocks freed together are evicted in reverse order, so that the remaining ones are still a prefix."""
     pool = BlockPool(4)
     pool.release(remembered(pool, [11, 12, 13, 14]))
     assert pool.allocate(2) is not None
@@ -39,7 +39,7 @@ def test_the_tail_of_a_prompt_is_evicted_before_its_head() -> None:
 
 
 def test_the_least_recently_freed_prompt_is_evicted_first() -> None:
-    """The free list is the LRU order, across prompts."""
+    """The free list keeps the LRU order across prompts."""
     pool = BlockPool(4)
     old, new = remembered(pool, [1, 2]), remembered(pool, [3, 4])
     pool.release(old)
@@ -83,7 +83,7 @@ def test_a_duplicate_survives_the_eviction_of_its_twin() -> None:
 
 @given(st.randoms(use_true_random=False), st.integers(1, 12))
 def test_blocks_are_neither_lost_nor_held_twice(choose: random.Random, size: int) -> None:
-    """Whatever is allocated, hit and released, references, free list and index agree."""
+    """References, free list and index agree, whatever is allocated, hit and released."""
     pool, held = BlockPool(size), list[list[int]]()
     for _ in range(40):
         if held and choose.random() < 0.4:
@@ -116,7 +116,7 @@ def test_the_cache_holds_what_was_inserted_up_to_the_last_whole_page() -> None:
 
 
 def test_a_match_stops_at_its_limit_and_at_the_first_difference() -> None:
-    """Matching splits the node where the prompts part, and finds the same again."""
+    """Matching splits the node where the prompts diverge, and finds the same prefix again."""
     cache = RadixCache(100, page=1)
     grow(cache, [1, 2, 3, 4, 5])
     assert cache.match([1, 2, 3, 9], 4)[1] == 3
@@ -126,8 +126,8 @@ def test_a_match_stops_at_its_limit_and_at_the_first_difference() -> None:
     cache.check_integrity()
 
 
-def test_the_least_recently_used_leaf_goes_whole() -> None:
-    """Eviction takes the oldest leaf, all of it, and spares what was matched since."""
+def test_the_least_recently_used_leaf_is_evicted_whole() -> None:
+    """Eviction removes the whole oldest leaf, and keeps what was matched since."""
     cache = RadixCache(20, page=1)
     grow(cache, [1] * 10)
     grow(cache, [2] * 10)
@@ -138,8 +138,8 @@ def test_the_least_recently_used_leaf_goes_whole() -> None:
     assert (cache.available, cache.evicted) == (9, 10)
 
 
-def test_a_parent_goes_after_its_last_child() -> None:
-    """A shared prefix becomes a leaf when all that followed it is gone."""
+def test_a_parent_is_evicted_after_its_last_child() -> None:
+    """A shared prefix becomes a leaf once everything that followed it is evicted."""
     cache = RadixCache(8, page=1)
     grow(cache, [1, 2, 3, 4])
     grow(cache, [1, 2, 5, 6])
@@ -149,8 +149,8 @@ def test_a_parent_goes_after_its_last_child() -> None:
     assert cache.size == 0
 
 
-def test_locked_nodes_stay() -> None:
-    """What a running request uses is not evicted, nor anything above it."""
+def test_locked_nodes_are_not_evicted() -> None:
+    """The nodes that a running request uses are not evicted, nor is any ancestor of these."""
     cache = RadixCache(10, page=1)
     grow(cache, [1, 2, 3])
     node, _ = cache.match([1, 2, 3], 2)
@@ -190,7 +190,7 @@ def test_a_match_is_the_longest_common_prefix_in_whole_pages(
 
 @given(st.lists(sequences, max_size=30), st.sampled_from([1, 2]))
 def test_eviction_keeps_the_pool_whole(inserted: list[list[int]], page: int) -> None:
-    """With a pool far too small, every token is either available or in the tree."""
+    """With a pool that is far too small, every token is either available or in the tree."""
     cache = RadixCache(24, page)
     for tokens in inserted:
         grow(cache, tokens)

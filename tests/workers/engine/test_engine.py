@@ -1,4 +1,4 @@
-"""The emulated engines: nothing is lost, everything ends once, and each dialect schedules by its own rules."""
+"""The emulated engines: no request is lost, each ends once, and each dialect schedules by its own rules."""
 
 from dataclasses import dataclass, field, replace
 
@@ -36,7 +36,7 @@ def request(name: str, prompt: list[int], max_tokens: int = 4) -> Request:
 
 @dataclass
 class Record:
-    """All that came out of an engine, in order."""
+    """All outputs of an engine, in order."""
 
     outputs: list[Output] = field(default_factory=list)
     aborted: set[str] = field(default_factory=set)
@@ -66,7 +66,7 @@ def step(emulated: Engine, record: Record) -> list[Output]:
 
 
 def drain(emulated: Engine, record: Record | None = None, limit: int = 5000) -> Record:
-    """Step until nothing is left; fails rather than runs for ever."""
+    """Step until the engine is empty. Fails after `limit` steps."""
     record = record or Record()
     for _ in range(limit):
         if not emulated.has_work:
@@ -84,9 +84,9 @@ def step_until_preempted(emulated: Engine, record: Record, limit: int = 200) -> 
 
 
 def overcommitted(emulated: Engine) -> Record:
-    """Two requests that are both admitted by 95 tokens of KV and need 100 when both are near their ends.
+    """Submit two requests that 95 tokens of KV admit together and that need 100 tokens near their ends.
 
-    They might end earlier: else SGLang would keep room for all that they may say.
+    Both may end early, as otherwise SGLang would reserve all of their max_tokens.
     """
     record = Record()
     emulated.submit(replace(request("a", [1] * 10, 45), ignore_eos=False))
@@ -125,7 +125,7 @@ programs = st.lists(st.tuples(st.lists(requests, max_size=3), st.one_of(st.none(
 
 
 def play(config: EngineConfig, program: list[tuple[list[tuple[list[int], int, bool]], int | None]]) -> Record:
-    """Submit, abort and step as the program says, then drain; every request that was accepted ends exactly once."""
+    """Submit, abort and step as the program says, then drain. Checks that every accepted request ends exactly once."""
     emulated, record, accepted = create_engine(config, INSTANT), Record(), dict[str, Request]()
     for arrivals, abort in program:
         for prompt, max_tokens, ignore_eos in arrivals:
@@ -151,7 +151,9 @@ def play(config: EngineConfig, program: list[tuple[list[tuple[list[int], int, bo
 def test_every_request_ends_once_and_every_block_is_accounted_for(
     config: EngineConfig, program: list[tuple[list[tuple[list[int], int, bool]], int | None]]
 ) -> None:
-    """Under any load, pool and aborts; and the same program gives the same outputs in the same time."""
+    """Requests and blocks add up under any load, pool and aborts, and equal programs give equal outputs at equal
+    times.
+    """
     assert play(config, program) == play(config, program)
 
 
@@ -160,7 +162,7 @@ def test_every_request_ends_once_and_every_block_is_accounted_for(
 def test_fcfs_gives_first_tokens_in_the_order_of_arrival(
     dialect: Dialect, arrivals: list[tuple[list[int], int, bool]], running: int, batched: int
 ) -> None:
-    """With memory enough, nobody overtakes."""
+    """With enough memory, no request overtakes another."""
     emulated = engine(dialect, max_running=running, max_batched_tokens=batched)
     record = finish(emulated, *(Request(str(n), *arrival) for n, arrival in enumerate(arrivals)))
     assert record.firsts() == [str(n) for n in range(len(arrivals))]
@@ -171,7 +173,7 @@ def test_fcfs_gives_first_tokens_in_the_order_of_arrival(
 def test_answers_do_not_depend_on_memory(
     dialect: Dialect, arrivals: list[tuple[list[int], int, bool]], blocks: int
 ) -> None:
-    """Preempted or not, cached or not: a request's tokens are those that it gets with a pool to itself."""
+    """A request's tokens are those that it gets with a pool of its own, whether or not it was preempted or cached."""
     submitted = [Request(str(n), *arrival) for n, arrival in enumerate(arrivals)]
     tight = finish(engine(dialect, kv_tokens=blocks * 4 + 4), *submitted)
     for each in submitted:
@@ -180,7 +182,7 @@ def test_answers_do_not_depend_on_memory(
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_preemption_recomputes_to_the_same_answer(dialect: Dialect) -> None:
-    """Two answers that together outgrow the pool: one starts over and still says the same."""
+    """Of two requests that together outgrow the pool, one is preempted, starts over and gives the same answer."""
     tight, ample = engine(dialect, kv_tokens=95, block_size=1), engine(dialect)
     seen, expected = drain(tight, overcommitted(tight)), drain(ample, overcommitted(ample))
     assert tight.counters.preempted_requests > 0
@@ -191,7 +193,7 @@ def test_preemption_recomputes_to_the_same_answer(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_answers_differ_by_seed_prompt_and_sample(dialect: Dialect) -> None:
-    """And by nothing else: not by id, nor by what ran before."""
+    """An answer depends on nothing else: neither on the request's id nor on what ran before."""
     base = engine(dialect)
     said = finish(base, request("a", [1, 2], 20)).tokens("a")
     assert finish(base, request("again", [1, 2], 20)).tokens("again") == said
@@ -202,7 +204,7 @@ def test_answers_differ_by_seed_prompt_and_sample(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_without_ignore_eos_an_answer_may_end_early(dialect: Dialect) -> None:
-    """The end marker is its last token, and the same request ends at the same place each time."""
+    """The end marker is the answer's last token, and the same request ends at the same place each time."""
     runs = [finish(engine(dialect, kv_tokens=8000), Request("a", [5], 4000)) for _ in range(2)]
     assert runs[0] == runs[1]
     last = runs[0].outputs[-1]
@@ -212,7 +214,7 @@ def test_without_ignore_eos_an_answer_may_end_early(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_nothing_is_emitted_before_the_prefill_is_done(dialect: Dialect) -> None:
-    """A prompt of five chunks is silent for four steps."""
+    """A prompt of five chunks emits nothing for four steps."""
     emulated, record = engine(dialect, max_batched_tokens=8), Record()
     emulated.submit(request("a", [*range(40)], 2))
     assert [len(step(emulated, record)) for _ in range(6)] == [0, 0, 0, 0, 1, 1]
@@ -220,7 +222,7 @@ def test_nothing_is_emitted_before_the_prefill_is_done(dialect: Dialect) -> None
 
 @pytest.mark.parametrize(("dialect", "hit"), [("vllm", 8), ("sglang", 8)])
 def test_a_repeated_prompt_hits_all_but_its_last_token(dialect: Dialect, hit: int) -> None:
-    """Twelve tokens in blocks of four: the third block holds the last token and is computed again."""
+    """Of twelve tokens in blocks of four the third block is computed again, because it holds the last token."""
     emulated = engine(dialect)
     assert finish(emulated, request("a", [*range(12)])).cached("a") == 0
     assert finish(emulated, request("b", [*range(12)])).cached("b") == hit
@@ -229,7 +231,7 @@ def test_a_repeated_prompt_hits_all_but_its_last_token(dialect: Dialect, hit: in
 
 @pytest.mark.parametrize(("dialect", "block_size", "hit"), [("vllm", 4, 20), ("sglang", 1, 21)])
 def test_generated_tokens_are_cached_too(dialect: Dialect, block_size: int, hit: int) -> None:
-    """A second turn hits prompt and answer, except the answer's last token, whose KV nobody computed."""
+    """A second turn hits prompt and answer, except the answer's last token, whose KV was never computed."""
     emulated = engine(dialect, block_size=block_size)
     answer = finish(emulated, request("a", [*range(12)], 10)).tokens("a")
     turn = [*range(12), *answer, 99, 99]
@@ -238,7 +240,9 @@ def test_generated_tokens_are_cached_too(dialect: Dialect, block_size: int, hit:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_abort_releases_at_once(dialect: Dialect) -> None:
-    """Running or waiting, an aborted request leaves no token in use, says nothing more, and can be aborted once."""
+    """An aborted request, running or waiting, keeps no token in use, emits nothing more, and can be aborted only
+    once.
+    """
     emulated, record = engine(dialect, max_running=1), Record()
     for name in ("running", "waiting"):
         emulated.submit(request(name, [1, 2, 3], 50))
@@ -255,7 +259,7 @@ def test_abort_releases_at_once(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_abort_in_the_middle_of_a_prefill(dialect: Dialect) -> None:
-    """The chunks so far stay cached; the next request is not held up."""
+    """The chunks computed so far stay cached, and the next request is not delayed."""
     emulated, record = engine(dialect, max_batched_tokens=8), Record()
     emulated.submit(request("a", [*range(40)]))
     step(emulated, record)
@@ -266,7 +270,7 @@ def test_abort_in_the_middle_of_a_prefill(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_request_that_can_never_fit_is_refused_at_once(dialect: Dialect) -> None:
-    """The largest request that is accepted ends; one token more is refused."""
+    """The largest request that is accepted ends, and one with one more token is refused."""
     emulated = engine(dialect, kv_tokens=64)
     limit = emulated.max_request_tokens
     with pytest.raises(RequestTooLarge):
@@ -275,8 +279,8 @@ def test_a_request_that_can_never_fit_is_refused_at_once(dialect: Dialect) -> No
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_full_queue_refuses(dialect: Dialect) -> None:
-    """Only waiting requests count."""
+def test_a_full_queue_refuses_requests(dialect: Dialect) -> None:
+    """The limit of the queue counts waiting requests only."""
     emulated = engine(dialect, max_running=1, max_queued=1)
     emulated.submit(request("a", [1]))
     with pytest.raises(QueueFull):
@@ -289,7 +293,7 @@ def test_a_full_queue_refuses(dialect: Dialect) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("bad", [request("a", []), request("a", [1], 0), request("taken", [1])])
 def test_invalid_requests_are_errors(dialect: Dialect, bad: Request) -> None:
-    """No prompt, no token wanted, an id in use."""
+    """A request without a prompt, without an output token or with an id in use is refused."""
     emulated = engine(dialect)
     emulated.submit(request("taken", [1]))
     with pytest.raises(ValueError, match="a request needs"):
@@ -297,8 +301,8 @@ def test_invalid_requests_are_errors(dialect: Dialect, bad: Request) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_waiting_uncached_tokens_looks_without_touching(dialect: Dialect) -> None:
-    """Waiting prompts less what the cache would save them; asking changes nothing."""
+def test_waiting_uncached_tokens_changes_nothing(dialect: Dialect) -> None:
+    """It counts the tokens of waiting prompts that the cache does not hold, and leaves the cache's order as it is."""
     emulated = engine(dialect)
     finish(emulated, request("a", [*range(12)]))
     emulated.submit(request("b", [*range(12)]))
@@ -309,7 +313,7 @@ def test_waiting_uncached_tokens_looks_without_touching(dialect: Dialect) -> Non
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_flushed_cache_hits_nothing(dialect: Dialect) -> None:
-    """Flushing needs an idle engine and forgets everything."""
+    """A flush needs an idle engine and empties the cache."""
     emulated = engine(dialect)
     emulated.submit(request("a", [*range(12)]))
     with pytest.raises(RuntimeError):
@@ -322,7 +326,7 @@ def test_a_flushed_cache_hits_nothing(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_running_never_exceeds_its_limit(dialect: Dialect) -> None:
-    """Ten requests, three at a time."""
+    """Of ten requests at most three run at a time."""
     emulated, record = engine(dialect, max_running=3), Record()
     for n in range(10):
         emulated.submit(request(str(n), [n] * 5))
@@ -335,7 +339,7 @@ def test_running_never_exceeds_its_limit(dialect: Dialect) -> None:
 
 
 def test_vllm_shares_the_budget_running_first() -> None:
-    """One decode token, then what is left of eight for the waiting prompt."""
+    """Of a budget of eight tokens a decode takes one and the waiting prompt the rest."""
     emulated, record = engine("vllm", max_batched_tokens=8), Record()
     emulated.submit(request("a", [1, 2, 3], 10))
     step(emulated, record)
@@ -346,7 +350,7 @@ def test_vllm_shares_the_budget_running_first() -> None:
 
 
 def test_vllm_head_of_line_blocks_when_it_does_not_fit() -> None:
-    """A small request behind a large one waits, though it would fit."""
+    """A small request behind a large one waits, although it would fit."""
     emulated, record = engine("vllm", kv_tokens=44), Record()
     for arrival in (request("a", [1] * 20, 6), request("large", [2] * 24), request("small", [3] * 2)):
         emulated.submit(arrival)
@@ -356,7 +360,9 @@ def test_vllm_head_of_line_blocks_when_it_does_not_fit() -> None:
 
 
 def test_vllm_admits_nobody_in_a_step_that_preempted() -> None:
-    """The victim waits a step at the head of the queue, although its copies of the other's blocks are free again."""
+    """The preempted request waits a step at the head of the queue, although the blocks that it shares are free
+    again.
+    """
     emulated, record = engine("vllm", kv_tokens=36, max_running=2), Record()
     for name, token in (("a", 1), ("twin", 1), ("c", 3)):
         emulated.submit(request(name, [token] * 12, 12))
@@ -368,7 +374,7 @@ def test_vllm_admits_nobody_in_a_step_that_preempted() -> None:
 
 
 def test_sglang_prefills_before_it_decodes() -> None:
-    """A running answer stands still while a new prompt is prefilled, chunk after chunk."""
+    """A running answer gets no token while a new prompt is prefilled, chunk after chunk."""
     emulated, record = engine("sglang", max_batched_tokens=8), Record()
     emulated.submit(request("a", [1, 2, 3], 10))
     step(emulated, record)
@@ -378,7 +384,7 @@ def test_sglang_prefills_before_it_decodes() -> None:
 
 
 def test_sglang_reserves_for_answers_to_come() -> None:
-    """Two requests that fit by their prompts are not run together when their answers would not fit."""
+    """Two requests whose prompts fit do not run together if their answers would not fit."""
     emulated, record = engine("sglang", kv_tokens=100, block_size=1), Record()
     emulated.submit(request("a", [1] * 10, 60))
     emulated.submit(request("b", [2] * 10, 60))
@@ -389,7 +395,7 @@ def test_sglang_reserves_for_answers_to_come() -> None:
 
 
 def test_sglang_retracts_the_shortest_answer_to_the_end_of_the_queue() -> None:
-    """When decoding runs out of memory, who has said least goes, and goes behind those who wait."""
+    """When decoding runs out of memory, the request with the shortest output is retracted, behind all that wait."""
     emulated = engine("sglang", kv_tokens=95, block_size=1, max_running=2)
     record = overcommitted(emulated)
     emulated.submit(request("c", [3] * 4, 5))
@@ -402,7 +408,7 @@ def test_sglang_retracts_the_shortest_answer_to_the_end_of_the_queue() -> None:
 
 @pytest.mark.parametrize(("waiting", "first"), [(2, "warm"), (128, "0")])
 def test_lpm_order_prefers_the_longest_match_up_to_128_waiting(waiting: int, first: str) -> None:
-    """A cached prompt overtakes cold ones; in a longer queue it is first come, first served."""
+    """A cached prompt overtakes uncached ones, and in a longer queue the order is first come, first served."""
     config = default_config("sglang", INSTANT, kv_tokens=10_000, max_running=1, order="lpm")
     emulated = create_engine(config, INSTANT)
     finish(emulated, request("a", [1] * 50))
@@ -415,7 +421,7 @@ def test_lpm_order_prefers_the_longest_match_up_to_128_waiting(waiting: int, fir
     [{"block_size": 0}, {"kv_tokens": 3}, {"max_running": 0}, {"order": "lpm"}, {"max_queued": 0}],
 )
 def test_invalid_sizes_are_errors(change: dict[str, object]) -> None:
-    """A configuration that could not run is refused when it is made."""
+    """A configuration that could not run is refused when it is constructed."""
     config = default_config("vllm")
     with pytest.raises(ValueError, match=r"must|has no"):
         replace(config, **change)  # type: ignore[arg-type]

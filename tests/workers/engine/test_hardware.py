@@ -1,4 +1,4 @@
-"""The step-time models: they meet the numbers that they were fitted to, and more work never takes less time."""
+"""The step-time models: they reproduce the numbers that they were fitted to, and more work never takes less time."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ batches = st.builds(
     [(128, 24.8), (512, 66.7), (1024, 128.4), (2048, 268.8), (4096, 553), (8192, 1183), (21_449, 3781)],
 )
 def test_a6000_prefill_meets_the_published_fit(tokens: int, milliseconds: float) -> None:
-    """A lone prompt without prefix takes what Preble's fit says, to a thousandth."""
+    """A single prompt without a prefix takes what Preble's fit gives, within 0.1 %."""
     seconds = HARDWARE["a6000-mistral-7b"].step_seconds(Batch([(tokens, tokens)]))
     assert seconds * 1000 == pytest.approx(milliseconds, rel=1e-3)
 
@@ -30,7 +30,7 @@ def test_a6000_prefill_meets_the_published_fit(tokens: int, milliseconds: float)
     [(1, 1024, 24.8), (32, 1024, 27.9), (64, 1024, 31.3), (128, 1024, 38.1), (32, 4096, 51.7)],
 )
 def test_a6000_decode_meets_the_published_fit(decodes: int, context: int, milliseconds: float) -> None:
-    """Decode steps of equal contexts take what Preble's fit says."""
+    """Decode steps of equal contexts take what Preble's fit gives."""
     batch = Batch(decodes=decodes, decode_context=decodes * context)
     assert HARDWARE["a6000-mistral-7b"].step_seconds(batch) * 1000 == pytest.approx(milliseconds, rel=2e-3)
 
@@ -53,7 +53,7 @@ def test_a10g_decode_meets_the_profile(decodes: int, prompt: int, decode_seconds
 
 
 def test_a100_values() -> None:
-    """The A100 fit: its two constant pieces, its line, and its attention term from 2^20 on."""
+    """The A100 fit has its two constant pieces, its line, and its attention term from 2^20 on."""
     step = HARDWARE["a100-mistral-7b"].step_seconds
     assert step(Batch([(10, 10)])) * 850 == pytest.approx(8.96)
     assert step(Batch([(100, 100)])) * 850 == pytest.approx(10.5)
@@ -66,7 +66,7 @@ def test_a100_values() -> None:
 def test_more_work_never_takes_less_time(name: str, batch: Batch, decodes: int, extend: int) -> None:
     """Every step takes time, and neither another chunk nor more decoded context makes it shorter.
 
-    Except where the A6000's fit halves its attention term: more short requests may then be a little faster.
+    The exception is where the A6000's fit halves its attention term: more short requests may then be a little faster.
     """
     step = HARDWARE[name].step_seconds
     more = Batch([*batch.extends, (extend, extend)], batch.decodes, batch.decode_context)
@@ -78,6 +78,8 @@ def test_more_work_never_takes_less_time(name: str, batch: Batch, decodes: int, 
 
 
 def test_measured_step_times_add_up() -> None:
-    """A step, its prefilled tokens and its decoded sequences, whatever their lengths."""
+    """A step's time is the sum of its constant, its prefilled tokens and its decoded sequences, whatever their
+    lengths.
+    """
     step = linear(1000, step=2.0, prefilled_token=0.01, decoded_sequence=0.1).step_seconds
     assert step(Batch([(100, 500), (50, 50)], 3, 900)) == pytest.approx((2 + 1.5 + 0.3) / 1000)

@@ -1,4 +1,4 @@
-"""Jumps of the emulated engines: many decode steps at once have the same effect as single steps."""
+"""Jumps of the emulated engines: a jump over many decode steps has the same effect as the single steps."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ HARD = HARDWARE["a100-mistral-7b"]
 
 @dataclass(frozen=True)
 class Submission:
-    """A request and the step at which it arrives; with `abort_after`, it is aborted that many steps later."""
+    """A request and the step at which it arrives. With `abort_after`, it is aborted that many steps later."""
 
     step: int
     prefix: int
@@ -109,7 +109,7 @@ class Driver:
 @given(config=CONFIGS, submissions=SUBMISSIONS, limit=st.integers(1, 50))
 @settings(max_examples=150, deadline=None)
 def test_jumps_and_steps_are_the_same(config: EngineConfig, submissions: list[Submission], limit: int) -> None:
-    """Tokens, times, ends and counts are equal with jumps of any length and without."""
+    """Tokens, times, ends and counts are equal with jumps of any length and without jumps."""
     stepped, jumped = Driver(config, submissions, 0), Driver(config, submissions, limit)
     expected, got = stepped.run(), jumped.run()
     assert got.times == expected.times
@@ -122,7 +122,7 @@ def test_jumps_and_steps_are_the_same(config: EngineConfig, submissions: list[Su
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 def test_steps_that_only_decode_are_one_jump(dialect: Dialect) -> None:
-    """Between the last prefill and the first end all steps are predicted, and predicting changes nothing."""
+    """All steps between the last prefill and the first end are predicted, and the prediction changes nothing."""
     engine = create_engine(default_config(dialect), HARD)
     for name in ("a", "b"):
         engine.submit(Request(name, [1] * 100, 50, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""What the emulated engines reserve and evict, by rules observed on the real ones."""
+"""What the emulated engines reserve and evict, by rules that were observed on the real engines."""
 
 from workers.engine.engine import create_engine
 from workers.engine.hardware import HARDWARE
@@ -29,7 +29,7 @@ def test_the_rest_of_a_split_node_counts_as_used() -> None:
 
 
 def test_vllm_admits_a_request_only_where_its_whole_prompt_fits() -> None:
-    """Memory for the part that the step computes is not enough."""
+    """Memory for the part that the next step computes is not enough."""
     emulated = engine("vllm", kv_tokens=(1 + 20) * 4, page=4, batched=16)
     emulated.submit(request("holds half", 0, 38, 2))
     for _ in range(3):
@@ -43,7 +43,7 @@ def test_vllm_admits_a_request_only_where_its_whole_prompt_fits() -> None:
 
 
 def test_sglang_reserves_all_of_an_answer_that_cannot_end_early() -> None:
-    """For an answer that may end early it reserves only a part of max_tokens."""
+    """For an answer that may end early, SGLang reserves only a part of max_tokens."""
     for ignore_eos, running in ((True, 1), (False, 2)):
         emulated = engine("sglang", kv_tokens=95, page=1)
         emulated.submit(request("a", 0, 10, 45, ignore_eos=ignore_eos))

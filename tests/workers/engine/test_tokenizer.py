@@ -1,4 +1,4 @@
-"""The tokenizer: reversible, and stable where answers come back as prompts."""
+"""The tokenizer: it is reversible, and stable where answers come back as prompts."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def test_decode_gives_the_text_back(text: str) -> None:
 
 @given(prompts, answers)
 def test_an_answer_tokenises_to_itself_behind_any_prompt(prompt: str, answer: list[int]) -> None:
-    """Prompt and answer as one text have the ids of the prompt followed by those of the answer."""
+    """Prompt and answer as one text have the ids of the prompt, followed by those of the answer."""
     assert encode(prompt + decode(answer)) == encode(prompt) + answer
 
 
@@ -36,8 +36,8 @@ def test_the_next_turn_begins_with_this_turn_and_its_answer(question: str, answe
     assert encode(render_chat(turn))[: len(seen)] == seen
 
 
-def test_english_takes_little_more_than_a_token_a_word() -> None:
-    """Counts are of the order that a real tokenizer gives."""
+def test_english_takes_little_more_than_one_token_per_word() -> None:
+    """The counts are of the order that a real tokenizer gives."""
     text = "The worker keeps the prefix of every conversation in its cache until memory runs out."
     assert 15 <= len(encode(text)) <= 24
 
@@ -61,13 +61,13 @@ def test_ids_are_the_same_in_another_process() -> None:
 @example(0)
 @example(1)
 def test_every_id_decodes_to_something(token: int) -> None:
-    """An id that no text has reads as the replacement character; the others as their text."""
+    """An id without text decodes to the replacement character, and every other id to its text."""
     text = decode([token])
     assert text == "\ufffd" or int.from_bytes(b"\x01" + text.encode(), "big") == token or "\ufffd" in text
 
 
 def test_messages_render_parts_tools_and_calls() -> None:
-    """All that a message says is part of the prompt, so that it counts and can hit the cache."""
+    """Everything in a message is part of the prompt, so that it counts and can hit the cache."""
     messages: list[dict[str, object]] = [
         {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": "x.png"}]},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "c1"}]},
@@ -80,7 +80,7 @@ def test_messages_render_parts_tools_and_calls() -> None:
 
 @pytest.mark.parametrize("ignore_eos", [True, False])
 def test_answers_have_non_ascii_text_and_end_only_where_allowed(ignore_eos: bool) -> None:
-    """A long walk meets every word; the end marker appears at about one token in 256, or never."""
+    """A long answer contains every word; the end marker appears at about one token in 256, or never."""
     state, tokens = initial_state(0, [1, 2, 3], 0), []
     for _ in range(20_000):
         token, state = next_token(state, ignore_eos)

@@ -14,7 +14,7 @@ QUEUE = "/emulated/queue"
 
 
 def test_a_value_counts_for_as_long_as_it_held() -> None:
-    """Percentiles are over time, not over changes."""
+    """Percentiles are taken over time, not over changes."""
     meter = TimeWeighted()
     meter.change(1.0, 5.0)  # 0 for 1 s, 5 for 8 s, 9 for 1 s
     meter.change(9.0, 9.0)
@@ -32,7 +32,7 @@ def test_a_reset_forgets_the_past_and_keeps_the_value() -> None:
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 def test_the_queue_is_counted_in_requests_and_uncached_tokens(dialect: Dialect) -> None:
-    """One request runs and two wait: these two count, until they are admitted."""
+    """While one request runs, the two that wait count until they are admitted."""
     engine = create_engine(default_config(dialect, max_running=1), HARDWARE["instant"])
     waiting = QueueMeter()
     for number in range(3):
@@ -48,7 +48,7 @@ def test_the_queue_is_counted_in_requests_and_uncached_tokens(dialect: Dialect) 
     assert (waiting.requests.percentile(4.0, 0.95), waiting.tokens.percentile(4.0, 0.95)) == (0, 0)
 
 
-def test_a_deep_queue_is_counted_now_and_then() -> None:
+def test_tokens_of_a_deep_queue_are_counted_at_intervals() -> None:
     """Requests are counted at every change, tokens only at intervals, because counting them takes time."""
     engine = create_engine(default_config("vllm", max_running=1), HARDWARE["instant"])
     waiting = QueueMeter()
@@ -64,7 +64,7 @@ def test_a_deep_queue_is_counted_now_and_then() -> None:
 
 
 async def test_an_engine_loop_measures_only_if_configured() -> None:
-    """Submits and aborts between steps are measured, too."""
+    """Requests submitted or aborted between steps are measured, too."""
     engine = create_engine(default_config("vllm"), HARDWARE["instant"])
     assert EngineLoop(engine, 1.0).queue is None
     loop = EngineLoop(engine, 1.0, measure=True)
@@ -82,7 +82,9 @@ async def test_an_engine_loop_measures_only_if_configured() -> None:
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_a_worker_reports_its_queue_only_with_measure(dialect: Dialect) -> None:
-    """Over HTTP, since the start or the last POST; without the flag the path does not exist."""
+    """The report over HTTP is of the time since the start or the last POST; without the flag the path does not
+    exist.
+    """
     async with aiohttp.ClientSession() as http:
         with worker(dialect=dialect, measure=True) as url:
             async with http.get(url + QUEUE) as response:

@@ -1,4 +1,4 @@
-"""What both dialects do alike: prompts, streams, aborts, limits and keys."""
+"""What both dialects do alike: prompts, streams, aborts, limits and API keys."""
 
 import asyncio
 import re
@@ -46,7 +46,9 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_prompt_lists_and_token_ids(dialect: str, http: aiohttp.ClientSession, request: Any) -> None:
-    """Index = choice + prompt × n, the usage covers all prompts, and ids mean the same as their text."""
+    """A choice's index is choice + prompt × n, the usage covers all prompts, and ids have the same effect as their
+    text.
+    """
     url = request.getfixturevalue(dialect) + TEXT
     prompts = ["one fish", "two fish"]
     as_text = await call(http, url, text(prompts, n=2))
@@ -95,7 +97,9 @@ async def test_streamed_and_whole_answers_agree(
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_an_answer_may_end_by_itself(dialect: str, http: aiohttp.ClientSession, request: Any) -> None:
-    """Without ignore_eos: finish stop, the end marker counted but not shown; the next turn hits all of it."""
+    """Without ignore_eos the finish reason is stop, the end marker is counted but not shown, and the next turn hits
+    all.
+    """
     url = request.getfixturevalue(dialect) + CHAT
     messages: list[Json] = [{"role": "user", "content": "tell me a story"}]
     first = await call(http, url, {"messages": messages, "max_tokens": 20_000})
@@ -112,7 +116,7 @@ async def test_an_answer_may_end_by_itself(dialect: str, http: aiohttp.ClientSes
 async def test_stream_interval_puts_several_tokens_in_a_chunk(
     dialect: str, http: aiohttp.ClientSession, request: Any
 ) -> None:
-    """The first token alone, then four at a time, then the rest; no text is lost."""
+    """The first token comes alone, the next ones four at a time, then the rest, and no text is lost."""
     url = request.getfixturevalue(dialect) + TEXT
     body = text(max_tokens=10, stream_options=CONTINUOUS)
     *chunks, _ = await stream(http, url, body | {"stream_interval": 4})
@@ -121,8 +125,10 @@ async def test_stream_interval_puts_several_tokens_in_a_chunk(
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-async def test_bodies_that_are_no_json_objects(dialect: str, http: aiohttp.ClientSession, request: Any) -> None:
-    """Each is answered by 400."""
+async def test_bodies_that_are_not_json_objects_are_refused(
+    dialect: str, http: aiohttp.ClientSession, request: Any
+) -> None:
+    """Each such body gets a 400."""
     url = request.getfixturevalue(dialect) + CHAT
     for data, kind in ((b"{", "application/json"), (b"[]", "application/json"), (b"{}", "text/plain")):
         async with http.post(url, data=data, headers={"content-type": kind}) as response:
@@ -131,7 +137,7 @@ async def test_bodies_that_are_no_json_objects(dialect: str, http: aiohttp.Clien
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_hidden_capacity_is_reported_nowhere(dialect: str, http: aiohttp.ClientSession) -> None:
-    """Neither the pool nor the batch limit is reported, nor anything from which they follow."""
+    """The worker reports neither the pool nor the batch limit, nor anything from which these follow."""
     told = ""
     with worker(dialect=dialect, kv_tokens=43_216, max_running=7_777, hide_capacity=True) as url:
         for path in ("/metrics", "/v1/loads", "/server_info", "/v1/models"):
@@ -145,7 +151,7 @@ async def test_hidden_capacity_is_reported_nowhere(dialect: str, http: aiohttp.C
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_vllm_aborts_when_the_client_leaves(streamed: bool, http: aiohttp.ClientSession) -> None:
-    """Closing the connection empties the engine and does not count as a success."""
+    """Closing the connection aborts the request, which does not count as a success."""
     with worker(hardware="a100-mistral-7b") as url:
 
         async def running() -> bool:
@@ -181,14 +187,14 @@ async def aborted(http: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def test_sglang_ends_a_stream_with_its_client(http: aiohttp.ClientSession) -> None:
-    """The stream ends without waiting for the check for clients every four seconds, 80 of them here."""
+    """A stream ends without waiting for the check for clients that SGLang makes every four seconds, 80 of them here."""
     with worker(dialect="sglang", hardware="a100-mistral-7b", speed=0.05) as url:
         await left(http, url, streamed=True)
         await eventually(lambda: aborted(http, url))
 
 
 async def test_sglang_checks_at_intervals_for_the_client_of_a_whole_answer(http: aiohttp.ClientSession) -> None:
-    """It is computed until the next check; calls that arrive meanwhile are answered beside it."""
+    """The answer is computed until the next check, and calls that arrive meanwhile are answered."""
     with worker(dialect="sglang", hardware="a100-mistral-7b", speed=0.05) as url:
         await left(http, url, streamed=False)
         await call(http, url + CHAT, chat(max_tokens=2))
@@ -216,8 +222,8 @@ async def test_sglang_abort_request(http: aiohttp.ClientSession) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-async def test_a_full_queue(dialect: str, http: aiohttp.ClientSession) -> None:
-    """503 from vLLM, streamed or not; from SGLang too, but inside a stream of status 200."""
+async def test_a_full_queue_gets_503(dialect: str, http: aiohttp.ClientSession) -> None:
+    """A full vLLM sends 503, streamed or not; SGLang sends it too, but inside a stream of status 200."""
     with worker(dialect=dialect, hardware="a100-mistral-7b", max_running=1, max_queued=1) as url:
         long = text(max_tokens=10_000, stream=True)
         async with http.post(url + TEXT, json=long) as running:
@@ -245,8 +251,10 @@ async def test_a_full_queue(dialect: str, http: aiohttp.ClientSession) -> None:
 @pytest.mark.parametrize(
     ("dialect", "open_path", "guarded"), [("vllm", "/metrics", ""), ("sglang", "/ready", "/v1/loads")]
 )
-async def test_the_api_key(dialect: str, open_path: str, guarded: str, http: aiohttp.ClientSession) -> None:
-    """A call without the key gets 401 with a string for an error; some paths stay open."""
+async def test_the_api_key_guards_some_paths(
+    dialect: str, open_path: str, guarded: str, http: aiohttp.ClientSession
+) -> None:
+    """A call without the key gets 401 with a string as error, and some paths stay open."""
     with worker(dialect=dialect, api_key="k") as url:
         assert await call(http, url + TEXT, text(), 401) == {"error": "Unauthorized"}
         assert (await call(http, url + TEXT, text(), Authorization="Bearer k"))["choices"]
@@ -258,7 +266,7 @@ async def test_the_api_key(dialect: str, open_path: str, guarded: str, http: aio
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_many_streams_at_once_stay_apart(dialect: str, request: Any) -> None:
-    """Two hundred streams, each with its own answer and a usage that counts every token."""
+    """Two hundred streams each get their own answer and a usage that counts every token."""
     url = request.getfixturevalue(dialect) + TEXT
     body = text(max_tokens=20, stream_options=CONTINUOUS)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:

@@ -26,7 +26,7 @@ class CacheFromEvents:
     def __init__(self) -> None:
         self.copies: dict[int, int] = {}
 
-    def hear(self, events: Sequence[BlockEvent]) -> None:
+    def apply(self, events: Sequence[BlockEvent]) -> None:
         for event in events:
             match event:
                 case Stored(hashes, parent, _):
@@ -53,14 +53,14 @@ class CacheFromEvents:
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 @pytest.mark.parametrize("size", [1, 4])
 def test_events_report_what_the_cache_holds(dialect: Dialect, size: int) -> None:
-    """After any step, the hit of each waiting prompt equals what the events report."""
+    """After any step, the hit of each waiting prompt equals the hit that follows from the events."""
     engine = create_engine(default_config(dialect, HARDWARE["instant"], kv_tokens=160, block_size=size))
-    log, believer = engine.log_blocks(), CacheFromEvents()
+    log, reconstructed = engine.log_blocks(), CacheFromEvents()
     hits = 0
     for number in range(60):
         prompt = [number % 3, *range(10 + number % 7), number % 5, number % 4, 7]
-        believer.hear(log.take())
-        expected = believer.hit(prompt, size)
+        reconstructed.apply(log.take())
+        expected = reconstructed.hit(prompt, size)
         engine.submit(Request(str(number), prompt, 1 + number % 6, ignore_eos=True))
         cached = None
         while engine.has_work:
@@ -69,55 +69,57 @@ def test_events_report_what_the_cache_holds(dialect: Dialect, size: int) -> None
         assert cached == expected
         hits += expected
     assert hits
-    believer.hear(log.take())
-    assert len(believer.copies) * size == engine.cached_tokens
+    reconstructed.apply(log.take())
+    assert len(reconstructed.copies) * size == engine.cached_tokens
     engine.flush_cache()
-    believer.hear(log.take())
-    assert not believer.copies
+    reconstructed.apply(log.take())
+    assert not reconstructed.copies
 
 
 def test_a_used_cache_is_not_logged() -> None:
-    """A log must begin with an empty cache."""
+    """Logging of a cache that is not empty raises RuntimeError."""
     engine = create_engine(default_config("vllm", HARDWARE["instant"]))
     engine.submit(Request("r", [1], 1))
     with pytest.raises(RuntimeError):
         engine.log_blocks()
 
 
-async def asked(url: str, path: str) -> Any:
+async def get_json(url: str, path: str) -> Any:
     async with aiohttp.ClientSession(url) as http, http.get(path) as response:
         return orjson.loads(await response.read())
 
 
-async def say(url: str, content: str) -> None:
+async def send_chat(url: str, content: str) -> None:
     async with aiohttp.ClientSession(url) as http, http.post(CHAT, json=chat(content)) as response:
         assert response.status == 200
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-async def test_messages_on_the_wire(dialect: Dialect) -> None:
-    """A worker reports where it publishes; live and past messages are equal, in order, and end with their mark."""
+async def test_live_and_replayed_messages_are_equal(dialect: Dialect) -> None:
+    """A worker reports where it publishes, and its live and replayed messages are equal, in order, and end with their
+    mark.
+    """
     with worker(dialect=dialect, kv_events=0) as url:
         if dialect == "vllm":
-            told = (await asked(url, "/kv_event_sources"))["0"]
-            ports = [int(told[name].rpartition(":")[2]) for name in ("endpoint", "replay_endpoint")]
+            source = (await get_json(url, "/kv_event_sources"))["0"]
+            ports = [int(source[name].rpartition(":")[2]) for name in ("endpoint", "replay_endpoint")]
         else:
-            told = (await asked(url, "/server_info"))["kv_events"]
-            ports = [told["endpoint_port_base"], told["replay_endpoint_port_base"]]
+            source = (await get_json(url, "/server_info"))["kv_events"]
+            ports = [source["endpoint_port_base"], source["replay_endpoint_port_base"]]
         with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as live, context.socket(zmq.DEALER) as past:
-            live.subscribe(told["topic"])
+            live.subscribe(source["topic"])
             live.connect(f"tcp://127.0.0.1:{ports[0]}")
             past.connect(f"tcp://127.0.0.1:{ports[1]}")
             async with asyncio.timeout(PATIENCE):
-                await say(url, "hello, hello, hello")
+                await send_chat(url, "hello, hello, hello")
                 await past.send_multipart([b"", (0).to_bytes(8, "big")])
                 replayed = [await past.recv_multipart()]
                 while replayed[-1][-2] != b"\xff" * 8:
                     replayed.append(await past.recv_multipart())
                 assert [int.from_bytes(frames[2], "big") for frames in replayed[:-1]] == list(range(len(replayed) - 1))
-                await say(url, "another prompt")
+                await send_chat(url, "another prompt")
                 topic, _, payload = await live.recv_multipart()
-        assert topic == told["topic"].encode()
+        assert topic == source["topic"].encode()
         _, events, rank = msgpack.unpackb(payload)
         assert (events[0]["type"], events[0]["block_size"], rank) == ("BlockStored", 4, 0)
         assert len(events[0]["token_ids"]) == 4 * len(events[0]["block_hashes"])

@@ -1,4 +1,4 @@
-"""`python -m workers` as a parent process sees it: one line, then silence, and a prompt end."""
+"""`python -m workers` as a parent process sees it: it prints one line and exits promptly."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def ready_url(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_quietly_with_a_stream_open(number: signal.Signals) -> None:
-    """Exit status 0, nothing on standard error, no second line, although a client is being answered."""
+    """The worker exits with status 0 and prints nothing more, although a client is being answered."""
     with worker("--dialect", "sglang", "--model", "tiny", "--speed", "0.01") as process:
         url = ready_url(process)
         body = b'{"prompt": "hi", "stream": true, "max_tokens": 30000, "ignore_eos": true}'
@@ -67,7 +67,7 @@ def test_a_signal_before_the_server_runs_is_not_lost() -> None:
 
 
 def test_every_setting_is_a_flag() -> None:
-    """The command line gives what the dataclass holds, with its types and defaults."""
+    """The command line sets every field of the dataclass, with its type and default."""
     assert parse_settings([]) == WorkerSettings()
     line = "--dialect sglang --order lpm --kv-tokens 5000 --speed inf --max-queued 3 --hide-capacity --api-key k"
     assert parse_settings(line.split()) == WorkerSettings(
@@ -89,7 +89,7 @@ def test_every_setting_is_a_flag() -> None:
     ],
 )
 def test_mistakes_end_with_status_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message names the program."""
+    """The error message names the program."""
     with pytest.raises(SystemExit) as ended:
         parse_settings(line.split())
     assert ended.value.code == 2

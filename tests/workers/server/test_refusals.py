@@ -1,4 +1,4 @@
-"""What the emulated engines reject, and what they accept although it is oddly written."""
+"""What the emulated engines reject, and which oddly written values they accept."""
 
 from collections.abc import AsyncIterator
 
@@ -22,8 +22,8 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-async def test_values_that_no_engine_takes(http: aiohttp.ClientSession, dialect: str) -> None:
-    """Chats and completions with these values are answered by 400."""
+async def test_values_that_both_engines_refuse(http: aiohttp.ClientSession, dialect: str) -> None:
+    """Chats and completions with these values get a 400."""
     with worker(dialect=dialect) as url:
         for fields in WRONG:
             await call(http, url + CHAT, chat(**fields), 400)
@@ -31,34 +31,34 @@ async def test_values_that_no_engine_takes(http: aiohttp.ClientSession, dialect:
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-async def test_numbers_written_as_text(http: aiohttp.ClientSession, dialect: str) -> None:
-    """They accept a limit of "5" or 5.0, and "no" for no stream."""
+async def test_values_of_other_types_that_are_accepted(http: aiohttp.ClientSession, dialect: str) -> None:
+    """The engines accept a limit of "5" or 5.0, and "no" as false for `stream`."""
     with worker(dialect=dialect) as url:
         for limit in ("5", 5.0):
             answer = await call(http, url + CHAT, chat(max_tokens=limit, stream="no"))
             assert answer["usage"]["completion_tokens"] == 5
 
 
-async def test_vllm_alone_refuses_these(http: aiohttp.ClientSession) -> None:
-    """Stream options of a whole answer, an empty salt, two greedy answers, and both ways to end a chat's prompt."""
-    gone_on: Json = {"continue_final_message": True}
+async def test_values_that_vllm_alone_refuses(http: aiohttp.ClientSession) -> None:
+    """Stream options of a whole answer, an empty salt, two greedy answers and both ways to end a prompt are refused."""
+    continued: Json = {"continue_final_message": True}
     only: list[tuple[Json, str | None]] = [
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"n": 2, "temperature": 0}, None),
-        (gone_on, None),
-        (gone_on | {"add_generation_prompt": True}, None),
+        (continued, None),
+        (continued | {"add_generation_prompt": True}, None),
     ]
     with worker(dialect="vllm") as vllm, worker(dialect="sglang") as sglang:
         for fields, param in only:
             refused = (await call(http, vllm + CHAT, chat(**fields), 400))["error"]
             assert (refused["type"], refused["param"]) == ("BadRequestError", param)
             await call(http, sglang + CHAT, chat(**fields))
-        await call(http, vllm + CHAT, chat(**gone_on, add_generation_prompt=False))
+        await call(http, vllm + CHAT, chat(**continued, add_generation_prompt=False))
 
 
-async def test_sglang_alone_refuses_these(http: aiohttp.ClientSession) -> None:
-    """An unknown role, and a model that is null."""
+async def test_values_that_sglang_alone_refuses(http: aiohttp.ClientSession) -> None:
+    """SGLang refuses an unknown role, and null as a model."""
     unknown = {"messages": [{"role": "nobody", "content": "x"}]}
     with worker(dialect="vllm") as vllm, worker(dialect="sglang") as sglang:
         for fields in (unknown, {"model": None}):

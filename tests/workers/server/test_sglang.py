@@ -1,4 +1,4 @@
-"""The SGLang dialect: chunks, usage, errors and metrics as an SGLang server gives them."""
+"""The SGLang dialect: its chunks, usage, errors and metrics are those of an SGLang server."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -35,7 +35,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_sglang_chat_stream(sglang: str, http: aiohttp.ClientSession) -> None:
-    """reasoning_content in every delta, finish as a chunk of its own, the model's name echoed, the rid kept."""
+    """Every delta has reasoning_content, the finish is its own chunk, and the model's name and the rid come back."""
     body = chat(model="whatever", rid="r1", stream_options=USAGE)
     role, *tokens, finish, usage = await stream(http, sglang + CHAT, body)
     assert (role["id"], role["model"]) == ("r1", "whatever")
@@ -52,7 +52,7 @@ async def test_sglang_chat_stream(sglang: str, http: aiohttp.ClientSession) -> N
 
 
 async def test_sglang_continuous_usage_reports_the_hit_early(sglang: str, http: aiohttp.ClientSession) -> None:
-    """Without include_usage too, with cached tokens on each content chunk, none on role and finish."""
+    """Each content chunk has the cached tokens even without include_usage, and role and finish chunks have no usage."""
     body = chat("a long enough question to fill some pages", stream_options={"continuous_usage_stats": True})
     first, again = [await stream(http, sglang + CHAT, body) for _ in range(2)]
     assert ["usage" in event for event in again] == [False, True, True, True, False]
@@ -63,7 +63,7 @@ async def test_sglang_continuous_usage_reports_the_hit_early(sglang: str, http: 
 
 
 async def test_sglang_two_choices_finish_together(sglang: str, http: aiohttp.ClientSession) -> None:
-    """Content interleaved, both finish chunks at the end."""
+    """The contents are interleaved, and both finish chunks come at the end."""
     events = await stream(http, sglang + CHAT, chat(n=2))
     reasons = [event["choices"][0]["finish_reason"] for event in events]
     assert reasons == [None] * 8 + ["length"] * 2
@@ -80,7 +80,7 @@ async def test_sglang_stop_names_the_token_and_shows_no_empty_chunk(sglang: str,
 
 
 async def test_sglang_completion_stream(sglang: str, http: aiohttp.ClientSession) -> None:
-    """Finish on the last text chunk, nulls spelled out, per-chunk usage without cached tokens."""
+    """The last text chunk has the finish, nulls are written, and usage per chunk has no cached tokens."""
     body = text("once upon a time there was a pool")
     plain = await stream(http, sglang + TEXT, body)
     assert [event["choices"][0]["finish_reason"] for event in plain] == [None, None, "length"]
@@ -98,7 +98,7 @@ async def test_override_rid_is_read_on_chat_alone(sglang: str, http: aiohttp.Cli
 
 
 async def test_sglang_errors_are_flat(sglang: str, http: aiohttp.ClientSession) -> None:
-    """No wrapper around the error; prompt and answer together must fit the context."""
+    """No object wraps the error, and prompt and answer together must fit the context."""
     for body, words in ((chat("word " * 33_000), "longer than"), (chat(max_tokens=32_768), "Requested token count")):
         error = await call(http, sglang + CHAT, body, 400)
         assert list(error) == ["object", "message", "type", "param", "code"]
@@ -109,7 +109,7 @@ async def test_sglang_errors_are_flat(sglang: str, http: aiohttp.ClientSession) 
 
 
 async def test_sglang_information(sglang: str, http: aiohttp.ClientSession) -> None:
-    """Ready, server info and loads; the cache can be flushed when idle."""
+    """Health, server info and loads are reported, and an idle server's cache can be flushed."""
     for path in ("/ready", "/health", "/model_info"):
         async with http.get(sglang + path) as response:
             assert response.status == 200
@@ -127,7 +127,7 @@ async def test_sglang_information(sglang: str, http: aiohttp.ClientSession) -> N
 
 
 async def test_sglang_metrics_count_evictions(http: aiohttp.ClientSession) -> None:
-    """A pool of 40 tokens that has seen 100 has evicted; finished requests are counted."""
+    """A pool of 40 tokens that has stored 100 reports evictions, and finished requests are counted."""
     with worker(dialect="sglang", kv_tokens=40) as url:
         for token in range(5):
             await call(http, url + TEXT, text([token] * 20))
@@ -140,7 +140,7 @@ async def test_sglang_metrics_count_evictions(http: aiohttp.ClientSession) -> No
 
 
 async def test_sglang_gauges_lag_and_loads_do_not(http: aiohttp.ClientSession) -> None:
-    """Gauges still show the last prefill when all is done; /v1/loads is current."""
+    """Gauges still show the last prefill when all requests are done, and /v1/loads is current."""
     with worker(dialect="sglang") as url:
         await call(http, url + TEXT, text())
         assert (await series(http, url))["sglang:num_running_reqs"] == 1
@@ -149,7 +149,7 @@ async def test_sglang_gauges_lag_and_loads_do_not(http: aiohttp.ClientSession) -
 
 
 async def test_sglang_refuses_ids_in_a_streamed_chat(sglang: str, http: aiohttp.ClientSession) -> None:
-    """The message is the real engine's, before anything is streamed; whole chats and completions have ids."""
+    """The refusal has the real engine's message and precedes the stream; whole chats and completions accept ids."""
     refused = await call(http, sglang + CHAT, chat(return_token_ids=True, stream=True), 400)
     assert refused == {
         "object": "error",

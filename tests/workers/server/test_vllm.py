@@ -1,4 +1,4 @@
-"""The vLLM dialect: chunks, usage, errors and metrics as a vLLM server gives them."""
+"""The vLLM dialect: its chunks, usage, errors and metrics are those of a vLLM server."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -35,7 +35,9 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_vllm_chat_stream(vllm: str, http: aiohttp.ClientSession) -> None:
-    """Role chunk, a chunk per token with the finish on the last, then usage; X-Request-Id names the stream."""
+    """The stream is a role chunk, a chunk per token with the finish on the last, and the usage; X-Request-Id sets its
+    id.
+    """
     headers = {"X-Request-Id": "abc"}
     role, first, second, last, usage = await stream(http, vllm + CHAT, chat(stream_options=USAGE), **headers)
     assert list(role) == ["id", "object", "created", "model", "choices", "prompt_token_ids", "prompt_text"]
@@ -58,7 +60,9 @@ async def test_vllm_chat_stream(vllm: str, http: aiohttp.ClientSession) -> None:
 
 
 async def test_vllm_continuous_usage(vllm: str, http: aiohttp.ClientSession) -> None:
-    """Cumulative and per chunk, the role chunk at 0, without cached tokens; ignored without include_usage."""
+    """Usage per chunk is cumulative from 0 at the role chunk, without cached tokens, and ignored without
+    include_usage.
+    """
     events = await stream(http, vllm + CHAT, chat(stream_options=CONTINUOUS))
     assert [event["usage"]["completion_tokens"] for event in events] == [0, 1, 2, 3, 3]
     assert ["prompt_tokens_details" in event["usage"] for event in events] == [False] * 4 + [True]
@@ -67,7 +71,7 @@ async def test_vllm_continuous_usage(vllm: str, http: aiohttp.ClientSession) -> 
 
 
 async def test_vllm_reports_the_hit_in_the_last_usage(vllm: str, http: aiohttp.ClientSession) -> None:
-    """The same prompt again hits its full blocks, and says the same."""
+    """The same prompt again hits its full blocks, and gets the same answer."""
     body = text("a prompt that nobody else in this file sends, of some length", stream_options=USAGE)
     first, again = [await stream(http, vllm + TEXT, body) for _ in range(2)]
     tokens = len(encode(body["prompt"]))
@@ -77,7 +81,7 @@ async def test_vllm_reports_the_hit_in_the_last_usage(vllm: str, http: aiohttp.C
 
 
 async def test_vllm_reports_the_tokens_a_chat_put_into_the_cache(vllm: str, http: aiohttp.ClientSession) -> None:
-    """They are counted in whole blocks; a completion's usage has no such count."""
+    """The tokens are counted in whole blocks, and a completion's usage has no such count."""
     events = await stream(http, vllm + CHAT, chat("of this chat nobody else in this file thinks", stream_options=USAGE))
     usage = events[-1]["usage"]
     details = usage["prompt_tokens_details"]
@@ -85,7 +89,9 @@ async def test_vllm_reports_the_tokens_a_chat_put_into_the_cache(vllm: str, http
 
 
 async def test_vllm_two_choices(vllm: str, http: aiohttp.ClientSession) -> None:
-    """Both role chunks first, then interleaved; usage per chunk is per choice, the prompt counts once."""
+    """Both role chunks come first, then interleaved content; usage per chunk is per choice, and the prompt counts
+    once.
+    """
     events = await stream(http, vllm + CHAT, chat(n=2, stream_options=CONTINUOUS))
     *chunks, usage = events
     assert ["role" in event["choices"][0]["delta"] for event in chunks[:3]] == [True, True, False]
@@ -97,7 +103,7 @@ async def test_vllm_two_choices(vllm: str, http: aiohttp.ClientSession) -> None:
 
 
 async def test_vllm_completion_stream(vllm: str, http: aiohttp.ClientSession) -> None:
-    """No role chunk, every field spelled out, token ids where asked for."""
+    """There is no role chunk, every field is written, and token ids come on request."""
     body = text(stream_options=USAGE, return_token_ids=True)
     *chunks, usage = await stream(http, vllm + TEXT, body)
     assert chunks[0]["object"] == "text_completion"
@@ -112,7 +118,7 @@ async def test_vllm_completion_stream(vllm: str, http: aiohttp.ClientSession) ->
 
 
 async def test_vllm_errors(vllm: str, http: aiohttp.ClientSession) -> None:
-    """Status, type and param of client errors."""
+    """Client errors have vLLM's status, type and param."""
     cases: list[tuple[Json, int, str, str | None]] = [
         (chat(model="nope"), 404, "NotFoundError", "model"),
         (chat(max_tokens=0), 400, "BadRequestError", "max_tokens"),
@@ -138,7 +144,7 @@ async def test_vllm_clamps_the_answer_to_the_context(http: aiohttp.ClientSession
 
 
 async def test_vllm_information(vllm: str, http: aiohttp.ClientSession) -> None:
-    """Health is an empty 200, the model is there with its context, tokens go there and back."""
+    """Health is an empty 200, the model is listed with its context, and tokenize and detokenize are inverse."""
     for path in ("/health", "/ping", "/version", "/kv_event_sources"):
         async with http.get(vllm + path) as response:
             assert response.status == 200
@@ -153,7 +159,7 @@ async def test_vllm_information(vllm: str, http: aiohttp.ClientSession) -> None:
 
 
 async def test_vllm_metrics_count_tokens(http: aiohttp.ClientSession) -> None:
-    """Queries, hits, prompt and generated tokens add up; every counter has its *_created."""
+    """Queries, hits, prompt and generated tokens add up, and every counter has its *_created."""
     with worker() as url:
         for _ in range(2):
             await call(http, url + TEXT, text([5] * 9))
