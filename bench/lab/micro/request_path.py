@@ -1,6 +1,6 @@
 """Count the files and functions through which the router takes one streamed chat of 8 chunks.
 
-The router runs in this process, from its command line, with one emulated worker that takes 50 ms per token. A client in
+The router runs in this process, from its command line, with one emulated worker that takes 20 ms per token. A client in
 a thread sends the same chat several times, and the shortest path counts. A change of file is a call into a function of
 another file than that of the call before; resuming a coroutine counts as a call.
 """
@@ -115,7 +115,7 @@ def trace(repeats: int) -> list[Recorder]:
         finally:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with start_emulated_workers(1, [*COMMAND, "--step-times", "50,0,0"]) as (worker,):
+    with start_emulated_workers(1, [*COMMAND, "--step-times", "20,0,0"]) as (worker,):
         client = threading.Thread(target=play)
         client.start()
         _serve(port, worker.url, recorder)
