@@ -1,4 +1,4 @@
-"""Statistics of simulations."""
+"""The percentiles and means of the bench, with and without unfinished durations."""
 
 import pytest
 from hypothesis import given
@@ -9,13 +9,13 @@ from router.core.clients.fairness import percentile
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=50), st.sampled_from([0.01, 0.5, 0.95, 0.99, 1.0]))
-def test_without_unfinished_durations_it_is_the_plain_percentile(spans: list[float], share: float) -> None:
-    """It is the smallest value that the share does not exceed."""
+def test_the_percentile_of_finished_durations_is_the_plain_one(spans: list[float], share: float) -> None:
+    """The percentile is the smallest value that the share does not exceed."""
     assert censored_percentile([(span, True) for span in spans], share) == percentile(spans, share)
 
 
 def test_an_unfinished_duration_does_not_count_as_short() -> None:
-    """It counts as at least its length: neither as exactly that, nor not at all."""
+    """An unfinished duration counts as at least its length, neither as exactly that, nor not at all."""
     spans = [(1.0, True), (1.0, False), (1.0, False), (5.0, True)]
     assert censored_percentile(spans, 0.25) == 1.0
     assert censored_percentile(spans, 0.5) == 5.0
@@ -29,8 +29,8 @@ def test_an_undetermined_percentile_is_the_longest_duration() -> None:
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=50))
-def test_without_unfinished_durations_it_is_the_plain_mean(spans: list[float]) -> None:
-    """It is the arithmetic mean."""
+def test_the_mean_of_finished_durations_is_the_plain_one(spans: list[float]) -> None:
+    """The mean is the arithmetic one."""
     assert censored_mean([(span, True) for span in spans]) == pytest.approx(sum(spans) / len(spans))
 
 

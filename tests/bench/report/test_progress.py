@@ -10,8 +10,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_progress_bar_shows_how_far_it_is() -> None:
-    """It is drawn in place, and its line is empty at the end."""
+def test_the_progress_bar_shows_the_simulated_time() -> None:
+    """The bar is drawn in place, and closing it clears its line."""
     stream = Terminal()
     bar = ProgressBar(stream, "s")
     bar.show(5.0, 10.0)
@@ -20,8 +20,8 @@ def test_the_progress_bar_shows_how_far_it_is() -> None:
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
-def test_where_there_is_no_terminal_there_is_no_bar() -> None:
-    """A log is not filled with it."""
+def test_without_a_terminal_there_is_no_bar() -> None:
+    """The bar writes nothing to a stream that is no terminal, such as a log."""
     stream = io.StringIO()
     bar = ProgressBar(stream, "s")
     bar.show(5.0, 10.0)

@@ -8,7 +8,7 @@ from bench.workloads.parts.traffic import Outcome
 
 
 def call(client: str, service: int, arrived: float, started: float | None, finished: float | None) -> Record:
-    """One that comes to so much service: half of it input, the other half output, which counts twice."""
+    """Return a call of this service: half is input and half is output, of which each token counts twice."""
     outcome = Outcome.UNFINISHED if finished is None else Outcome.DONE
     return Record(
         "r", client, outcome, arrived, arrived, started, finished, "w1", "x", service // 2, 0, 0, service // 4
@@ -16,7 +16,7 @@ def call(client: str, service: int, arrived: float, started: float | None, finis
 
 
 def within(begin: float, finished: float, service: int, client: str = "a") -> Record:
-    """A call that comes, starts and ends with its window."""
+    """Return a call that arrives, starts and ends with its window."""
     return call(client, service, begin, begin, finished)
 
 
@@ -46,14 +46,14 @@ def test_differences_of_clients_add_up() -> None:
     assert service_difference([within(0, 60, 600), *behind], 60.0).largest == pytest.approx(10.0)
 
 
-def test_what_was_asked_for_earlier_and_served_now_differs_too() -> None:
-    """A client that is served in a window in which it asked for nothing differs by that service, up to the most."""
+def test_service_in_a_window_without_demand_is_a_difference() -> None:
+    """A client served in a window in which it asked for nothing differs by that service, up to the largest service."""
     records = [within(30, 90, 600), call("b", 240, 0, 30, 90)]
     assert service_difference(records, 90.0).largest == pytest.approx(4.0)
 
 
 def test_service_is_spread_from_the_first_token_to_the_last() -> None:
-    """Of a call that streams from 30 s to 90 s the window that ends at 60 s has one half, the next one all."""
+    """Of a call that streams from 30 s to 90 s, the window that ends at 60 s gets one half and the next window all."""
     records = [call("a", 1200, 0, 30, 90), call("b", 6000, 0, None, None), call("b", 6000, 30, None, None)]
     spread = service_difference(records, 90.0)
     assert spread.largest == pytest.approx(20.0)
@@ -62,25 +62,27 @@ def test_service_is_spread_from_the_first_token_to_the_last() -> None:
 
 
 def test_an_answer_of_one_token_is_served_at_once() -> None:
-    """A call whose first token is its last counts whole, in the windows in which that came."""
+    """A call whose first token is its last counts in full in the windows that contain this token."""
     records = [call("a", 600, 5, 5, 5), call("b", 6000, 0, None, None), call("b", 6000, 40, None, None)]
     assert service_difference(records, 120.0).mean == pytest.approx(10.0 / 3)
 
 
 def test_ten_minutes_are_nineteen_windows() -> None:
-    """Windows of a minute begin every half minute and none goes beyond the end."""
+    """Windows of a minute begin every half minute, and none extends beyond the end."""
     records = [within(0, 30, 19 * 60), call("b", 100_000, 0, None, None)]
     assert service_difference(records, 600.0).mean == pytest.approx(1.0)
 
 
 def test_less_than_a_window_is_refused() -> None:
-    """A time too short for one window is the caller's mistake."""
+    """A time too short for one window raises ValueError."""
     with pytest.raises(ValueError, match="window"):
         service_difference([], 59.0)
 
 
 def timeline(*leads: float) -> Result:
-    """Measured from 10 s on; what `a` was served more than `b`, ten seconds after ten seconds since the beginning."""
+    """Return a result measured from 10 s on, with the lead in service of `a` over `b` at every ten seconds from 0 s
+    on.
+    """
     samples = [
         ServiceSample(10.0 * number, {"a": 100 + lead, "b": 100}, {"a": 0.0, "b": 0.0})
         for number, lead in enumerate(leads)
@@ -88,11 +90,11 @@ def timeline(*leads: float) -> Result:
     return Result(10.0 * (len(leads) - 2), 10.0, (), {}, {"a": 1.0, "b": 1.0}, tuple(samples))
 
 
-def test_a_lead_begins_at_zero_and_ends_with_the_measuring() -> None:
-    """The line is of the time measured alone, and relative to where it was when that began."""
+def test_a_lead_begins_at_zero_and_ends_with_the_measured_time() -> None:
+    """The line covers the measured time only, and is relative to its value at the beginning of that time."""
     assert difference_line(timeline(7, 5, 9, 1, 50), "a", "b") == [(10.0, 0), (20.0, 4), (30.0, -4)]
 
 
 def test_the_widest_change_counts_in_both_directions() -> None:
-    """What a lead loses after it was won counts with what it won: some interval has both."""
+    """The widest change of a lead is that of the interval in which it rose or fell most."""
     assert widest([(0.0, 0.0), (1.0, 4.0), (2.0, -4.0), (3.0, 1.0)]) == 8.0

@@ -1,4 +1,4 @@
-"""The figures of a simulation."""
+"""The summary of a simulation."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +25,9 @@ def record(
 
 
 def result(*records: Record, service: Mapping[float, Mapping[str, float]] | None = None) -> Result:
-    """Measured from 10 s to 20 s, for clients of weights 1 and 2; what they see is ten times their actual service."""
+    """Return a result measured from 10 s to 20 s, of clients of weights 1 and 2 who see ten times their actual
+    service.
+    """
     samples = tuple(
         ServiceSample(time, each, {client: 10 * value for client, value in each.items()})
         for time, each in (service or {10.0: {}, 20.0: {}}).items()
@@ -33,8 +35,8 @@ def result(*records: Record, service: Mapping[float, Mapping[str, float]] | None
     return Result(20.0, 10.0, records, {"w1": TOTALS, "w2": TOTALS}, {"a": 1.0, "b": 2.0}, samples)
 
 
-def test_rates_are_of_the_time_measured() -> None:
-    """Tokens and requests are divided by the time after the warm-up, busy time by it too."""
+def test_rates_are_of_the_measured_time() -> None:
+    """Tokens, requests and busy time are divided by the time after the warm-up."""
     summary = summarise(result(record("a", 1, 2, 9), record("a", 8, 9, 12), record("b", 11, 12, 19)))
     assert summary["throughput_tokens_per_s"] == 200.0
     assert summary["output_tokens_per_s"] == 20.0
@@ -45,7 +47,7 @@ def test_rates_are_of_the_time_measured() -> None:
 
 
 def test_outcomes_are_counted() -> None:
-    """Each call that ended in the time measured counts under its outcome, those that did not end as unfinished."""
+    """Each call that ended in the measured time counts under its outcome, and calls that did not end as unfinished."""
     records = (
         record("a", 1, 2, 9),
         record("a", 9, 10, 11),
@@ -58,13 +60,13 @@ def test_outcomes_are_counted() -> None:
     assert summary["clients"]["b"]["requests"] == 0
 
 
-def test_a_starved_call_is_no_fast_call() -> None:
-    """Waiting times are of calls that arrived after the warm-up; one that still waits counts as longer than so far."""
+def test_a_starved_call_does_not_count_as_fast() -> None:
+    """Waits are those of calls that arrived after the warm-up; one that still waits counts as longer than so far."""
     records = (record("a", 9, 9.5, 11), record("a", 11, 11.5, 12), record("a", 12), record("b", 12, None, 14))
     clients = summarise(result(*records))["clients"]
     assert clients["a"]["ttft_p50_s"] == 0.5
     assert clients["a"]["ttft_p99_s"] == 8.0
-    assert clients["b"]["ttft_p50_s"] == 2.0  # it does not stream: its first token comes with its last
+    assert clients["b"]["ttft_p50_s"] == 2.0  # the call does not stream: its first token comes with its last
     assert clients["a"]["latency_p50_s"] == 1.0
     assert clients["a"]["ttft_mean_s"] == pytest.approx(0.5 / 2 + 8.0 / 2)
     assert clients["a"]["latency_mean_s"] == pytest.approx(1.0 / 2 + 8.0 / 2)
@@ -72,7 +74,7 @@ def test_a_starved_call_is_no_fast_call() -> None:
 
 
 def test_service_is_what_was_added() -> None:
-    """A client's service is what it was served in the time measured, in cost units."""
+    """A client's service is what it was served in the measured time, in cost units."""
     service = {5.0: {"a": 10.0}, 10.0: {"a": 100.0}, 15.0: {"a": 150.0, "b": 7.0}, 20.0: {"a": 300.0, "b": 9.0}}
     clients = summarise(result(service=service))["clients"]
     assert clients["a"]["service"] == 200.0
@@ -81,7 +83,7 @@ def test_service_is_what_was_added() -> None:
 
 
 def test_jain_is_of_service_per_weight_while_all_are_active() -> None:
-    """It counts from the first arrival of the last client to come until the last end of the first to stop."""
+    """Jain's index covers the time from the first arrival of the last client to the last end of the first to stop."""
     service = {
         10.0: {"a": 0.0},
         12.0: {"a": 100.0, "b": 0.0},
@@ -105,7 +107,7 @@ def test_jain_may_differ_by_what_clients_see() -> None:
 
 
 def test_programs_are_summed_up_by_client_and_together() -> None:
-    """A program of two calls is one of its client's, and of all."""
+    """A program of two calls counts once, for its client and in total."""
     one = record("a", 11, 12, 13)._replace(program="1", program_calls=2)
     summary = summarise(result(one, one._replace(arrived=13, finished=16), record("b", 12, 13, 14)))
     assert summary["clients"]["a"]["programs"]["latency_mean_s"] == 5.0

@@ -1,4 +1,4 @@
-"""How long clients had calls that waited while nothing of theirs was served."""
+"""How long a client's calls waited while the client got no token."""
 
 from collections.abc import Sequence
 
@@ -20,31 +20,33 @@ def call(arrived: float, started: float | None = None, finished: float | None = 
     ("calls", "longest"),
     [
         ([call(1.0, 4.0, 9.0)], 3.0),
-        # Beside a stream nobody is unserved; when that ends, the wait begins.
+        # While its stream runs, a client is not unserved; the wait begins when the stream ends.
         ([call(0.0, 1.0, 20.0), call(2.0, 25.0, 26.0)], 5.0),
-        # One call after another: each wait is one by itself.
+        # The calls follow each other: each wait counts separately.
         ([call(0.0, 4.0, 5.0), call(5.0, 8.0, 9.0)], 4.0),
         # Of two that overlap, the second is served first: 12 s until then, and 17 s after its end.
         ([call(0.0, 30.0, 31.0), call(10.0, 12.0, 13.0)], 17.0),
         ([call(40.0)], 60.0),
         # A call that does not stream waits until its answer.
         ([call(10.0, None, 25.0)], 15.0),
-        # What comes after the end of measuring is not looked at.
+        # Events after the end of the measured time do not count.
         ([call(90.0, 120.0, 130.0)], 10.0),
     ],
 )
 def test_a_client_is_unserved_while_calls_wait_and_none_is_answered(calls: Sequence[Record], longest: float) -> None:
-    """From a call's arrival, or the end of the last answer, to the next first token of any of its calls."""
+    """The time lasts from a call's arrival, or the end of the last answer, to the next first token of any of its
+    calls.
+    """
     assert longest_unserved(calls, END) == {"c": longest}
 
 
-def test_clients_are_looked_at_one_by_one() -> None:
-    """Another's tokens are no service to a client that waits."""
+def test_clients_are_counted_separately() -> None:
+    """Another client's tokens do not end a client's unserved time."""
     calls = [call(0.0, 1.0, 90.0, "served"), call(0.0, 50.0, 51.0, "waiting")]
     assert longest_unserved(calls, END) == {"served": 1.0, "waiting": 50.0}
 
 
 def test_a_client_without_a_token_is_counted_once() -> None:
-    """However many calls it made; an answer that did not stream counts as served."""
+    """The number of its calls does not matter, and an answer that did not stream counts as served."""
     calls = [call(0.0, client="a"), call(1.0, client="a"), call(0.0, 1.0, client="b"), call(0.0, None, 9.0, "c")]
     assert never_served(calls) == 1

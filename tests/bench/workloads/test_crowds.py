@@ -1,4 +1,4 @@
-"""Crowds, floods and mixes: who has what open, what prompts share, and who gives up."""
+"""Crowds, floods and mixes: how many calls clients have open, what prompts share, and which calls are cancelled."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ SLOW = (WorkerSpec(max_running=16),) * 2
 
 
 def most_open(records: Sequence[Record], client: str) -> int:
-    """The largest number of calls that a client had open at a time; an end comes before the arrival that follows it."""
+    """Return the most calls that a client had open at a time; an end comes before the arrival that follows it."""
     own = [record for record in records if record.client == client]
     changes = sorted([(r.arrived, 1) for r in own] + [(r.finished, -1) for r in own if r.finished is not None])
     most = now = 0
@@ -33,7 +33,7 @@ def most_open(records: Sequence[Record], client: str) -> int:
 
 
 def test_a_polite_client_has_one_call_open_and_a_prefix_of_its_own() -> None:
-    """Whoever waits, for as long as it waits; what its calls share is shared with no other client."""
+    """A client waits for its answer, however long that takes, and shares its calls' prefix with no other client."""
     workload = Crowd(crowd=replace(POLITE, client_count=40), light=LIGHT)
     records = simulate(Scenario("pooled_fcfs", workload, SLOW, seconds=15.0)).records
     crowd = [client.name for client in workload.clients(0) if client.name.startswith("crowd")]
@@ -49,7 +49,7 @@ def test_a_polite_client_has_one_call_open_and_a_prefix_of_its_own() -> None:
 
 
 def test_the_size_of_a_crowd_is_a_parameter() -> None:
-    """On the command line too."""
+    """The command line sets it, too."""
     workload = parse_spec("crowd:crowd.client_count=7,light.client_count=1", WORKLOADS)
     names = [client.name for client in workload.clients(0)]
     assert names == [*(f"crowd-{number}" for number in range(1, 8)), "light"]
@@ -57,7 +57,7 @@ def test_the_size_of_a_crowd_is_a_parameter() -> None:
 
 @pytest.mark.parametrize("name", ["flood", "chat-flood", "documents-flood", "cancellers", "kv-holders"])
 def test_a_flood_has_honest_and_light_clients_beside(name: str) -> None:
-    """Four that take their share and two that ask little, whatever floods."""
+    """Beside any kind of heavy client, four clients use their share and two ask for little."""
     workload = WORKLOADS[name]
     assert isinstance(workload, Flood)
     kinds = Counter(client.name.partition("-")[0] for client in workload.clients(0))
@@ -65,8 +65,10 @@ def test_a_flood_has_honest_and_light_clients_beside(name: str) -> None:
     assert kinds["heavy"] == workload.heavy.client_count
 
 
-def test_cancellers_give_up_what_is_not_answered_in_time() -> None:
-    """At the end of each call's own patience, whose mean is the workload's, and the next call follows at once."""
+def test_cancellers_cancel_calls_that_are_not_answered_in_time() -> None:
+    """Each call is cancelled after a time of its own, whose mean is the workload's, and the next call follows at
+    once.
+    """
     calls = [call for client in GIVING_UP.clients(3) for _, call in played(client, 600)]
     assert fmean(call.cancel_after or 0.0 for call in calls) == pytest.approx(6.0, rel=0.1)
     workload = replace(GIVING_UP, client_count=1, concurrency=4, patience=1.0)
@@ -84,8 +86,8 @@ def test_holders_pay_little_for_long_contexts() -> None:
     assert {len(call.prompt) for call in calls} == {60_100}
 
 
-def test_agents_go_on_where_they_were() -> None:
-    """A call begins with all of the one before it and its answer, and contexts grow to tens of thousands of tokens."""
+def test_agents_continue_from_their_last_call() -> None:
+    """A call begins with the one before it and its answer, and contexts grow to tens of thousands of tokens."""
     (client, *_) = replace(AGENTS, client_count=1, concurrency=1).clients(0)
     calls = [call for _, call in played(client, 60)]
     continued = [after.prompt.tokens[: len(before.prompt)] == before.prompt.tokens for before, after in pairwise(calls)]
@@ -94,7 +96,9 @@ def test_agents_go_on_where_they_were() -> None:
 
 
 def test_one_client_of_the_production_mix_makes_half_of_its_load() -> None:
-    """Input + 2 · output of ten minutes, as in the trace that the mix stands in for; in bursts."""
+    """As in the trace that the mix replaces, one client asks in bursts for half of input + 2 · output in five
+    minutes.
+    """
     asked: dict[str, float] = {}
     for client in SERVEGEN_MID.clients(0):
         calls = []

@@ -20,14 +20,14 @@ from tests.core.played import played
 
 
 def shared(one: Call, other: Call) -> int:
-    """Tokens that two prompts begin with alike."""
+    """Return the number of leading tokens that two prompts share."""
     pairs = zip(one.prompt.tokens, other.prompt.tokens, strict=False)
     return next((length for length, (a, b) in enumerate(pairs) if a != b), min(len(one.prompt), len(other.prompt)))
 
 
 @pytest.mark.parametrize(("branches", "calls"), [(2, 30), (3, 120), (4, 340)])
 def test_a_tree_has_a_call_for_each_branch_of_each_thought(branches: int, calls: int) -> None:
-    """B + b² + b³ + b⁴ of one program, each level when the one above it is answered, with longer prompts."""
+    """A program has b + b² + b³ + b⁴ calls, and each level begins once the level above is answered."""
     (client,) = TreeOfThoughts(branches=branches, client_count=1, rate=0.1, sessions=1).clients(1)
     made = played(client, 1000)
     begin = made[0][0]
@@ -39,7 +39,7 @@ def test_a_tree_has_a_call_for_each_branch_of_each_thought(branches: int, calls:
 
 
 def test_a_thought_extends_the_one_above_it() -> None:
-    """A prompt is the prompt above it, one of its answers and an instruction; siblings differ in their samples."""
+    """A prompt is the prompt above it, one of its answers and an instruction, and siblings differ in their samples."""
     workload = TreeOfThoughts(branches=2, client_count=1, rate=0.1, sessions=1)
     calls = [call for _, call in played(workload.clients(1)[0], 1000)]
     for number, call in enumerate(calls):
@@ -52,8 +52,8 @@ def test_a_thought_extends_the_one_above_it() -> None:
     assert len({call.sample for call in calls}) == len(calls)
 
 
-def test_the_tree_does_not_depend_on_who_is_answered_first() -> None:
-    """Each thought's length is laid down with the tree, so that policies are compared on the same trees."""
+def test_the_tree_does_not_depend_on_the_order_of_answers() -> None:
+    """Each thought's length is drawn with the tree, so that policies are compared on the same trees."""
     workload = TreeOfThoughts(branches=2, client_count=1, rate=0.1, sessions=2)
     trees = [
         {(call.program, call.sample): (len(call.prompt), call.output_tokens) for _, call in made}
@@ -67,7 +67,7 @@ def test_the_tree_does_not_depend_on_who_is_answered_first() -> None:
 
 
 def test_a_closed_loop_keeps_a_constant_number_of_trees_open() -> None:
-    """The next tree begins when every branch of one is over, and never more of them grow at a time."""
+    """The next tree begins when every branch of one has ended, and never more of them grow at a time."""
     (client,) = TreeOfThoughts(branches=2, client_count=1, concurrency=2, sessions=5).clients(1)
     made = played(client, 1000, seconds=lambda call: call.sample)
     spans = {
@@ -81,23 +81,23 @@ def test_a_closed_loop_keeps_a_constant_number_of_trees_open() -> None:
 
 
 def test_siblings_are_answered_differently() -> None:
-    """Equal prompts get different answers, so that the prompts below them part."""
-    heard = EventLog()
+    """Equal prompts get different answers, so that the prompts below them differ."""
+    event_log = EventLog()
     workload = TreeOfThoughts(client_count=1, rate=1.0, sessions=1, output=Lengths(100))
-    simulate(Scenario("d2lpm", workload, seconds=60.0), [heard])
-    keys = [event.request.prompts[0].hashes for _, event in heard.events if isinstance(event, Arrived)]
+    simulate(Scenario("d2lpm", workload, seconds=60.0), [event_log])
+    keys = [event.request.prompts[0].hashes for _, event in event_log.events if isinstance(event, Arrived)]
     assert [len(set(level)) for level in (keys[:2], keys[2:6], keys[6:14], keys[14:])] == [1, 2, 4, 8]
 
 
 def test_a_branch_ends_where_a_call_is_not_answered() -> None:
-    """Its siblings go on."""
+    """A failed call has no calls below it, and its siblings continue."""
     (client,) = TreeOfThoughts(client_count=1, rate=0.1, sessions=1).clients(1)
     made = played(client, 1000, lambda call: Outcome.FAILED if call.sample == 1 else Outcome.DONE)
     assert len(made) == 30 - (2 + 4 + 8)
 
 
 def test_longer_questions_lengthen_every_prompt_of_the_tree() -> None:
-    """S2: ten times the question, and nothing else."""
+    """A question ten times as long (S2) lengthens every prompt by as much and changes nothing else."""
     plain, long = (
         [call for _, call in played(TreeOfThoughts(client_count=1, rate=0.1, question_times=times).clients(1)[0], 30)]
         for times in (1.0, 10.0)
@@ -109,7 +109,7 @@ def test_longer_questions_lengthen_every_prompt_of_the_tree() -> None:
 
 @pytest.mark.parametrize("dimensions", [2, 16])
 def test_a_score_joins_all_judgements(dimensions: int) -> None:
-    """One call for each dimension at once, and then one that holds the article and every judgement."""
+    """One call for each dimension is made at once, and then one that holds the article and every judgement."""
     (client,) = Judge(dimensions=dimensions, client_count=1, rate=0.1, sessions=1).clients(1)
     made = played(client, 100)
     *judgements, score = [call for _, call in made]
@@ -122,14 +122,14 @@ def test_a_score_joins_all_judgements(dimensions: int) -> None:
 
 
 def test_there_is_no_score_without_every_judgement() -> None:
-    """A judgement that fails leaves the others for nothing."""
+    """If a judgement fails, the program makes no scoring call."""
     (client,) = Judge(dimensions=3, client_count=1, rate=0.1, sessions=1).clients(1)
     fates = iter([Outcome.DONE, Outcome.FAILED, Outcome.DONE])
     assert len(played(client, 100, lambda _: next(fates))) == 3
 
 
 def test_the_text_before_an_article_is_the_same_each_time() -> None:
-    """S2: so many tokens more in every call, shared by a client's articles and not with another client."""
+    """The extra tokens (S2) are shared by all articles of a client, and not with other clients."""
     one, other = Judge(client_count=2, rate=1.0, extra=600).clients(1)
     calls = [call for _, call in played(one, 100)]
     first, second, third = (next(call for call in calls if call.program == name) for name in ("1", "2", "3"))
@@ -138,7 +138,7 @@ def test_the_text_before_an_article_is_the_same_each_time() -> None:
 
 
 def test_steps_follow_each_other() -> None:
-    """An agent's step holds all before it and comes a moment after the last action; tasks have nothing in common."""
+    """An agent's step holds all before it and begins a gap after the last answer; tasks share nothing."""
     (client,) = Embodied(client_count=1, rate=0.01, gap=0.03).clients(1)
     made = played(client, 200)
     tasks = {name: [(at, call) for at, call in made if call.program == name] for name in ("1", "2")}
@@ -152,7 +152,7 @@ def test_steps_follow_each_other() -> None:
 
 
 def test_a_conversation_has_its_turns() -> None:
-    """So many calls in a row, none of them part of a program."""
+    """A conversation has its number of turns, each continues the one before it, and none belongs to a program."""
     (client,) = Chat(client_count=1, rate=0.001, turns=Lengths(4), sessions=2, systems=1, system=50).clients(1)
     made = [call for _, call in played(client, 100)]
     assert len(made) == 8
@@ -160,8 +160,8 @@ def test_a_conversation_has_its_turns() -> None:
     assert [shared(one, other) >= len(one.prompt) for one, other in pairwise(made)].count(True) == 6
 
 
-def test_what_a_conversation_says_does_not_depend_on_the_others() -> None:
-    """Its questions and lengths are its own, whoever is answered first."""
+def test_a_conversation_does_not_depend_on_the_order_of_answers() -> None:
+    """A conversation's questions and lengths are its own, however fast the workers are."""
     quick, slow = (
         simulate(Scenario("rr+fcfs", Chat(client_count=2, rate=1.0, reading=0.5), (WorkerSpec(speed=speed),), 20.0))
         for speed in (1.0, 0.2)
@@ -175,7 +175,7 @@ def test_what_a_conversation_says_does_not_depend_on_the_others() -> None:
 
 
 def test_longer_prefixes_lengthen_the_groups_alone() -> None:
-    """S2: twice the document, the same questions."""
+    """A prefix twice as long (S2) lengthens every prompt by as much, and the questions stay the same."""
     plain, long = (
         [call for _, call in played(workload.clients(1)[0], 20)]
         for workload in (
@@ -187,7 +187,9 @@ def test_longer_prefixes_lengthen_the_groups_alone() -> None:
 
 
 def test_groups_share_their_prefix() -> None:
-    """Calls of one group share system and prefix, others the system alone, and lonely ones nothing beyond it."""
+    """Calls of a group share system and prefix, calls of other groups the system, and calls without a group only
+    that.
+    """
     workload = SharedPrefix(client_count=1, rate=1.0, groups=2, system=30, prefix=Lengths(100), question=Lengths(20))
     calls = [call for _, call in played(workload.clients(1)[0], 20)]
     assert {shared(calls[0], other) for other in calls[1:]} == {30, 130}
@@ -199,14 +201,14 @@ def test_groups_share_their_prefix() -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_clients_may_share_groups_or_not(own: bool) -> None:
-    """Where groups are a client's own, nobody else begins as it does."""
+    """With groups of their own, clients share no prefix."""
     workload = SharedPrefix(client_count=2, rate=1.0, groups=1, prefix=Lengths(100), own=own)
     one, other = (played(client, 1)[0][1] for client in workload.clients(1))
     assert shared(one, other) == (0 if own else 100)
 
 
 def test_popular_groups_are_asked_for_more() -> None:
-    """By Zipf's law, where there is an exponent."""
+    """With an exponent, the calls of groups follow Zipf's law."""
     workload = SharedPrefix(client_count=1, rate=1.0, groups=5, popularity=1.1, prefix=Lengths(100))
     counts = Counter(call.prompt.tokens[:100] for _, call in played(workload.clients(1)[0], 4000))
     most = [count for _, count in counts.most_common()]
@@ -225,7 +227,7 @@ def test_popular_groups_are_asked_for_more() -> None:
     ],
 )
 def test_parameters_that_make_no_traffic_are_refused(make: object) -> None:
-    """Each family's own, and those that all have."""
+    """Each family checks its own parameters and those that all families have."""
     assert callable(make)
     with pytest.raises(ValueError, match="workload"):
         make()

@@ -1,4 +1,4 @@
-"""Lengths drawn from truncated lognormals, and shares."""
+"""Lengths drawn from truncated lognormals, and Zipf shares."""
 
 from random import Random
 from statistics import fmean, pstdev
@@ -20,8 +20,8 @@ from bench.workloads.parts.lengths import Lengths, stratified, zipf
         Lengths(80, 23),
     ],
 )
-def test_mean_and_sd_are_right_after_the_cut(lengths: Lengths) -> None:
-    """What is drawn lies within the edges and has the mean and the standard deviation asked for."""
+def test_mean_and_sd_hold_after_truncation(lengths: Lengths) -> None:
+    """The drawn lengths lie within the bounds and have the mean and the standard deviation of the parameters."""
     random = Random(1)
     drawn = [lengths.draw(random) for _ in range(20_000)]
     assert fmean(drawn) == pytest.approx(lengths.mean, rel=0.03)
@@ -29,8 +29,8 @@ def test_mean_and_sd_are_right_after_the_cut(lengths: Lengths) -> None:
     assert lengths.least <= min(drawn) < lengths.mean < max(drawn) <= lengths.most
 
 
-def test_without_sd_all_are_equal() -> None:
-    """No chance is spent on a length that is given."""
+def test_lengths_without_sd_are_equal() -> None:
+    """A fixed length draws no random number."""
     random = Random(1)
     state = random.getstate()
     assert [Lengths(7).draw(random), Lengths(7.4).at(0.9)] == [7, 7]
@@ -39,14 +39,14 @@ def test_without_sd_all_are_equal() -> None:
 
 @pytest.mark.parametrize("values", [(5.0, 1.0, 6, 9), (5.0, -1.0, 1, 9), (0.0, 0.0, 0, 9), (5.0, 90.0, 1, 9)])
 def test_impossible_lengths_are_refused(values: tuple[float, float, int, int]) -> None:
-    """The mean lies within the edges, and so much variation fits between them."""
+    """The mean must lie within the bounds, and the deviation must be possible between them."""
     with pytest.raises(ValueError, match="lengths from"):
         Lengths(*values)
 
 
 @pytest.mark.parametrize(("count", "exponent"), [(200, 0.0), (320, 1.1), (24, 0.0)])
 def test_popular_items_do_not_shift_the_mean(count: int, exponent: float) -> None:
-    """Weighted by how often they are asked for, the items' lengths have the distribution's mean and spread."""
+    """Weighted by popularity, the items' lengths have the distribution's mean and deviation."""
     shares = zipf(count, exponent)
     lengths = Lengths(1835, 742, most=4096)
     for seed in range(5):
@@ -59,7 +59,7 @@ def test_popular_items_do_not_shift_the_mean(count: int, exponent: float) -> Non
 
 
 def test_zipf_shares() -> None:
-    """The k-th is asked for k^-exponent times as often as the first, and all shares make one."""
+    """The k-th share is k^-exponent times the first, and all shares add up to one."""
     assert zipf(4, 0.0) == [0.25] * 4
     shares = zipf(10, 1.1)
     assert sum(shares) == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Misbehaving clients and mixes: that the papers' experiments are what their names say."""
+"""Misbehaving clients and mixes: the workloads are those of the papers' experiments."""
 
 from dataclasses import replace
 
@@ -30,13 +30,13 @@ def by_client(workload: Combined, count: int = 400) -> dict[str, list[tuple[floa
 
 @pytest.mark.parametrize("name", [*FIGURE_7, "tot-fig9"])
 def test_one_client_misbehaves_beside_others(name: str) -> None:
-    """All begin as many programs a second but for long-context QA's S1, and differ in what table 3 says alone."""
+    """The heavy client differs only as in table 3, and has the others' program rate, except in long-context QA's S1."""
     workload = misbehaving(name)
     assert [client.name for client in workload.clients(1)] == ["heavy", "light-1", "light-2"]
     heavy, light = workload.heavy, workload.light
     each = light.rate / light.client_count
     assert heavy.rate / heavy.client_count == pytest.approx(4 * each if name == "qa-s1" else each)
-    alike = {
+    different = {
         "tot-s1": {"branches": 4},
         "tot-s2": {"question_times": 10.0},
         "judge-s1": {"dimensions": 16},
@@ -45,11 +45,11 @@ def test_one_client_misbehaves_beside_others(name: str) -> None:
         "qa-s2": {"prefix_times": 2.0},
         "tot-fig9": {"question_times": 10.0},
     }[name]
-    assert heavy == replace(light, client_count=1, rate=heavy.rate, **alike)  # type: ignore[arg-type]
+    assert heavy == replace(light, client_count=1, rate=heavy.rate, **different)  # type: ignore[arg-type]
 
 
 def test_figure_7_is_table_3() -> None:
-    """30 calls in a tree and 340 in the misbehaving client's, 3 for an article and 17, and 120 in figure 9."""
+    """A tree has 30 calls, or 340 if heavy, and 120 in figure 9; an article has 3, or 17 if heavy."""
     sizes = {
         name: [calls[0][1].program_calls for calls in by_client(misbehaving(name), 2).values()]
         for name in ("tot-s1", "tot-s2", "judge-s1", "judge-s2", "tot-fig9")
@@ -73,14 +73,14 @@ def test_figure_7_is_table_3() -> None:
     ],
 )
 def test_any_family_may_misbehave(good: RatedWorkload, bad: dict[str, object]) -> None:
-    """By rate, by concurrency or by any parameter of its own."""
+    """A heavy client can differ by rate, by concurrency or by any parameter of its family."""
     workload = Misbehaving(heavy=replace(good, **bad), light=good)  # type: ignore[arg-type]
     records = simulate(Scenario("d2lpm", workload, seconds=4.0, seed=2)).records
     assert {record.client for record in records} > {"light-1", "light-2", "light-3"}
 
 
-def test_parts_have_chances_of_their_own() -> None:
-    """Clients of two equal parts neither call at the same times nor ask the same."""
+def test_parts_draw_independent_random_numbers() -> None:
+    """Clients of two equal parts call at different times and with different prompts."""
     part = SharedPrefix(rate=1.0, client_count=1)
     heavy, light = by_client(Misbehaving(heavy=part, light=part), 10).values()
     assert not {at for at, _ in heavy} & {at for at, _ in light}
@@ -88,7 +88,7 @@ def test_parts_have_chances_of_their_own() -> None:
 
 
 def test_a_rate_is_divided_as_the_parts_rates_are() -> None:
-    """Of all together, whatever the parts are; a part without a rate has none to divide."""
+    """A total rate is divided in proportion to the parts' rates, and is refused if a part has none."""
     workload = misbehaving("qa-s1").at_rate(12.0)
     made = by_client(workload, 1000)
     assert 1000 / made["heavy"][-1][0] == pytest.approx(8.0, rel=0.1)
@@ -99,8 +99,8 @@ def test_a_rate_is_divided_as_the_parts_rates_are() -> None:
         Misbehaving(heavy=part, light=part, rate=3.0)
 
 
-def test_rates_can_be_changed_where_there_are_any() -> None:
-    """Every family with a rate takes another one, also one that had a concurrency or times before."""
+def test_workloads_with_a_rate_accept_another() -> None:
+    """Every family takes a rate, also in place of a concurrency or of times; only the listed workloads do not."""
     assert SharedPrefix(concurrency=3).at_rate(2.0) == SharedPrefix(rate=2.0)
     assert SharedPrefix(times=(1.0, 2.0)).at_rate(2.0) == SharedPrefix(rate=2.0)
     without = {name for name, workload in WORKLOADS.items() if not isinstance(workload, Rated)}
@@ -108,7 +108,7 @@ def test_rates_can_be_changed_where_there_are_any() -> None:
 
 
 def test_figure_8_has_a_client_that_reforms() -> None:
-    """Two call eight times as often as two others, and one of them as often as those after a while."""
+    """Two clients call eight times as often as two others, until one of them slows down to the others' rate."""
     workload = WORKLOADS["arena-fig8"]
     assert isinstance(workload, Combined)
     made = by_client(workload, 3200)
@@ -124,7 +124,7 @@ def test_figure_8_has_a_client_that_reforms() -> None:
 
 
 def test_figure_12_mixes_conversations_and_programs() -> None:
-    """Two clients converse, one grows trees, one judges."""
+    """Two clients chat, one runs trees of thoughts, and one runs the judge."""
     workload = WORKLOADS["mix"]
     assert isinstance(workload, Combined)
     made = by_client(workload, 40)

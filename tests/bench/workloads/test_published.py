@@ -1,4 +1,4 @@
-"""What is generated has the statistics that the papers publish of their data sets (means within a tenth)."""
+"""The generated workloads have the statistics that the papers publish of their data sets (means within a tenth)."""
 
 from itertools import islice
 from statistics import fmean, pstdev
@@ -14,8 +14,8 @@ from bench.workloads.shared_prefix import SharedPrefix
 from tests.core.played import played
 
 CALLS = 3000
-# Preble, table 1: prompt and output as mean and standard deviation in tokens, share of a prompt that others share and
-# that is the key portion.
+# Preble, table 1: mean and standard deviation of prompt and output in tokens, the share of a prompt that others have,
+# and the share that is the key portion.
 PREBLE = {
     "toolbench": (TOOLBENCH, 1835, 742, 43, 16, 0.85, 0.76),
     "toolbench-zipf": (WORKLOADS["toolbench-zipf"], 1835, 742, 43, 16, 0.85, 0.76),
@@ -31,7 +31,7 @@ def calls(workload: object, count: int = CALLS) -> list[Call]:
 
 
 def shares(workload: SharedPrefix, calls: list[Call]) -> tuple[float, float]:
-    """Of the prompts: how much others share, and the key portion, as Preble defines both.
+    """Return the share of the prompts that others have, and the key portion, as Preble defines both.
 
     A prefix is shared if another call has it; the key portion is the deepest part longer than all before it.
     """
@@ -54,7 +54,7 @@ def shares(workload: SharedPrefix, calls: list[Call]) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", PREBLE)
 def test_prebles_data_sets(name: str) -> None:
-    """Lengths of prompts and outputs, and how much of a prompt is shared and is the key portion."""
+    """Lengths of prompts and outputs, the shared part of a prompt and its key portion are those of table 1."""
     workload, prompt, prompt_sd, output, output_sd, shared, key = PREBLE[name]
     made = calls(workload, 1000 if name in ("video", "loogle") else CALLS)
     assert fmean(len(call.prompt) for call in made) == pytest.approx(prompt, rel=0.1)
@@ -66,7 +66,7 @@ def test_prebles_data_sets(name: str) -> None:
 
 
 def test_prebles_embodied_agents() -> None:
-    """Table 1: 2285 (471) and 16 (13) tokens, 97 % shared, 76 % key portion, 48 calls of one key."""
+    """Table 1 has 2285 (471) and 16 (13) tokens, 97 % shared, 76 % key portion, and 48 calls of one key."""
     made = calls(WORKLOADS["embodied"], 8000)
     assert fmean(len(call.prompt) for call in made) == pytest.approx(2285, rel=0.1)
     assert pstdev(len(call.prompt) for call in made) == pytest.approx(471, rel=0.15)
@@ -74,12 +74,14 @@ def test_prebles_embodied_agents() -> None:
     starts = {call.program: len(call.prompt) - 7 for call in reversed(made)}
     assert fmean(starts[call.program] / len(call.prompt) for call in made) == pytest.approx(0.76, rel=0.1)
     assert fmean({call.program: call.program_calls for call in made}.values()) == pytest.approx(48, rel=0.1)
-    # All but the last observation is the prompt before it and its answer.
+    # All but the last observation is the previous prompt and its answer.
     assert fmean(1 - 7 / len(call.prompt) for call in made) == pytest.approx(0.97, rel=0.1)
 
 
 def test_dlpms_trees_of_thoughts() -> None:
-    """Table 2: prompts of 546 tokens, which trees of two branches have with answers of half of the 256 allowed."""
+    """Table 2 has prompts of 546 tokens, as trees of two branches have if answers use half of the 256 tokens
+    allowed.
+    """
     made = calls(TREES)
     assert fmean(len(call.prompt) for call in made) == pytest.approx(546, rel=0.1)
     assert {call.output_limit for call in made} == {256}
@@ -87,7 +89,7 @@ def test_dlpms_trees_of_thoughts() -> None:
 
 @pytest.mark.parametrize("name", ["judge", "judge-16"])
 def test_dlpms_judge(name: str) -> None:
-    """Table 2: prompts of 2701 tokens, judgements of 256."""
+    """Table 2 has prompts of 2701 tokens and judgements of 256."""
     made = calls(WORKLOADS[name])
     assert fmean(len(call.prompt) for call in made) == pytest.approx(2701, rel=0.1)
     assert fmean(call.output_tokens for call in made if call.output_tokens > 2) == pytest.approx(256, rel=0.1)
@@ -95,21 +97,21 @@ def test_dlpms_judge(name: str) -> None:
 
 
 def test_dlpms_long_context_questions() -> None:
-    """Table 2: prompts of 21449 tokens, answers of 15."""
+    """Table 2 has prompts of 21449 tokens and answers of 15."""
     made = calls(QA, 1500)
     assert fmean(len(call.prompt) for call in made) == pytest.approx(21_449, rel=0.1)
     assert fmean(call.output_tokens for call in made) == pytest.approx(15, rel=0.1)
 
 
 def test_dlpms_conversations() -> None:
-    """Table 2: 56 tokens before the question as in the question, and answers of 142."""
+    """Table 2 has 56 tokens before the question, as many in the question, and answers of 142."""
     made = calls(ARENA_CHAT, 6000)
     assert fmean(call.output_tokens for call in made) == pytest.approx(142, rel=0.1)
     assert fmean(len(call.prompt) for call in made) == pytest.approx(56 + 56, rel=0.1)
 
 
 def test_vtcs_clients() -> None:
-    """The stand-in for its trace has 27 clients with 150 calls a minute of the trace's lengths, 136 and 256."""
+    """The stand-in for VTC's trace has its 27 clients, 150 calls a minute, and lengths of 136 and 256."""
     clients = WORKLOADS["vtc-27"].clients(1)
     made = [list(islice(client.calls, 600)) for client in clients]
     assert len(made) == 27

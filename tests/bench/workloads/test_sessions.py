@@ -1,4 +1,4 @@
-"""Recorded sessions: a call follows the answer before it, with the lengths and the shared beginnings of the file."""
+"""Recorded sessions: a call follows the answer before it, with the lengths and the shared prefixes of the file."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,9 @@ def calls(workload: Sessions, count: int) -> list[tuple[float, Call]]:
 
 
 def test_calls_have_the_lengths_of_the_file_and_follow_each_other(tmp_path: Path) -> None:
-    """Each comes its pause after the answer before it, which takes a second here; then the next session begins."""
+    """A call comes its pause after the last answer, which takes a second here; the next session follows the last
+    call.
+    """
     read = calls(sessions(tmp_path, line(FIRST)), 4)
     assert [(at, len(call.prompt), call.output_tokens) for at, call in read] == [
         (0.0, 500, 20),
@@ -45,7 +47,7 @@ def test_calls_have_the_lengths_of_the_file_and_follow_each_other(tmp_path: Path
 
 
 def test_prompts_share_what_the_file_says(tmp_path: Path) -> None:
-    """All of a prompt and its answer where every whole block is kept, else that many blocks and no token more."""
+    """A prompt shares the whole previous prompt and answer if all blocks are kept, and else exactly the kept blocks."""
     (_, first), (_, second), (_, third), (_, again) = calls(sessions(tmp_path, line(FIRST)), 4)
     assert second.prompt.tokens[:500] == first.prompt.tokens
     assert second.prompt.tokens[500:520] == tuple(range(20))
@@ -55,14 +57,14 @@ def test_prompts_share_what_the_file_says(tmp_path: Path) -> None:
     assert again.prompt.tokens[150] != first.prompt.tokens[150]
 
 
-def test_only_equal_tools_begin_alike(tmp_path: Path) -> None:
+def test_only_sessions_with_equal_tools_share_a_prefix(tmp_path: Path) -> None:
     """Sessions with other tools share nothing."""
     workload = sessions(tmp_path, line(FIRST[:1]) + line(FIRST[:1], tools=101))
     assert len({call.prompt.tokens[:150] for _, call in calls(workload, 12)}) == 2
 
 
 def test_a_session_ends_before_a_prompt_that_is_too_long(tmp_path: Path) -> None:
-    """And none begins with one."""
+    """A session whose first prompt is too long never begins."""
     workload = sessions(tmp_path, line(SECOND) + line([[0.0, 70_000, 5, 0, 1.0, 0.0, ""]]), ",patience=2")
     assert [(at, len(call.prompt)) for at, call in calls(workload, 3)] == [(0.0, 900), (1.0, 900), (2.0, 900)]
     longer = calls(sessions(tmp_path, line(SECOND), ",patience=2,longest=90000"), 2)
@@ -72,7 +74,7 @@ def test_a_session_ends_before_a_prompt_that_is_too_long(tmp_path: Path) -> None
 
 
 def test_a_cache_finds_what_is_shared(tmp_path: Path) -> None:
-    """The engine reads from its cache what the prompt before left there."""
+    """The engine hits the blocks that the previous prompt left in its cache."""
     workload = sessions(tmp_path, line(FIRST[:2]))
     records = simulate(Scenario("d2lpm", workload, (WorkerSpec(hardware="instant"),), 5.5)).records
     assert [record.cached_tokens for record in records[:2]] == [0, 512]
@@ -89,14 +91,14 @@ def test_a_cache_finds_what_is_shared(tmp_path: Path) -> None:
         ("x\n", "line 1: "),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, text: str, complaint: str) -> None:
-    """File, line and reason."""
+def test_an_invalid_file_is_an_error(tmp_path: Path, text: str, complaint: str) -> None:
+    """The message has the file, the line and the reason."""
     with pytest.raises(TraceError, match=complaint):
         sessions(tmp_path, text)
 
 
 def test_other_kinds_are_traces(tmp_path: Path) -> None:
-    """The same flag reads them all; an unknown one is refused."""
+    """The same flag reads traces, and an unknown kind is refused."""
     path = tmp_path / "mix.csv"
     path.write_text("arrival_s,client,prompt_tokens,output_tokens\n0.5,3,13,199\n")
     assert [client.name for client in parse_recorded(f"servegen:{path}").clients(0)] == ["c3"]

@@ -1,4 +1,4 @@
-"""Parameters behind a colon on the command line."""
+"""Workload parameters behind a colon on the command line."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ from bench.workloads.parts.spec import parse_spec
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """One of each kind."""
+    """One parameter of each type."""
 
     count: int = 1
     rate: float = 0.5
@@ -26,7 +26,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Holds others."""
+    """A workload of two parts."""
 
     part: Parameters
     other: Parameters
@@ -37,19 +37,19 @@ TABLE = {"one": Parameters(), "two": Parameters(count=2)}
 
 
 def test_a_name_alone_is_the_entry_of_the_table() -> None:
-    """Without a colon nothing is changed."""
+    """A name without a colon gives the unchanged entry."""
     assert parse_spec("two", TABLE) == TABLE["two"]
 
 
 def test_values_are_read_by_their_type() -> None:
-    """Each kind of parameter is read as what it is, and those that are not named stay."""
+    """Each value is read by its parameter's type, and other parameters keep their values."""
     read = parse_spec("two:rate=3,limit=none,weights=1/2.5,kind=uniform,stream=off", TABLE)
     assert read == Parameters(2, 3.0, None, (1.0, 2.5), "uniform", False)
     assert parse_spec("one:limit=7", TABLE).limit == 7
 
 
 def test_a_dot_leads_to_the_parameters_of_a_part() -> None:
-    """Parts keep what is not named, and their own class reads their values."""
+    """A part keeps the parameters that are not named, and its own class reads the values."""
     whole = {"whole": Whole(Parameters(count=5), Parameters())}
     read = parse_spec("whole:part.rate=3,part.limit=none,level=2", whole)
     assert read == Whole(Parameters(5, 3.0, None), Parameters(), 2.0)
@@ -59,7 +59,7 @@ def test_a_dot_leads_to_the_parameters_of_a_part() -> None:
 
 
 def test_the_fields_of_a_part_may_be_given_in_their_order() -> None:
-    """Joined by a slash, as the first of them; more than there are is a mistake."""
+    """Values joined by slashes set a part's first fields, and more values than fields are an error."""
     whole = {"whole": Whole(Parameters(count=5), Parameters())}
     assert parse_spec("whole:part=3/0.25", whole).part == Parameters(3, 0.25)
     assert parse_spec("whole:part=3/0.25,part.stream=off", whole).part == Parameters(3, 0.25, stream=False)
@@ -82,6 +82,6 @@ def test_the_fields_of_a_part_may_be_given_in_their_order() -> None:
     ],
 )
 def test_mistakes_are_named(text: str, complaint: str) -> None:
-    """What is wrong is said, with what would be right where that is a short list."""
+    """The message names the mistake, and lists the valid names if they are few."""
     with pytest.raises(ValueError, match=complaint):
         parse_spec(text, TABLE)

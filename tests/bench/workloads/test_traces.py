@@ -1,4 +1,4 @@
-"""Public traces: what the files say is what is simulated, and a file that cannot be read is named."""
+"""Public traces: the simulated calls are those of the file, and an invalid file is an error with its line."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ MOONCAKE = (
 
 
 def calls(kind: str, text: str, tmp_path: Path, seed: int = 0) -> dict[str, list[Call]]:
-    """By client, of a file with this text; `kind` may have parameters."""
+    """Return the calls by client of a file with this text; `kind` may have parameters."""
     path = tmp_path / "trace"
     path.write_text(text)
     return {client.name: list(client.calls) for client in parse_trace(f"{kind}:{path}").clients(seed)}
@@ -36,7 +36,7 @@ def figures(calls: list[Call]) -> list[tuple[float, int, int]]:
 
 
 def test_arena_names_clients(tmp_path: Path) -> None:
-    """Each client makes its own requests, counted from the first of all, and no two prompts begin alike."""
+    """Each client makes its own requests, at times relative to the first of all, and no two prompts share a prefix."""
     read = calls("arena", ARENA, tmp_path)
     assert {name: figures(each) for name, each in read.items()} == {
         "c0": [(0.0, 13, 199)],
@@ -47,19 +47,19 @@ def test_arena_names_clients(tmp_path: Path) -> None:
 
 
 def test_clients_may_be_merged(tmp_path: Path) -> None:
-    """Fewer clients than the trace has share its requests by their numbers."""
+    """A smaller number of clients shares the requests of the trace by client number."""
     read = calls("arena,client_count=2", ARENA, tmp_path)
     assert {name: [call.at for call in each] for name, each in read.items()} == {"c0": [0.0, 1.0], "c1": [0.5, 2.0]}
 
 
 def test_azure_has_times_and_lengths(tmp_path: Path) -> None:
-    """Times run on past midnight, and the speed divides them."""
+    """Times continue past midnight, and the speed divides them."""
     assert figures(calls("azure", AZURE, tmp_path)["c0"]) == [(0.0, 374, 44), (2.25, 396, 109), (2.25, 879, 55)]
     assert [call.at for call in calls("azure,speed=3", AZURE, tmp_path)["c0"]] == [0.0, 0.75, 0.75]
 
 
 def test_requests_without_a_client_are_distributed(tmp_path: Path) -> None:
-    """Without clients in the trace chance says whose each request is: by the seed, and by popularity."""
+    """A trace without clients gets them at random, by the seed and by popularity."""
     many = AZURE + "2023-11-17 00:00:02.0,5,5\n" * 2000
     equal, skewed = (
         calls("azure,client_count=4", many, tmp_path),
@@ -74,7 +74,9 @@ def test_requests_without_a_client_are_distributed(tmp_path: Path) -> None:
 
 
 def test_equal_hashes_are_equal_blocks(tmp_path: Path) -> None:
-    """Mooncake's prompts share as many tokens as they share leading hashes, and no more; keys and cache see it."""
+    """Mooncake's prompts share exactly the blocks of their leading equal hashes, in the prompt keys and in the
+    cache.
+    """
     first, second, third = calls("mooncake", MOONCAKE, tmp_path)["c0"]
     assert [figures([call]) for call in (first, second, third)] == [[(0.0, 1100, 4)], [(1.0, 1030, 5)], [(1.5, 600, 6)]]
     assert first.prompt.tokens[: 2 * BLOCK_TOKENS] == second.prompt.tokens[: 2 * BLOCK_TOKENS]
@@ -91,7 +93,7 @@ def test_equal_hashes_are_equal_blocks(tmp_path: Path) -> None:
 
 
 def test_a_conversation_has_one_client(tmp_path: Path) -> None:
-    """Requests that go on from the same beginning are dealt out together; what all begin with joins nobody."""
+    """Requests with a common prefix go to one client, except where all requests have this prefix."""
     request = '{"timestamp": %d, "input_length": 1500, "output_length": %d, "hash_ids": [0, %d, %d]}'
     lines = [request % (n, n % 20 + 1, n % 20 + 1, n + 50) for n in range(200)]
     read = calls("mooncake,client_count=4", "\n".join(lines), tmp_path)
@@ -102,7 +104,7 @@ def test_a_conversation_has_one_client(tmp_path: Path) -> None:
 
 
 def test_times_ascend(tmp_path: Path) -> None:
-    """Requests that a file has out of order are put in it."""
+    """Requests that are out of order in the file are sorted by time."""
     lines = ARENA.splitlines()
     (read,) = calls("arena,client_count=1", "\n".join([lines[0], *reversed(lines[1:])]), tmp_path).values()
     assert len(read) == 4
@@ -126,15 +128,15 @@ def test_times_ascend(tmp_path: Path) -> None:
         ("mooncake", MOONCAKE.replace("[7, 11]", "[7, null]"), "trace, line 3: int()"),
     ],
 )
-def test_a_malformed_file_is_named(kind: str, text: str, complaint: str, tmp_path: Path) -> None:
-    """The file, the line and what is wrong there are said."""
+def test_a_malformed_file_is_an_error(kind: str, text: str, complaint: str, tmp_path: Path) -> None:
+    """The message has the file, the line and the reason."""
     with pytest.raises(TraceError) as raised:
         calls(kind, text, tmp_path)
     assert complaint in str(raised.value)
 
 
-def test_bytes_are_no_trace(tmp_path: Path) -> None:
-    """A file that is no text is said to be none."""
+def test_a_binary_file_is_an_error(tmp_path: Path) -> None:
+    """The message says that the file is no text."""
     (tmp_path / "trace").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TraceError, match="trace is no text"):
         parse_trace(f"arena:{tmp_path / 'trace'}")
@@ -155,18 +157,18 @@ def test_bytes_are_no_trace(tmp_path: Path) -> None:
 def test_the_command_reports_mistakes_in_one_line(
     text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It ends with status 2 and one line, before anything is simulated."""
+    """The command exits with status 2 and one line, before it simulates anything."""
     with pytest.raises(SystemExit) as ended:
         main(["simulate", "--trace", text.format(tmp_path)])
     assert ended.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert complaint in said.err
-    assert said.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert complaint in captured.err
+    assert captured.err.count("\n") == 1
 
 
-def test_a_trace_stands_instead_of_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every request of the time simulated is there, of the trace's clients; both at once are refused."""
+def test_a_trace_replaces_the_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every request of the trace in the simulated time is made, and a trace together with a workload is refused."""
     (tmp_path / "trace").write_text(ARENA)
     main(["simulate", "--trace", f"arena:{tmp_path / 'trace'}", "--seconds", "9", "--hardware", "instant"])
     assert '"done": 4' in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The VTC paper's suites: rates over time, lengths and weights of its figures."""
+"""The VTC paper's suites: the rates over time, lengths and weights of its figures."""
 
 from itertools import islice, takewhile
 
@@ -12,7 +12,7 @@ MINUTES = 15
 
 
 def by_minute(suite: Suite) -> dict[str, list[int]]:
-    """Calls in each of the first minutes, by client."""
+    """Return each client's number of calls in each of the first minutes."""
     return {
         client.name: [counts.count(m) for m in range(MINUTES)]
         for client in suite.clients(1)
@@ -36,7 +36,7 @@ def by_minute(suite: Suite) -> dict[str, list[int]]:
     ],
 )
 def test_evenly_spaced_suites(name: str, counts: dict[str, list[int]]) -> None:
-    """Calls a minute as in the figures, give or take one."""
+    """The calls a minute are those of the figures, within one."""
     made = by_minute(VTC_SUITES[name])
     assert made.keys() == counts.keys()
     for client, each in counts.items():
@@ -44,7 +44,7 @@ def test_evenly_spaced_suites(name: str, counts: dict[str, list[int]]) -> None:
 
 
 def test_the_rising_client() -> None:
-    """Figure 9: one client's 30 calls a minute beside one that goes from 12 to 120 in ten minutes."""
+    """In figure 9 one client's 30 calls a minute compete with one that rises from 12 to 120 in ten minutes."""
     made = by_minute(VTC_SUITES["vtc-increase"])
     assert made["c1"] == pytest.approx([30] * 15, abs=1)
     assert made["c2"] == pytest.approx([12 + 10.8 * (minute + 0.5) for minute in range(10)] + [120] * 5, abs=1)
@@ -55,7 +55,7 @@ def test_the_rising_client() -> None:
     [("vtc-short-long", [(64, 64), (256, 256)]), ("vtc-prefill-decode", [(64, 512), (512, 64)])],
 )
 def test_poisson_suites(name: str, lengths: list[tuple[int, int]]) -> None:
-    """Figures 7 and 8: 480 and 90 calls a minute, of two kinds."""
+    """In figures 7 and 8 the clients make 480 and 90 calls a minute, of different lengths."""
     made = by_minute(VTC_SUITES[name])
     assert [sum(counts) / MINUTES for counts in made.values()] == pytest.approx([480, 90], rel=0.07)
     assert len(set(made["c2"])) > 5
@@ -65,20 +65,20 @@ def test_poisson_suites(name: str, lengths: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize(("name", "length"), [("vtc-overload", 256), ("vtc-512", 512), ("vtc-768", 768)])
 def test_lengths_of_figure_14(name: str, length: int) -> None:
-    """The same rates with longer calls."""
+    """Each suite of figure 14 has its length as input and output."""
     for client in VTC_SUITES[name].clients(1):
         for call in islice(client.calls, 5):
             assert (len(call.prompt), call.output_tokens) == (length, length)
 
 
-def test_no_two_prompts_begin_alike() -> None:
-    """There is nothing to find in a cache."""
+def test_no_two_prompts_share_a_prefix() -> None:
+    """The suite leaves nothing to be hit in a cache."""
     calls: list[Call] = [call for c in VTC_SUITES["vtc-overload"].clients(1) for call in islice(c.calls, 50)]
     assert len({call.prompt.tokens[:2] for call in calls}) == 100
 
 
 def test_weights_speed_and_phases() -> None:
-    """Weights are taken in turn, speed multiplies rates and leaves stretches, phases are left to chance."""
+    """Weights are assigned in turn, speed multiplies rates and keeps durations, and phases are random."""
     suite = Suite(
         (*steady(1.0), Sender((Stretch(1.0, 60.0, window=10.0), Stretch(2.0)))), weights=(1.0, 2.0), speed=3.0
     )
@@ -96,6 +96,6 @@ def test_weights_speed_and_phases() -> None:
 
 @pytest.mark.parametrize("parameters", [{"senders": ()}, {"speed": 0.0}, {"weights": (0.0,)}])
 def test_a_suite_without_traffic_is_refused(parameters: dict[str, object]) -> None:
-    """There is a client, and rates and weights are positive."""
+    """A suite needs a client, and positive rates and weights."""
     with pytest.raises(ValueError, match="workload"):
         Suite(**{"senders": steady(1.0), **parameters})  # type: ignore[arg-type]

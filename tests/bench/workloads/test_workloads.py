@@ -1,4 +1,4 @@
-"""The workloads: what their parameters promise, and that a seed is all that they depend on."""
+"""The workloads: they do what their parameters say, and depend only on these and the seed."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def calls_of(name: str, seed: int) -> list[tuple[str, float, int, int, object]]:
 
 
 def most_at_once(records: Sequence[Record]) -> int:
-    """The largest number of calls between arrival and end at any time; an end comes before what it brings."""
+    """Return the most calls between arrival and end at any time; an end comes before the arrivals it causes."""
     changes = sorted(
         change for r in records for change in ((r.arrived, 1), (float("inf") if r.finished is None else r.finished, -1))
     )
@@ -52,14 +52,14 @@ def most_at_once(records: Sequence[Record]) -> int:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_it_depends_only_on_the_seed(name: str) -> None:
-    """The same seed gives the same calls, another one other prompts."""
+def test_a_workload_depends_only_on_the_seed(name: str) -> None:
+    """The same seed gives the same calls, and another seed gives other prompts."""
     assert calls_of(name, 1) == calls_of(name, 1)
     assert calls_of(name, 1) != calls_of(name, 2)
 
 
 def test_nothing_depends_on_the_hash_seed() -> None:
-    """Processes that hash strings differently make the same calls of every workload, also those that follow."""
+    """Processes with different hash seeds make the same calls of every workload, also those that follow answers."""
     script = (
         "from hashlib import blake2b; from bench.workloads.registry import WORKLOADS;"
         "from tests.core.played import played;"
@@ -69,24 +69,24 @@ def test_nothing_depends_on_the_hash_seed() -> None:
         "print(digest.hexdigest())"
     )
     here = {"PYTHONPATH": str(ROOT)}
-    said = {
+    digests = {
         subprocess.check_output([sys.executable, "-c", script], env={**here, "PYTHONHASHSEED": seed})
         for seed in ("1", "2")
     }
-    assert len(said) == 1
-    assert len(said.pop()) == 129
+    assert len(digests) == 1
+    assert len(digests.pop()) == 129
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_each_can_be_simulated(name: str) -> None:
-    """A few seconds of every workload run, and nothing is too large for the engine."""
+def test_every_workload_can_be_simulated(name: str) -> None:
+    """A few seconds of every workload run, and no call is too large for the engine."""
     result = simulate(Scenario("d2lpm", WORKLOADS[name], seconds=3.0, seed=1))
     assert all(record.client in result.weights for record in result.records)
     assert not any(record.outcome in (Outcome.FAILED, Outcome.REJECTED) for record in result.records)
 
 
 def test_records_and_summary_agree_on_programs_and_service() -> None:
-    """Once all is done, clients were served what their records add up to, as they and as the engine see it."""
+    """Once all calls have ended, the service of clients is the sum of their records, with and without cached tokens."""
     workload = Judge(client_count=2, rate=1.0, sessions=3)
     result = simulate(Scenario("d2lpm", workload, seconds=60.0))
     assert all(record.outcome is Outcome.DONE for record in result.records)
@@ -104,7 +104,7 @@ def test_records_and_summary_agree_on_programs_and_service() -> None:
 
 @pytest.mark.parametrize("arrivals", ["poisson", "gamma", "uniform"])
 def test_a_rate_may_change(arrivals: Literal["poisson", "gamma", "uniform"]) -> None:
-    """After its time it is another one, for every client."""
+    """After the given time, every client calls at the changed rate."""
     workload = Unrelated(rate=80.0, client_count=2, arrivals=arrivals, cv=2.0, changes=100.0, change=0.25)
     for client in workload.clients(1):
         at = [call.at for call in takewhile(lambda call: call.at < 200, client.calls)]
@@ -113,7 +113,7 @@ def test_a_rate_may_change(arrivals: Literal["poisson", "gamma", "uniform"]) -> 
 
 
 def test_clients_take_given_times_in_turn() -> None:
-    """Sessions begin at exactly those times, and then there are no more."""
+    """Sessions begin at exactly the given times, and there are no others."""
     one, other = Unrelated(times=(0.5, 1.0, 1.5, 4.0, 9.0), client_count=2).clients(1)
     assert [call.at for call in one.calls] == [0.5, 1.5, 9.0]
     assert [call.at for call in other.calls] == [1.0, 4.0]
@@ -121,7 +121,7 @@ def test_clients_take_given_times_in_turn() -> None:
 
 @pytest.mark.parametrize("pace", [{"rate": 30.0}, {"concurrency": 2}])
 def test_each_client_has_a_limited_number_of_sessions(pace: dict[str, float]) -> None:
-    """And no more, in an open loop and in a closed one."""
+    """The limit holds in an open loop and in a closed one."""
     workload = Unrelated(**pace, client_count=3, sessions=7, output=5)  # type: ignore[arg-type]
     records = simulate(Scenario("rr+fcfs", workload, seconds=20.0)).records
     assert Counter(record.client for record in records) == {"c1": 7, "c2": 7, "c3": 7}
@@ -129,11 +129,11 @@ def test_each_client_has_a_limited_number_of_sessions(pace: dict[str, float]) ->
 
 @given(TOKENS, TOKENS, TOKENS, st.booleans())
 def test_a_prompt_is_hashed_as_one_text(
-    head: tuple[int, ...], middle: tuple[int, ...], tail: tuple[int, ...], asked: bool
+    head: tuple[int, ...], middle: tuple[int, ...], tail: tuple[int, ...], hash_before: bool
 ) -> None:
-    """Where a prompt was cut, and hashed before it went on, shows in no key; a shared beginning is one in the keys."""
+    """A prompt's key does not depend on its parts or on earlier hashing, and equal prefixes have equal hashes."""
     beginning = Prompt(Text(head), middle)
-    if asked:
+    if hash_before:
         assert beginning.key == Prompt(EMPTY, head + middle).key
     prompt = beginning.followed_by(tail)
     whole = Prompt(EMPTY, head + middle + tail)
@@ -145,7 +145,7 @@ def test_a_prompt_is_hashed_as_one_text(
 
 
 def test_open_loops_keep_their_rate() -> None:
-    """The clients together call as often as the rate says, evenly or not, whoever is answered."""
+    """The clients together call at the rate, evenly spaced or not."""
     for arrivals in ("poisson", "uniform"):
         workload = Unrelated(rate=50.0, client_count=5, arrivals=arrivals, output=1)
         records = simulate(Scenario("rr+fcfs", workload, (WorkerSpec(hardware="instant"),), 20.0)).records
@@ -154,7 +154,7 @@ def test_open_loops_keep_their_rate() -> None:
 
 
 def test_uniform_arrivals_are_evenly_spaced() -> None:
-    """All clients' calls together come at equal distances."""
+    """The calls of all clients together have equal gaps."""
     workload = Unrelated(rate=10.0, client_count=5, arrivals="uniform")
     at = sorted(call.at for client in workload.clients(0) for call in islice(client.calls, 4))
     assert [later - earlier for earlier, later in pairwise(at)] == pytest.approx([0.1] * 19)
@@ -162,7 +162,7 @@ def test_uniform_arrivals_are_evenly_spaced() -> None:
 
 @pytest.mark.parametrize("think", [0.0, 0.2])
 def test_closed_loops_never_exceed_their_concurrency(think: float) -> None:
-    """Each client has so many calls in flight and no more, and without thinking never fewer."""
+    """Each client has at most its concurrency in flight, and without think time never less."""
     workload = Unrelated(concurrency=3, client_count=2, think=think, output=5)
     result = simulate(Scenario("rr+fcfs", workload, seconds=5.0))
     for client in result.weights:
@@ -174,7 +174,7 @@ def test_closed_loops_never_exceed_their_concurrency(think: float) -> None:
 
 
 def test_a_refused_client_waits_before_it_calls_again() -> None:
-    """A closed loop that is refused backs off, so that refusals do not multiply."""
+    """A closed loop backs off after a refusal, so that refusals do not multiply."""
     (first,) = closed_loop(lambda at: [Call(at, Prompt(EMPTY, (1,)), 1)], 1, lambda: 0.25)
     assert first.then is not None
     at = {outcome: next(iter(first.then(first, Ending(outcome, 10.0)))).at for outcome in Outcome}
@@ -183,7 +183,7 @@ def test_a_refused_client_waits_before_it_calls_again() -> None:
 
 
 def test_shared_documents_are_found_in_the_cache() -> None:
-    """Where one asks at a time and there is room, every call but the first with each document finds it cached."""
+    """With one call at a time and enough memory, every call but the first with each document hits the document."""
     workload = SharedDocuments(documents=3, tokens=1600, question=20, output=5, concurrency=1, client_count=1)
     records = simulate(Scenario("d2lpm", workload, seconds=20.0)).records
     done = [record for record in records if record.outcome is Outcome.DONE]
@@ -192,7 +192,7 @@ def test_shared_documents_are_found_in_the_cache() -> None:
 
 
 def test_a_turn_finds_the_one_before_it_in_the_cache() -> None:
-    """On one worker each turn's prompt holds the prompt and the answer before it, and the engine knows all of both."""
+    """On one worker each turn's prompt holds the previous prompt and answer, and the engine hits both."""
     workload = Chat(systems=1, concurrency=1, client_count=1, turns=Lengths(4), reading=0.1)
     records = simulate(Scenario("d2lpm", workload, seconds=60.0)).records
     turns = [record for record in records if record.outcome is Outcome.DONE][: 4 * (len(records) // 4 - 1)]
@@ -201,7 +201,7 @@ def test_a_turn_finds_the_one_before_it_in_the_cache() -> None:
         if number % 4:
             known = before.input_tokens + before.output_tokens
             assert turn.input_tokens > known
-            # The last token of an answer is computed by nobody; then whole blocks.
+            # The KV of an answer's last token is never computed, and only whole blocks are cached.
             assert turn.cached_tokens == (known - 1) // 16 * 16
             assert known - 16 - 32 <= (turn.predicted_cached_tokens or 0) <= known
             assert turn.arrived > (before.finished or 0)
@@ -210,7 +210,7 @@ def test_a_turn_finds_the_one_before_it_in_the_cache() -> None:
 
 
 def test_lengths_stay_within_their_spread() -> None:
-    """Prompts and answers differ by no more than the spread, and do differ."""
+    """Prompts and answers vary within the spread, and use most of it."""
     (client,) = Unrelated(input=1000, output=100, spread=0.5, rate=1.0, client_count=1).clients(3)
     calls = list(islice(client.calls, 200))
     for lengths, mean in (([len(c.prompt) for c in calls], 1000), ([c.output_tokens for c in calls], 100)):
@@ -219,7 +219,7 @@ def test_lengths_stay_within_their_spread() -> None:
 
 
 def test_the_heavy_client_is_heavy() -> None:
-    """It has so many calls in flight, each light one at most one, and weights are taken in turn elsewhere."""
+    """The heavy client has 20 calls in flight and each light one at most one, and weights are assigned in turn."""
     result = simulate(Scenario("rr+fcfs", HeavyAndLight(in_flight=20, lights=3), (WorkerSpec(),) * 2, 5.0))
     by_client = {name: [r for r in result.records if r.client == name] for name in result.weights}
     assert {name: most_at_once(records) for name, records in by_client.items()} == {
@@ -243,6 +243,6 @@ def test_the_heavy_client_is_heavy() -> None:
     ],
 )
 def test_a_workload_without_traffic_is_refused(parameters: dict[str, object]) -> None:
-    """There is a rate or a concurrency, a client, and no weight of nothing."""
+    """A workload needs a client, exactly one kind of pace, and positive parameters."""
     with pytest.raises(ValueError, match="workload"):
         Unrelated(**parameters)  # type: ignore[arg-type]
