@@ -1,4 +1,4 @@
-"""`d2lpm check` at real servers: what fits is said to fit, and what does not is named with the flag that mends it."""
+"""Tests `d2lpm check` at real servers: it reports flags that fit, and names the flag to change where one does not."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from .wire import WORKER_KEY, get
 pytestmark = pytest.mark.engine
 
 CHANGES = {"vllm": "--enable-prefix-caching", "sglang": "--schedule-policy fcfs"}
-"""What is to be changed at the servers of the fleet `embedding`."""
+"""The flag to change at each server of the fleet `embedding`."""
 
 
 def checked(engines: tuple[Engine, ...], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -25,8 +25,8 @@ def checked(engines: tuple[Engine, ...], folder: Path) -> subprocess.CompletedPr
 
 
 @pytest.mark.fleets("vllm", "sglang", "small vllm", "small sglang", "mixed")
-def test_servers_with_flags_that_fit(engines: tuple[Engine, ...], tmp_path: Path) -> None:
-    """Nothing is to be changed, and each server's engine and model are told."""
+def test_check_accepts_servers_with_flags_that_fit(engines: tuple[Engine, ...], tmp_path: Path) -> None:
+    """The check succeeds, and prints each server's engine, model and cache size."""
     done = checked(engines, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for engine in engines:
@@ -35,12 +35,12 @@ def test_servers_with_flags_that_fit(engines: tuple[Engine, ...], tmp_path: Path
 
 
 @pytest.mark.fleets("embedding")
-def test_servers_with_a_flag_that_does_not_fit(engines: tuple[Engine, ...], tmp_path: Path) -> None:
-    """Each is named with the flag to change, and still lives: an SGLang that only embeds dies of a completion."""
+def test_check_names_the_flag_to_change_at_each_server(engines: tuple[Engine, ...], tmp_path: Path) -> None:
+    """The check fails and leaves each server alive, though an SGLang that only embeds dies of a completion."""
     done = checked(engines, tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     for engine in engines:
-        told = [line for line in done.stdout.splitlines() if line.startswith(f"127.0.0.1:{engine.port}: ")]
-        found = [line for line in told if "; start it with" in line]
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"127.0.0.1:{engine.port}: ")]
+        found = [line for line in lines if "; start it with" in line]
         assert [CHANGES[engine.dialect] in line for line in found] == [True], found
         assert get(engine.url + "/v1/models", WORKER_KEY).status == 200

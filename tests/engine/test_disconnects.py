@@ -1,4 +1,4 @@
-"""A client that leaves frees what it used, in any state of its request, as the engine's own counts show."""
+"""Tests that a client that leaves frees what its request used, in any state, by the engine's own counts."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def expect_load(engine: Engine, running: int, waiting: int, seconds: float = STA
 
 
 def read_events(connection: socket.socket, count: int) -> bytes:
-    """Read on until there are this many events; returns what was read."""
+    """Read until this many events have come. Returns what was read."""
     received = b""
     while received.count(b"\ndata: ") < count:
         block = connection.recv(65536)
@@ -71,7 +71,9 @@ def client_of(head: bytes) -> str:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_queued_in_the_router(narrow_router: Router, engine: Engine, stream: bool) -> None:
+def test_a_request_left_in_the_routers_queue_never_reaches_the_engine(
+    narrow_router: Router, engine: Engine, stream: bool
+) -> None:
     """A client that leaves the router's queue is removed from it, never reaches the engine, and the others stay."""
     with ExitStack() as running:
         before = [running.enter_context(asked(narrow_router, f"before {n}", stream=True)) for n in range(NARROW)]
@@ -87,7 +89,7 @@ def test_queued_in_the_router(narrow_router: Router, engine: Engine, stream: boo
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_before_the_first_token(narrow_router: Router, engine: Engine, stream: bool) -> None:
+def test_a_request_left_in_the_engines_queue_is_removed(narrow_router: Router, engine: Engine, stream: bool) -> None:
     """A client that leaves while its request waits in the engine is removed from the engine's queue."""
     with ExitStack() as occupants:
         for number in range(SEQUENCES):
@@ -98,7 +100,7 @@ def test_before_the_first_token(narrow_router: Router, engine: Engine, stream: b
         expect_load(engine, SEQUENCES, 0, engine.drop_seconds)
 
 
-def test_in_the_stream(narrow_router: Router, engine: Engine) -> None:
+def test_a_stream_that_is_left_pays_for_what_was_computed(narrow_router: Router, engine: Engine) -> None:
     """A client that leaves a stream frees the engine, and pays only for its prompt and for what was computed."""
     with asked(narrow_router, "stream", stream=True, key="leaver") as connection:
         client = client_of(read_events(connection, 3))
@@ -115,7 +117,7 @@ def prompt_tokens(engine: Engine, name: str) -> int:
     return int(str(mapped(usage)["prompt_tokens"]))
 
 
-def test_not_streamed(narrow_router: Router, engine: Engine) -> None:
+def test_a_whole_answer_that_is_left_frees_the_engine(narrow_router: Router, engine: Engine) -> None:
     """A client that leaves while a whole answer is computed frees the engine."""
     with asked(narrow_router, "whole", stream=False):
         expect_load(engine, 1, 0)

@@ -1,4 +1,4 @@
-"""Embeddings of a vLLM and an SGLang that serve the same model: read as from the engine, and charged."""
+"""Tests embeddings of a vLLM and an SGLang with the same model: they read as from the engine, and are charged."""
 
 from collections.abc import Iterator
 
@@ -28,8 +28,10 @@ def client(router: Router) -> Iterator[openai.OpenAI]:
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_embeddings(router: Router, engines: tuple[Engine, ...], client: openai.OpenAI, name: str) -> None:
-    """Vectors and usage are those of a direct call to the engine that answered, and what it counts is charged."""
+def test_embeddings_are_the_engines_and_charged(
+    router: Router, engines: tuple[Engine, ...], client: openai.OpenAI, name: str
+) -> None:
+    """Vectors and usage are those of a direct call to the engine that answered, and its token count is charged."""
     before = charged(router)
     raw = client.embeddings.with_raw_response.create(model="tiny", input=INPUTS[name])  # type: ignore[arg-type]
     ours = raw.parse()
@@ -44,7 +46,7 @@ def test_embeddings(router: Router, engines: tuple[Engine, ...], client: openai.
 
 
 def test_both_engines_embed(router: Router, engines: tuple[Engine, ...], client: openai.OpenAI) -> None:
-    """Calls of several clients go to both."""
+    """Calls with different inputs go to both engines."""
     ids = {router.worker(engine)["id"] for engine in engines}
     seen = set()
     for number in range(8):
@@ -53,10 +55,10 @@ def test_both_engines_embed(router: Router, engines: tuple[Engine, ...], client:
     assert seen == ids
 
 
-def test_a_chat_to_a_vllm_that_embeds_is_told_that_the_path_is_not_served(
+def test_a_chat_to_a_vllm_that_embeds_gets_path_not_served(
     start_router: StartRouter, engines: tuple[Engine, ...]
 ) -> None:
-    """As often as it is asked, and the worker goes on to embed."""
+    """Each such chat gets the same error, and the worker continues to serve embeddings."""
     (vllm,) = (engine for engine in engines if engine.dialect == "vllm")
     router = start_router("router of a chat to embeddings", (vllm,))
     for _ in range(8):

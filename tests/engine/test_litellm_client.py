@@ -1,4 +1,4 @@
-"""LiteLLM's client: the kinds of its calls that this engine serves. Its environment is that of `make test-litellm`."""
+"""Tests the kinds of LiteLLM's calls that a real engine serves. Needs the environment of `make test-litellm`."""
 
 import json
 import subprocess
@@ -17,17 +17,17 @@ SERVED = ("chat", "text", "responses", "messages", "refused")
 
 
 def test_litellm_reads_what_the_engine_serves(router: Router) -> None:
-    """Chats, texts, responses and messages, whole and streamed, and an error as its own exception."""
+    """LiteLLM reads chats, texts, responses and messages, and raises its own exception for an error."""
     command = [str(PYTHON), str(SPEAK), router.url, "tiny", *SERVED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    text, _, output = told["chat"]
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    text, _, output = results["chat"]
     assert 0 < output <= 8
-    assert told["chat stream"] == text
-    assert 0 < told["text"][2] <= 8
-    assert 0 < told["response"][1] <= 16  # LiteLLM asks for no fewer
-    assert told["response events"][0] == "response.created"
-    assert told["response events"][1] in ("response.completed", "response.incomplete")
-    assert told["message"][0] == "text"
-    assert told["unknown model"] == 404
+    assert results["chat stream"] == text
+    assert 0 < results["text"][2] <= 8
+    assert 0 < results["response"][1] <= 16  # LiteLLM asks for no fewer
+    assert results["response events"][0] == "response.created"
+    assert results["response events"][1] in ("response.completed", "response.incomplete")
+    assert results["message"][0] == "text"
+    assert results["unknown model"] == 404

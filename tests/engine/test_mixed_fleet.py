@@ -1,4 +1,4 @@
-"""One fleet of a vLLM and an SGLang that serve the same model: clients need not know which of the two they have."""
+"""Tests a fleet of a vLLM and an SGLang with the same model: clients need not know which of the two answers."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from .wire import CHAT, COMPLETIONS, Json, call, joined, without
 pytestmark = [pytest.mark.engine, pytest.mark.fleets("mixed")]
 
 ON_THE_VICTIM = 10
-"""Streams there when it is killed; as many run at the other engine."""
+"""Streams at the engine that is killed; as many run at the other one."""
 BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 12}
 ASKED: dict[str, Json] = {
     CHAT: {**BODY, "messages": [{"role": "user", "content": prompts.text("mixed chat")}]},
@@ -26,15 +26,15 @@ ASKED: dict[str, Json] = {
 
 @pytest.fixture
 def in_turn(start_router: StartRouter, engines: tuple[Engine, ...]) -> Iterator[Router]:
-    """A router that gives its calls to the two in turn."""
+    """Start a router that gives its calls to the two engines in turn."""
     router = start_router("router in turn", engines, "--policy=rr+fcfs")
     yield router
     router.stop()
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_each_answers_in_its_own_form(in_turn: Router, engines: tuple[Engine, ...], path: str) -> None:
-    """Of two equal calls each engine gets one, whole and streamed, and the answers are those of direct calls."""
+def test_each_engine_answers_in_its_own_form(in_turn: Router, engines: tuple[Engine, ...], path: str) -> None:
+    """Of two equal calls each engine gets one, whole or streamed, and its answer is that of a direct call."""
     body = ASKED[path]
     by_id = {str(in_turn.worker(engine)["id"]): engine for engine in engines}
     for engine in engines:
@@ -50,8 +50,10 @@ def test_each_answers_in_its_own_form(in_turn: Router, engines: tuple[Engine, ..
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["vllm", "sglang"])
-def test_either_goes_on_for_the_other(in_turn: Router, engines: tuple[Engine, ...], which: int) -> None:
-    """When one is killed amid its streams, the other ends each with one role, one end and the usage that was due."""
+def test_either_engine_continues_the_streams_of_the_other(
+    in_turn: Router, engines: tuple[Engine, ...], which: int
+) -> None:
+    """When one engine is killed, each of its streams has one role, one end and the usage of an undisturbed run."""
     undisturbed, killed = streams(in_turn), streams(in_turn)
     run_all(undisturbed)
     victim = engines[which]
@@ -70,6 +72,6 @@ def test_either_goes_on_for_the_other(in_turn: Router, engines: tuple[Engine, ..
 
 
 def streams(router: Router) -> list[tuple[Router, Stream]]:
-    """Chats and completions by turns."""
+    """Return chats and completions alternately."""
     pairs = zip(chats(ON_THE_VICTIM), texts(ON_THE_VICTIM), strict=True)
     return [(router, stream) for pair in pairs for stream in pair]

@@ -1,4 +1,4 @@
-"""The official client, with nothing changed but its base URL."""
+"""Tests OpenAI's own client at the router, with nothing changed but its base URL."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from .wire import WORKER_KEY
 pytestmark = pytest.mark.engine
 
 FIXED = {"ignore_eos": True}
-"""Beside OpenAI's parameters: as many tokens as asked for."""
+"""An extra parameter by which an answer has as many tokens as asked for."""
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def client(router: Router) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def direct(engines: tuple[Engine, ...]) -> Iterator[openai.OpenAI]:
-    """The same client at an engine itself."""
+    """Open the same client directly at an engine."""
     with openai.OpenAI(base_url=f"{engines[0].url}/v1", api_key=WORKER_KEY, max_retries=0, timeout=30) as client:
         yield client
 
@@ -35,8 +35,8 @@ def question(name: str) -> list[ChatCompletionMessageParam]:
     return [{"role": "user", "content": prompts.text(name, words=30)}]
 
 
-def test_chat(client: openai.OpenAI, direct: openai.OpenAI) -> None:
-    """An answer reads the same as the engine's own."""
+def test_a_chat_reads_like_the_engines_own(client: openai.OpenAI, direct: openai.OpenAI) -> None:
+    """Choices and token counts of a chat are those of the engine's own answer."""
     ours, theirs = (
         one.chat.completions.create(
             model="tiny", messages=question("client"), max_tokens=10, temperature=0, extra_body=FIXED
@@ -49,8 +49,8 @@ def test_chat(client: openai.OpenAI, direct: openai.OpenAI) -> None:
     assert (ours.usage.prompt_tokens, ours.usage.completion_tokens) == (theirs.usage.prompt_tokens, 10)
 
 
-def test_chat_stream(client: openai.OpenAI) -> None:
-    """A stream has the answer's text; its usage comes once, in the last chunk, which has no choice."""
+def test_a_streamed_chat_adds_up_to_the_whole_one(client: openai.OpenAI) -> None:
+    """A stream has the text of the whole answer, and usage once, in the last chunk, which has no choice."""
     whole = client.chat.completions.create(
         model="tiny", messages=question("stream"), max_tokens=10, temperature=0, extra_body=FIXED
     )
@@ -75,8 +75,8 @@ def test_chat_stream(client: openai.OpenAI) -> None:
     assert last.usage.total_tokens == whole.usage.total_tokens
 
 
-def test_completion_and_its_stream(client: openai.OpenAI) -> None:
-    """A completion that is streamed has the text of one that is not, and every chunk has a choice."""
+def test_a_streamed_completion_adds_up_to_the_whole_one(client: openai.OpenAI) -> None:
+    """A streamed completion has the text of one that is not streamed, and each chunk has a choice."""
     prompt = prompts.text("completion", words=30)
     whole = client.completions.create(model="tiny", prompt=prompt, max_tokens=10, temperature=0, extra_body=FIXED)
     chunks = list(
@@ -88,8 +88,8 @@ def test_completion_and_its_stream(client: openai.OpenAI) -> None:
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
 
 
-def test_request_id(client: openai.OpenAI, fleet: str) -> None:
-    """A client's own request id comes back in the header, and names the answer at a vLLM, which takes it over."""
+def test_the_clients_request_id_comes_back(client: openai.OpenAI, fleet: str) -> None:
+    """The router returns the client's request id in a header, and vLLM takes it as the id of the answer."""
     raw = client.completions.with_raw_response.create(
         model="tiny", prompt="hello", max_tokens=1, extra_headers={"x-request-id": "the-clients-own"}
     )
@@ -97,21 +97,21 @@ def test_request_id(client: openai.OpenAI, fleet: str) -> None:
     assert (raw.parse().id == "cmpl-the-clients-own") == (fleet == "vllm")
 
 
-def test_models(client: openai.OpenAI) -> None:
-    """A model that both engines serve is listed once."""
+def test_models_are_listed_once(client: openai.OpenAI) -> None:
+    """The list of models has one entry for a model that both engines serve."""
     assert [model.id for model in client.models.list()] == ["tiny"]
 
 
-def test_unknown_model(client: openai.OpenAI) -> None:
-    """A model that nobody serves is the client library's NotFoundError, with OpenAI's code."""
+def test_an_unknown_model_is_a_not_found_error(client: openai.OpenAI) -> None:
+    """The client library raises NotFoundError with OpenAI's code for a model that no worker serves."""
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="nope", messages=question("nope"))
     assert caught.value.code == "model_not_found"
     assert caught.value.param == "model"
 
 
-def test_prompt_too_long(client: openai.OpenAI, fleet: str) -> None:
-    """An engine's refusal is the client library's BadRequestError, with the parameter if the engine names one."""
+def test_a_prompt_that_is_too_long_is_a_bad_request_error(client: openai.OpenAI, fleet: str) -> None:
+    """The client library raises BadRequestError for an engine's error, with the parameter if the engine names one."""
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="tiny", prompt=prompts.tokens("long", 8193), max_tokens=1)
     assert caught.value.param == ("input_tokens" if fleet == "vllm" else None)
@@ -119,39 +119,39 @@ def test_prompt_too_long(client: openai.OpenAI, fleet: str) -> None:
 
 
 IDS = {**FIXED, "return_token_ids": True}
-"""Asked for by the client itself."""
+"""Extra parameters by which the client itself asks for token ids."""
 
 
-def test_ids_of_a_completion(client: openai.OpenAI) -> None:
-    """A client that asks for token ids of a completion gets the same in a stream as in one piece."""
+def test_a_streamed_completion_has_the_ids_of_the_whole_one(client: openai.OpenAI) -> None:
+    """A client that asks for token ids gets the same from a stream as from a whole completion."""
     more: dict[str, Any] = {"model": "tiny", "prompt": prompts.text("ids", words=30), "max_tokens": 10}
     whole = client.completions.create(**more, temperature=0, extra_body=IDS)
     chunks = list(client.completions.create(**more, temperature=0, stream=True, extra_body=IDS))
-    told = [id_ for chunk in chunks for id_ in ids_of(chunk.choices[0])]
-    assert told == ids_of(whole.choices[0])
+    received = [id_ for chunk in chunks for id_ in ids_of(chunk.choices[0])]
+    assert received == ids_of(whole.choices[0])
     assert len(ids_of(whole.choices[0])) == 10
 
 
 def ids_of(choice: Any) -> list[int]:
-    """Of the answer's tokens; SGLang's name for those of a whole answer is another."""
+    """Return the ids of the answer's tokens. SGLang has another name for them in a whole answer."""
     ids: list[int] = getattr(choice, "response_token_ids", None) or choice.token_ids
     return ids
 
 
 @pytest.mark.fleets("sglang")
 def test_ids_of_a_streamed_chat_are_refused_by_the_engine(client: openai.OpenAI, direct: openai.OpenAI) -> None:
-    """SGLang's own refusal is what the client gets, and nobody takes its wish away."""
-    told = []
+    """The client gets SGLang's own error: the router does not drop the parameter that SGLang rejects."""
+    received = []
     for one in (client, direct):
         with pytest.raises(openai.BadRequestError) as caught:
             one.chat.completions.create(model="tiny", messages=question("refused"), stream=True, extra_body=IDS)
-        told.append(caught.value.body)
-    assert told[0] == told[1]
-    assert "return_token_ids" in str(told[0])
+        received.append(caught.value.body)
+    assert received[0] == received[1]
+    assert "return_token_ids" in str(received[0])
 
 
-async def test_many_at_once(router: Router, direct: openai.OpenAI) -> None:
-    """Streams that run at the same time get their own answers: the ones that each gets alone."""
+async def test_concurrent_streams_get_their_own_answers(router: Router, direct: openai.OpenAI) -> None:
+    """Each of sixteen streams that run at the same time gets the answer that it gets alone."""
     names = [f"at once {number}" for number in range(16)]
     alone = {name: ask(direct, name) for name in names}
     async with openai.AsyncOpenAI(base_url=f"{router.url}/v1", api_key="x", max_retries=0, timeout=60) as client:

@@ -1,4 +1,4 @@
-"""What an engine serves beside chats and completions, by the official clients: read as from the engine, and charged."""
+"""Tests an engine's other paths with the official clients: answers read as from the engine, and are charged."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,13 +14,13 @@ from .wire import WORKER_KEY, call, listed, mapped
 pytestmark = pytest.mark.engine
 
 FEWER = {"vllm": 0, "sglang": 2}
-"""Tokens of a response, fewer than its `max_output_tokens`."""
+"""Output tokens by which a response stays below its `max_output_tokens`."""
 FIXED: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture
 def clients(router: Router, engines: tuple[Engine, ...]) -> Iterator[tuple[openai.OpenAI, openai.OpenAI]]:
-    """At the router, and at an engine."""
+    """Open OpenAI's client at the router and at an engine."""
     with (
         openai.OpenAI(base_url=f"{router.url}/v1", api_key="responses", max_retries=0, timeout=60) as ours,
         openai.OpenAI(base_url=f"{engines[0].url}/v1", api_key=WORKER_KEY, max_retries=0, timeout=60) as theirs,
@@ -30,7 +30,7 @@ def clients(router: Router, engines: tuple[Engine, ...]) -> Iterator[tuple[opena
 
 @pytest.fixture
 def messengers(router: Router, engines: tuple[Engine, ...]) -> Iterator[tuple[Any, Any]]:
-    """The same of Anthropic's client, which shows an engine its key as all others do."""
+    """Open Anthropic's client at the router and at an engine, which gets its key as a bearer token."""
     with (
         anthropic.Anthropic(base_url=router.url, api_key="messages", max_retries=0, timeout=60) as ours,
         anthropic.Anthropic(base_url=engines[0].url, auth_token=WORKER_KEY, max_retries=0, timeout=60) as theirs,
@@ -39,14 +39,16 @@ def messengers(router: Router, engines: tuple[Engine, ...]) -> Iterator[tuple[An
 
 
 def charged(router: Router, before: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-    """Input and output tokens of all clients together, less those before."""
+    """Return the input and output tokens charged to all clients together, less those of `before`."""
     clients = [mapped(mapped(entry)["service"]) for entry in mapped(router.get("/fairness")["clients"]).values()]
     given = sum(int(str(each["extend"])) + int(str(each["cached"])) for each in clients)
     return given - before[0], sum(int(str(each["output"])) for each in clients) - before[1]
 
 
-def test_a_response_and_its_stream(router: Router, clients: tuple[openai.OpenAI, openai.OpenAI], fleet: str) -> None:
-    """Text and usage are the engine's own; the stream's last event settles what it costs."""
+def test_responses_are_the_engines_and_charged(
+    router: Router, clients: tuple[openai.OpenAI, openai.OpenAI], fleet: str
+) -> None:
+    """Text and usage are the engine's own, and a stream is charged by the usage of its last event."""
     more: Any = {"model": "tiny", "input": prompts.text("response", words=60), "max_output_tokens": 12, **FIXED}
     before = charged(router)
     whole, direct = (client.responses.create(**more) for client in clients)
@@ -60,20 +62,20 @@ def test_a_response_and_its_stream(router: Router, clients: tuple[openai.OpenAI,
     assert charged(router, before) == (2 * whole.usage.input_tokens, 2 * whole.usage.output_tokens)
 
 
-def test_a_message_and_its_stream(router: Router, messengers: tuple[Any, Any]) -> None:
-    """Text, end and usage are the engine's own; what it counts beforehand is what it charges."""
+def test_messages_are_the_engines_and_charged(router: Router, messengers: tuple[Any, Any]) -> None:
+    """Text, stop reason and usage are the engine's own, and the input charged is what count_tokens returns."""
     turn = [{"role": "user", "content": prompts.text("message", words=60)}]
     more: Any = {"model": "tiny", "messages": turn, "system": "Be short.", "max_tokens": 12}
-    more["extra_body"] = {"temperature": 0}  # which the client does not know any more
+    more["extra_body"] = {"temperature": 0}  # the client no longer has this parameter itself
     ours, theirs = messengers
     before = charged(router)
     whole, direct = ours.messages.create(**more), theirs.messages.create(**more)
     assert [block.text for block in whole.content] == [block.text for block in direct.content]
     assert (whole.stop_reason, whole.usage.output_tokens) == ("max_tokens", 12)
     with ours.messages.stream(**more) as stream:
-        told = "".join(stream.text_stream)
+        streamed_text = "".join(stream.text_stream)
         last = stream.get_final_message()
-    assert told == whole.content[0].text
+    assert streamed_text == whole.content[0].text
     assert last.usage.output_tokens == 12
     counted = ours.messages.count_tokens(model="tiny", messages=turn, system="Be short.").input_tokens
     assert charged(router, before) == (3 * counted, 24)
@@ -82,7 +84,10 @@ def test_a_message_and_its_stream(router: Router, messengers: tuple[Any, Any]) -
 def test_a_message_finds_what_a_chat_left_in_the_cache(
     router: Router, clients: tuple[openai.OpenAI, openai.OpenAI], messengers: tuple[Any, Any]
 ) -> None:
-    """The engine makes a chat of it, and so does its key: it goes where the chat was, and is found there."""
+    """A message with the text of a chat goes to the chat's worker, and finds its prompt cached.
+
+    The engine makes a chat of a message, and so does the key of the prompt.
+    """
     turn: Any = [{"role": "user", "content": prompts.text("both", words=300)}]
     chat = clients[0].chat.completions.with_raw_response.create(model="tiny", messages=turn, max_tokens=2)
     message = messengers[0].messages.with_raw_response.create(model="tiny", messages=turn, max_tokens=2)
@@ -93,8 +98,8 @@ def test_a_message_finds_what_a_chat_left_in_the_cache(
     assert router.unfinished() == 0
 
 
-def test_tokens_there_and_back(router: Router) -> None:
-    """Both paths, with and without a model; as many tokens are charged as there are."""
+def test_tokenizing_and_detokenizing_are_charged(router: Router) -> None:
+    """Both paths are charged as many tokens as there are, with a model or without."""
     before = charged(router)
     text = prompts.text("tokens", words=20)
     ids = listed(
@@ -106,8 +111,8 @@ def test_tokens_there_and_back(router: Router) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/score", "/v1/audio/transcriptions", "/v1/nothing"])
-def test_what_this_engine_does_not_serve_is_an_error_that_clients_read(router: Router, path: str) -> None:
-    """Of OpenAI's shape, or as the engine itself words it; and nobody is charged."""
+def test_an_unserved_path_is_an_error_that_clients_can_read(router: Router, path: str) -> None:
+    """The error has OpenAI's shape or the engine's own, and no client is charged."""
     before = charged(router)
     answer = call(router.url, path, {"model": "tiny", "input": "x", "text_1": "a", "text_2": "b"})
     assert answer.status >= 400
@@ -116,8 +121,8 @@ def test_what_this_engine_does_not_serve_is_an_error_that_clients_read(router: R
     assert charged(router, before) == (0, 0)
 
 
-def test_a_wrong_message_is_told_in_anthropics_shape(messengers: tuple[Any, Any]) -> None:
-    """By the engine, whose own checks answer in OpenAI's, and by the router."""
+def test_a_wrong_message_is_an_error_in_anthropics_shape(messengers: tuple[Any, Any]) -> None:
+    """Errors of the engine, whose own checks answer in OpenAI's shape, and of the router have Anthropic's shape."""
     ours, _ = messengers
     with pytest.raises(anthropic.BadRequestError) as caught:
         ours.messages.create(model="tiny", max_tokens=5, messages=[{"role": "nobody", "content": 7}])

@@ -1,4 +1,4 @@
-"""Requests with a common prefix meet the cache that holds it, and the account says what the engine says."""
+"""Tests that requests with a common prefix reach the cache that holds it, and that charges are the engine's usage."""
 
 import pytest
 
@@ -22,10 +22,10 @@ def messages(document: str, question: str) -> list[Json]:
 
 
 def usage(answer: Answer) -> tuple[int, int, int]:
-    """Tokens of the prompt, tokens of it that were cached, tokens of the answer."""
-    told = mapped(answer.json["usage"])
-    cached = mapped(told["prompt_tokens_details"])["cached_tokens"]
-    return int(str(told["prompt_tokens"])), int(str(cached)), int(str(told["completion_tokens"]))
+    """Return the tokens of the prompt, its cached tokens, and the tokens of the answer."""
+    counts = mapped(answer.json["usage"])
+    cached = mapped(counts["prompt_tokens_details"])["cached_tokens"]
+    return int(str(counts["prompt_tokens"])), int(str(cached)), int(str(counts["completion_tokens"]))
 
 
 def worker(answer: Answer) -> str:
@@ -36,8 +36,8 @@ def predicted(answer: Answer) -> int:
     return int(answer.headers["x-d2lpm-predicted-cached-tokens"])
 
 
-def test_second_request_meets_the_cache(router: Router) -> None:
-    """The second request with a long prefix goes where the first went; the hit that we foresaw is there."""
+def test_a_second_request_reaches_the_cache_of_the_first(router: Router) -> None:
+    """The second request with a long prefix goes to the first one's worker, and finds the predicted hit."""
     document = prompts.text("affinity", words=400)
     first = ask(router, document, "Who?")
     second = ask(router, document, "When, and why?")
@@ -48,8 +48,8 @@ def test_second_request_meets_the_cache(router: Router) -> None:
     assert 0.8 * cached < predicted(second) <= prompt
 
 
-def test_two_prefixes_of_two_clients(router: Router) -> None:
-    """Two clients in turn, each with a document of its own: each stays with a worker, and both workers work."""
+def test_two_clients_with_own_prefixes_stay_at_two_workers(router: Router) -> None:
+    """When two clients ask in turn, each about its own document, each client stays at a worker of its own."""
     documents = {key: prompts.text(f"document of {key}", words=400) for key in ("alice", "bob")}
     answers: dict[str, list[Answer]] = {key: [] for key in documents}
     for turn in range(4):
@@ -62,10 +62,10 @@ def test_two_prefixes_of_two_clients(router: Router) -> None:
     assert len({answer.headers["x-d2lpm-client"] for key in documents for answer in answers[key]}) == 2
 
 
-def test_conversation_stays(router: Router) -> None:
+def test_a_conversation_stays_at_its_worker(router: Router) -> None:
     """Each turn of a conversation finds the prompt of the turn before it in the cache.
 
-    Not all of the answer: a random model's tokens are not the ones into which its text is cut when it comes back.
+    Not all of the answer is found: when its text comes back, it is split into other tokens than a random model's.
     """
     messages: list[Json] = [{"role": "user", "content": prompts.text("conversation", words=120)}]
     homes: set[str] = set()
@@ -81,8 +81,8 @@ def test_conversation_stays(router: Router) -> None:
     assert len(homes) == 1
 
 
-def test_token_prompts_meet_the_cache(router: Router, engines: tuple[Engine, ...]) -> None:
-    """A prompt of token ids has a prefix like any other."""
+def test_prompts_of_token_ids_reach_the_cache(router: Router, engines: tuple[Engine, ...]) -> None:
+    """A prompt of token ids finds all whole blocks of the prefix that it shares with another one."""
     ids = prompts.tokens("ids", 600)
     answers = [call(router.url, COMPLETIONS, {**BODY, "prompt": [*ids, *end]}, "ids") for end in ([300], [301, 302])]
     assert worker(answers[0]) == worker(answers[1])
@@ -90,21 +90,21 @@ def test_token_prompts_meet_the_cache(router: Router, engines: tuple[Engine, ...
     assert usage(answers[1])[1] == 600 // block * block
 
 
-def test_account_is_the_engines_usage(router: Router) -> None:
-    """What a client is charged for is what the engine counted: extend, cached and output tokens."""
+def test_charges_are_the_engines_usage(router: Router) -> None:
+    """A client is charged the extend, cached and output tokens that the engine counted."""
     document = prompts.text("account", words=200)
     answers = [ask(router, document, question, "accountant") for question in ("Who?", "When?", "Where to?")]
-    told = [usage(answer) for answer in answers]
+    counts = [usage(answer) for answer in answers]
     charged = router.service(answers[0].headers["x-d2lpm-client"])
-    assert charged["extend"] == sum(prompt - cached for prompt, cached, _ in told)
-    assert charged["cached"] == sum(cached for _, cached, _ in told)
-    assert charged["output"] == sum(output for _, _, output in told)
+    assert charged["extend"] == sum(prompt - cached for prompt, cached, _ in counts)
+    assert charged["cached"] == sum(cached for _, cached, _ in counts)
+    assert charged["output"] == sum(output for _, _, output in counts)
 
 
-def test_stream_is_accounted_without_being_asked(router: Router, engines: tuple[Engine, ...]) -> None:
-    """A stream whose client wants no usage is charged like any other, over all its prompts and choices.
+def test_a_stream_without_usage_is_charged(router: Router, engines: tuple[Engine, ...]) -> None:
+    """A stream whose client asks for no usage is charged for all its prompts and choices.
 
-    A prompt of two choices counts once; SGLang computes it before it makes them, and finds it in its cache then.
+    A prompt of two choices counts once: SGLang computes it before the choices, which then find it in its cache.
     """
     texts = [prompts.text(f"streamed account {number}", words=60) for number in range(2)]
     body: Json = {**BODY, "temperature": 0.5, "prompt": texts, "n": 2}
@@ -115,8 +115,8 @@ def test_stream_is_accounted_without_being_asked(router: Router, engines: tuple[
     assert charged["output"] == 6 * 2 * 2
 
 
-def test_size_of_the_cache(router: Router, engines: tuple[Engine, ...]) -> None:
-    """The router knows how much an engine's cache holds; of vLLM's blocks, all but the one that it keeps for itself."""
+def test_the_router_knows_the_size_of_each_cache(router: Router, engines: tuple[Engine, ...]) -> None:
+    """The router reads how many tokens each cache holds, without the block that vLLM keeps for itself."""
     workers = mapped(router.get("/fairness")["workers"])
     ids = [str(router.worker(engine)["id"]) for engine in engines]
     assert [mapped(workers[id])["kv_tokens"] for id in ids] == [(BLOCKS - 1) * BLOCK_TOKENS] * 2

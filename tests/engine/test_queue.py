@@ -1,4 +1,4 @@
-"""The queue is the router's: a real engine gets what its window has room for, in the order of the policy."""
+"""Tests that requests queue in the router: a real engine gets what its window has room for, in the policy's order."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +20,7 @@ BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens
 HEAVY_CALLS = 12
 BACKLOG = 200
 LEARNED_AFTER = 110
-"""Calls; before, the engine has what was sent while nothing was known of its places."""
+"""Calls after which the window is learned; before, the engine has calls sent while its places were unknown."""
 
 
 @pytest.fixture
@@ -36,14 +36,16 @@ def ask(router: Router, name: str, key: str, finished: list[str]) -> Answer:
 
 
 def backlog(threads: ThreadPoolExecutor, router: Router, finished: list[str]) -> list[Future[Answer]]:
-    """Many calls of one client, `NARROW` of them at the engine and the others in the router's queue."""
+    """Submit calls of one client, of which `NARROW` are at the engine and the others in the router's queue."""
     calls = [threads.submit(ask, router, f"heavy {number}", "heavy", finished) for number in range(HEAVY_CALLS)]
     wait_until(lambda: router.queued() + len(finished) >= HEAVY_CALLS - NARROW, 30, "the calls are queued")
     return calls
 
 
-def test_engine_has_no_queue(narrow_router: Router, engines: tuple[Engine, ...], threads: ThreadPoolExecutor) -> None:
-    """However many wait, the engine never has more requests than the window lets through."""
+def test_the_engine_never_has_more_than_its_window(
+    narrow_router: Router, engines: tuple[Engine, ...], threads: ThreadPoolExecutor
+) -> None:
+    """However many calls wait, the engine never has more than the window lets through."""
     calls = backlog(threads, narrow_router, [])
     seen = []
     while not all(one.done() for one in calls):
@@ -53,8 +55,8 @@ def test_engine_has_no_queue(narrow_router: Router, engines: tuple[Engine, ...],
     assert [one.result().status for one in calls] == [200] * HEAVY_CALLS
 
 
-def test_learned_window(start_router: StartRouter, engines: tuple[Engine, ...]) -> None:
-    """A router with its default window keeps an engine's places taken, and few calls wait in the engine."""
+def test_a_learned_window_keeps_the_engine_full(start_router: StartRouter, engines: tuple[Engine, ...]) -> None:
+    """With the default window, the engine's places are all taken, and few calls wait in the engine."""
     router = start_router("learning router", engines[:1])
     in_flight: list[int] = []
     seen: list[Load] = []
@@ -72,12 +74,12 @@ def test_learned_window(start_router: StartRouter, engines: tuple[Engine, ...]) 
         assert [one.result() for one in calls] == [200] * BACKLOG
     router.stop()
     assert median(in_flight) >= SEQUENCES, "places were empty while calls waited in the router"
-    # What the window lets wait is one request and those that start in a step and a half: here all places at once.
+    # The window lets one request wait, and those that start within a step and a half: here as many as there are places.
     assert max(load.waiting for load in seen) <= 1 + LEAST_REACH * SEQUENCES, "too many wait in the engine"
 
 
-def test_newcomer_does_not_wait_for_a_backlog(narrow_router: Router, threads: ThreadPoolExecutor) -> None:
-    """One request of a client that has nothing in flight goes before most of another client's backlog."""
+def test_a_new_client_does_not_wait_for_a_backlog(narrow_router: Router, threads: ThreadPoolExecutor) -> None:
+    """A request of a client with nothing in flight passes at least half of another client's backlog."""
     finished: list[str] = []
     calls = backlog(threads, narrow_router, finished)
     left = HEAVY_CALLS - len(finished)

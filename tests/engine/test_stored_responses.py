@@ -1,4 +1,4 @@
-"""Responses that real engines store, and compute in the background: what they do, and what the router makes of it."""
+"""Tests responses that real engines store or compute in the background, and how the router handles them."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.fleets("storing")]
 SHORT: Json = {"model": "tiny", "input": "Say it again", "max_output_tokens": 8, "ignore_eos": True, "temperature": 0}
 LONG: Json = {**SHORT, "max_output_tokens": 2000, "background": True}
 FEWER = {"vllm": 0, "sglang": 2}
-"""Tokens of a response, fewer than its `max_output_tokens`."""
+"""Output tokens by which a response stays below its `max_output_tokens`."""
 COMPUTED_SECONDS = 60.0
 
 
@@ -29,7 +29,7 @@ def caller(url: str, key: str) -> httpx.Client:
 
 @pytest.fixture(params=["vllm", "sglang"])
 def engine(request: pytest.FixtureRequest, engines: tuple[Engine, ...]) -> Engine:
-    """One of each kind."""
+    """Return the engine of one kind."""
     return next(engine for engine in engines if engine.dialect == request.param)
 
 
@@ -42,7 +42,10 @@ def storing_router_of_all(start_router: StartRouter, running_fleet: tuple[Engine
 
 @pytest.fixture
 def storing_router(storing_router_of_all: Router) -> Iterator[Router]:
-    """A router that sends what may go anywhere to each engine in turn. Nothing may be left in any count."""
+    """Yield a router that sends calls that may go anywhere to each engine in turn.
+
+    The test fails if it leaves a request behind.
+    """
     yield storing_router_of_all
     wait_until(lambda: not storing_router_of_all.unfinished(), COMPUTED_SECONDS, "all has ended")
 
@@ -53,7 +56,7 @@ def json_of(answer: httpx.Response) -> Json:
 
 
 def at(engine: Engine, ask: Callable[[], httpx.Response]) -> httpx.Response:
-    """The answer of a call that this engine happens to get, with two of them in turn."""
+    """Return the answer of this engine, out of two calls that go to the two engines in turn."""
     for _ in range(2):
         answer = ask()
         if engine.url.endswith(answer.headers["x-d2lpm-worker"]):
@@ -66,13 +69,13 @@ def output_of(response: Json) -> int:
 
 
 def charged(router: Router, client: str) -> tuple[int, int]:
-    """Input and output tokens of a client so far."""
+    """Return the input and output tokens charged to a client so far."""
     service = router.service(client)
     return int(str(service["extend"])) + int(str(service["cached"])), int(str(service["output"]))
 
 
-def test_what_an_engine_says_is_what_the_scripts_say(engine: Engine) -> None:
-    """Ids that it does not know, DELETE, and the stages of a response in the background."""
+def test_engines_answer_as_the_scripted_ones_do(engine: Engine) -> None:
+    """Unknown ids, DELETE and each stage of a background response get the answers that the scripted engines give."""
     with caller(engine.url, WORKER_KEY) as http:
         made = json_of(http.post(RESPONSES, json=SHORT))
         assert made == json_of(http.get(f"{RESPONSES}/{made['id']}"))
@@ -80,8 +83,8 @@ def test_what_an_engine_says_is_what_the_scripts_say(engine: Engine) -> None:
         for body in ({**SHORT, "previous_response_id": "resp_0"}, {**SHORT, "store": False}):
             answer = http.post(RESPONSES, json=body)
             unknown = "resp_0" if answer.status_code == 404 else str(mapped(answer.json())["id"])
-            for told in (http.get(f"{RESPONSES}/{unknown}"), http.post(f"{RESPONSES}/{unknown}/cancel")):
-                assert (told.status_code, told.json()) == (404, not_found(unknown))
+            for reply in (http.get(f"{RESPONSES}/{unknown}"), http.post(f"{RESPONSES}/{unknown}/cancel")):
+                assert (reply.status_code, reply.json()) == (404, not_found(unknown))
         begun = json_of(http.post(RESPONSES, json=LONG))
         assert (begun["status"], begun["usage"], begun["output"]) == ("queued", None, [])
         path = f"{RESPONSES}/{begun['id']}"
@@ -89,15 +92,15 @@ def test_what_an_engine_says_is_what_the_scripts_say(engine: Engine) -> None:
         while seen[-1]["status"] in ("queued", "in_progress"):
             assert seen[-1]["usage"] is None
             seen.append(json_of(http.get(path)))
-        assert seen[-1]["status"] == "incomplete"  # it came to its limit
+        assert seen[-1]["status"] == "incomplete"  # it reached its limit
         assert output_of(seen[-1]) == 2000 - FEWER[engine.dialect]
         cancelled = json_of(http.post(f"{RESPONSES}/{json_of(http.post(RESPONSES, json=LONG))['id']}/cancel"))
         assert (cancelled["status"], cancelled["usage"]) == ("cancelled", None)
         wait_until(lambda: not engine.load().running, engine.drop_seconds, "it computes nothing")
 
 
-def test_a_stream_in_the_background_by_each_engine(engine: Engine) -> None:
-    """VLLM computes on without its reader, and lets it be looked at; SGLang does neither."""
+def test_only_vllm_continues_a_background_stream_that_is_left(engine: Engine) -> None:
+    """A vLLM continues a background stream without its reader, and returns its response; an SGLang does neither."""
     with caller(engine.url, WORKER_KEY) as http:
         with http.stream("POST", RESPONSES, json={**LONG, "stream": True}) as stream:
             response = first_response(stream)
@@ -110,13 +113,13 @@ def test_a_stream_in_the_background_by_each_engine(engine: Engine) -> None:
 
 
 def first_response(stream: httpx.Response) -> str:
-    """The id that a stream's first event tells."""
+    """Return the id of the response, from the first event of its stream."""
     data = next(line for line in stream.iter_lines() if line.startswith("data:"))
     return str(mapped(json.loads(data.removeprefix("data:"))["response"])["id"])
 
 
-def test_a_conversation_stays_at_its_engine_and_is_its_clients(storing_router: Router, engine: Engine) -> None:
-    """Six turns of it, each charged what its engine read; nobody else is let in."""
+def test_a_conversation_stays_at_its_engine_and_belongs_to_its_client(storing_router: Router, engine: Engine) -> None:
+    """Each turn goes to the engine of the first and is charged its usage, and another client gets a 404 for it."""
     with caller(storing_router.url, f"ann {engine.dialect}") as ann, caller(storing_router.url, "bob") as bob:
         first = at(engine, lambda: ann.post(RESPONSES, json={**SHORT, "input": prompts.text("stored", words=80)}))
         client = first.headers["x-d2lpm-client"]
@@ -131,14 +134,14 @@ def test_a_conversation_stays_at_its_engine_and_is_its_clients(storing_router: R
             after = charged(storing_router, client)
             assert (after[0] - before[0], after[1] - before[1]) == (usage["input_tokens"], usage["output_tokens"])
             refused = bob.post(RESPONSES, json={**SHORT, "previous_response_id": previous})
-            for told in (bob.get(f"{RESPONSES}/{previous}"), bob.post(f"{RESPONSES}/{previous}/cancel"), refused):
-                assert (told.status_code, told.json()) == (404, not_found(previous))
+            for reply in (bob.get(f"{RESPONSES}/{previous}"), bob.post(f"{RESPONSES}/{previous}/cancel"), refused):
+                assert (reply.status_code, reply.json()) == (404, not_found(previous))
             assert json_of(ann.get(f"{RESPONSES}/{previous}"))["id"] == previous
         assert charged(storing_router, client) == after, "to look costs nothing"
 
 
-def test_a_response_in_the_background_is_held_and_charged(storing_router: Router, engine: Engine) -> None:
-    """Its place is taken while the engine computes, and it pays what the engine's usage says."""
+def test_a_background_response_holds_its_place_and_is_charged(storing_router: Router, engine: Engine) -> None:
+    """The response is in flight while the engine computes it, and is charged the engine's usage."""
     with caller(storing_router.url, f"background {engine.dialect}") as http:
         answer = at(engine, lambda: http.post(RESPONSES, json=LONG))
         client, path = answer.headers["x-d2lpm-client"], f"{RESPONSES}/{json_of(answer)['id']}"
@@ -147,17 +150,17 @@ def test_a_response_in_the_background_is_held_and_charged(storing_router: Router
         done = json_of(http.get(path))
         assert done["status"] == "incomplete"
         assert not engine.load().running
-        # The other engine may have got one of two calls.
+        # The other engine may have computed the first of two calls.
         assert charged(storing_router, client)[1] in (output_of(done), output_of(done) + both_but(engine))
 
 
 def both_but(engine: Engine) -> int:
-    """What the other kind of engine makes of `LONG`."""
+    """Return the output tokens of `LONG` at the other kind of engine."""
     return 2000 - sum(fewer for dialect, fewer in FEWER.items() if dialect != engine.dialect)
 
 
-def test_a_cancelled_one_is_free_at_once(storing_router: Router, engine: Engine) -> None:
-    """In the router and in the engine; its client owes less than for the whole."""
+def test_a_cancelled_background_response_frees_its_place(storing_router: Router, engine: Engine) -> None:
+    """Soon after the cancellation neither the router nor the engine counts the response."""
     with caller(storing_router.url, f"canceller {engine.dialect}") as http:
         begun = [json_of(http.post(RESPONSES, json=LONG)) for _ in range(2)]
         for response in begun:
@@ -166,8 +169,8 @@ def test_a_cancelled_one_is_free_at_once(storing_router: Router, engine: Engine)
         wait_until(lambda: not engine.load().running, engine.drop_seconds, "it computes nothing")
 
 
-def test_a_stream_in_the_background_outlives_its_client(storing_router: Router, engine: Engine) -> None:
-    """The router reads it to its end, and then it can be had."""
+def test_a_background_stream_outlives_its_client(storing_router: Router, engine: Engine) -> None:
+    """The router reads the stream to its end, and then the response can be fetched."""
     body = {**LONG, "stream": True}
     with caller(storing_router.url, f"streamer {engine.dialect}") as http:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""The emulated SGLang's cache beside the prefix tree of the real one, under the same operations."""
+"""Compares the emulated SGLang's cache with the prefix tree of the real one under the same operations."""
 
 import json
 import random
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.engine
 
 PAGES = (1, 2, 16)
 PROGRAMS = 30
-"""Of each size of pages."""
+"""Programs for each page size."""
 STEPS = 120
 CAPACITY = 1_000_000
 
 
 def program(seed: int, page: int) -> list[list[object]]:
-    """Insertions, matches and evictions, of prompts that share beginnings."""
+    """Return random insertions, matches, unlocks and evictions, of prompts that share beginnings."""
     draw = random.Random(seed)
     prompts: list[list[int]] = [[]]
     locks = 0
@@ -47,14 +47,14 @@ def program(seed: int, page: int) -> list[list[object]]:
 
 
 class Emulated:
-    """The emulated cache, to which the same operations are known."""
+    """The emulated cache with the operations of `tree_core.py`."""
 
     def __init__(self, page: int) -> None:
         self._log = BlockLog()
         self._cache = RadixCache(CAPACITY, page, self._log)
         self._locks: list[Node] = []
         self._pages: dict[int, Sequence[int]] = {}
-        """Tokens by hash."""
+        """Tokens of each page by its hash."""
 
     def insert(self, tokens: list[int]) -> None:
         _, present = self._cache.insert(tokens, len(tokens))
@@ -80,7 +80,7 @@ class Emulated:
 
 
 def test_the_emulated_tree_finds_and_evicts_what_the_real_one_does() -> None:
-    """Under random insertions, matches with locks, and evictions, each gives the same, whatever the page."""
+    """Random insertions, matches with locks, and evictions have the same results in both, for each page size."""
     programs = [(page, program(seed, page)) for page in PAGES for seed in range(PROGRAMS)]
     script = Path(__file__).with_name("tree_core.py")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A server killed amid its streams: another one goes on with them, and no client can tell from its answer."""
+"""Tests a server killed during its streams: another one continues them, and no client can tell from its answer."""
 
 import json
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from .wire import CHAT, COMPLETIONS
 pytestmark = pytest.mark.engine
 
 ON_THE_VICTIM = {CHAT: 12, COMPLETIONS: 8}
-"""Streams there; as many run on the other."""
+"""Streams at the worker that is killed; as many run at the other one."""
 ATTEMPTS = 4
-"""To kill a worker while all of its streams run."""
+"""Attempts to kill a worker while all of its streams run."""
 
 
 @pytest.fixture
 def routers(start_router: StartRouter, fleet: str, engines: tuple[Engine, ...]) -> Iterator[dict[str, Router]]:
-    """One for chats and one for completions, each of which gives its calls to the engines in turn."""
+    """Start a router for chats and one for completions, each of which gives its calls to the engines in turn."""
     started = {
         path: start_router(f"router of the {fleet} for {path.replace('/', ' ')}", engines, "--policy=rr+fcfs")
         for path in ON_THE_VICTIM
@@ -37,14 +37,14 @@ def streams(routers: dict[str, Router]) -> list[tuple[Router, Stream]]:
 
 
 @pytest.mark.fleets("wide vllm", "wide sglang")
-def test_every_stream_of_a_killed_worker_goes_on(
+def test_every_stream_of_a_killed_worker_is_continued(
     routers: dict[str, Router], fleet: str, engines: tuple[Engine, ...]
 ) -> None:
-    """Each of twenty answers has one role, one end and the usage of an undisturbed run, and equals it if by ids.
+    """Each of twenty streams has the role, end and usage of an undisturbed run, and its text if continued by ids.
 
-    By ids go completions, and vLLM's chats. SGLang's chats go on by their text, which may be cut into other tokens.
-    One of each may differ in its text even so: a server that prefills what another had decoded rounds otherwise, and
-    may choose the other one of two tokens that are as likely.
+    Completions and vLLM's chats are continued by token ids. SGLang's chats are continued by their text, which may be
+    split into other tokens. Even with ids, the text of one stream of each kind may differ: a server that prefills what
+    another has decoded rounds differently, and may choose the other of two tokens that are equally likely.
     """
     undisturbed = streams(routers)
     run_all(undisturbed)

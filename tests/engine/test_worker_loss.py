@@ -1,4 +1,4 @@
-"""A worker that dies takes none of the other's requests with it, and is used again when it is back."""
+"""Tests that a worker that dies costs the other worker no request, and is used again when it is back."""
 
 import httpx
 import pytest
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.engine
 
 BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 4}
 SEEN_SECONDS = 15.0
-"""In which the router has to see that a worker is gone, or back."""
+"""Timeout for the router to see that a worker is gone, or back."""
 
 
 def ask(router: Router, name: str) -> Answer:
@@ -24,8 +24,8 @@ def wait_healthy(router: Router, engine: Engine, healthy: bool) -> None:
     wait_until(lambda: router.worker(engine)["healthy"] is healthy, SEEN_SECONDS, what)
 
 
-def test_idle_worker_dies_and_returns(router: Router, engines: tuple[Engine, ...]) -> None:
-    """The death of a worker is seen, then everything goes to the other one, and to both once it is back."""
+def test_a_worker_that_died_is_used_again_when_it_is_back(router: Router, engines: tuple[Engine, ...]) -> None:
+    """After an idle worker has died all requests go to the other one, and to both once it is back."""
     victim, survivor = engines
     ids = {engine: router.worker(engine)["id"] for engine in engines}
     before = [ask(router, f"before {number}") for number in range(4)]
@@ -44,8 +44,8 @@ def test_idle_worker_dies_and_returns(router: Router, engines: tuple[Engine, ...
     assert {answer.headers["x-d2lpm-worker"] for answer in again} == set(ids.values())
 
 
-def test_worker_dies_in_a_stream(router: Router, engines: tuple[Engine, ...]) -> None:
-    """A stream that nobody can go on with, here for its logprobs, ends at once, with an error in it that says so."""
+def test_a_stream_that_cannot_be_continued_ends_with_an_error(router: Router, engines: tuple[Engine, ...]) -> None:
+    """A stream with logprobs, which no other worker can continue, ends with an error event when its worker dies."""
     body = {**BODY, "prompt": prompts.text("doomed"), "max_tokens": 8000, "stream": True, "logprobs": 1}
     with httpx.stream("POST", router.url + COMPLETIONS, json=body, timeout=10) as stream:
         blocks = stream.iter_bytes()
@@ -58,8 +58,8 @@ def test_worker_dies_in_a_stream(router: Router, engines: tuple[Engine, ...]) ->
     assert done == b"[DONE]"
 
 
-def test_death_that_no_poll_has_seen(unpolled_router: Router, engines: tuple[Engine, ...]) -> None:
-    """A worker that refuses connections costs no request: each is served by the other one."""
+def test_a_death_that_no_poll_has_seen_costs_no_request(unpolled_router: Router, engines: tuple[Engine, ...]) -> None:
+    """When a worker refuses connections, the other one serves each request."""
     victim, survivor = engines
     ids = {engine: unpolled_router.worker(engine)["id"] for engine in engines}
     before = [ask(unpolled_router, f"before {number}") for number in range(4)]
