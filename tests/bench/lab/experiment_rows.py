@@ -1,4 +1,4 @@
-"""Rows of experiments for tests, computed without processes."""
+"""Rows of experiments for tests, computed in the test's own process."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -9,7 +9,7 @@ from bench.lab.frame.experiment import Row
 from bench.lab.frame.runner import Task, figures_of
 
 Wanted = Callable[[Mapping[str, str]], bool]
-"""Says of which labels a row is wanted."""
+"""Returns whether the row with these labels is wanted."""
 
 
 @cache

@@ -1,4 +1,6 @@
-"""What more of the experiments show: some minutes, so `make shapes` runs them and `make test` does not."""
+"""More results that the experiments must show. The tests take some minutes: `make shapes` runs them, `make test` does
+not.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -13,12 +15,12 @@ from tests.bench.lab.experiment_rows import figure, rows_of
 
 OURS = ("d2lpm", "dlpm_home")
 CACHE_OR_FAIRNESS = ("rr+lpm", "vtc")
-"""The policies that look at one of the two alone."""
+"""The policies that consider only one of the two."""
 DOCUMENTS = ("qa-s1", "qa-s2")
 
 
 def service_at(fairness: float, curve: Sequence[Row]) -> float:
-    """The throughput of a curve at this Jain's index: along straight lines between its points, level beyond them."""
+    """Return a curve's throughput at this Jain's index: linear between its points, constant beyond them."""
     points = sorted((figure([row], "Jain"), figure([row], "service/s")) for row in curve)
     for (less, service), (more, other) in pairwise(points):
         if less <= fairness <= more:
@@ -28,7 +30,9 @@ def service_at(fairness: float, curve: Sequence[Row]) -> float:
 
 @pytest.mark.parametrize("policy", ["lpm", "vtc"])
 def test_the_curve_of_dlpm_lies_above_vtc_and_lpm(policy: str) -> None:
-    """Figure 1: with the Q^u that makes it as fair as the other it serves more; so it does all the way between them."""
+    """In figure 1, DLPM with the Q^u that makes it as fair as the other policy serves more, and so it does at all
+    points between both.
+    """
     rows = rows_of("fig1")
     curve = [row for row in rows if row.labels["policy"] == "dlpm"]
     assert service_at(figure(rows, "Jain", policy=policy), curve) > figure(rows, "service/s", policy=policy)
@@ -41,7 +45,9 @@ def on_four(labels: Mapping[str, str]) -> bool:
 @pytest.mark.parametrize("policy", OURS)
 @pytest.mark.parametrize("workload", MAIN_WORKLOADS)
 def test_on_four_workers_ours_serve_more_and_light_clients_wait_no_longer(workload: str, policy: str) -> None:
-    """Figure 7: more than VTC and RR+LPM, and no longer mean latency of the well-behaved, on every workload."""
+    """In figure 7, on every workload our policies serve more than VTC and RR+LPM, with no longer mean latency of light
+    clients.
+    """
     rows = [row for row in rows_of("fig7", on_four) if row.labels["workload"] == workload]
     for other in CACHE_OR_FAIRNESS:
         assert figure(rows, "service/s", policy=policy) > figure(rows, "service/s", policy=other)
@@ -55,7 +61,9 @@ def documents_on_four(labels: Mapping[str, str]) -> bool:
 @pytest.mark.parametrize("policy", OURS)
 @pytest.mark.parametrize("workload", DOCUMENTS)
 def test_of_documents_ours_are_as_fair_as_vtc_and_fairer_than_the_others(workload: str, policy: str) -> None:
-    """Figure 7: Jain's index of actual service within 0.02 of VTC's, and above RR+LPM's and Preble's; medians."""
+    """In figure 7, the median of Jain's index of actual service is within 0.02 of VTC's, and above RR+LPM's and
+    Preble's.
+    """
     rows = rows_of("fig7", documents_on_four, seeds=FIG7_SEEDS)
     rows = [row for row in rows if row.labels["workload"] == workload]
     ours = figure(rows, "Jain", policy=policy)
@@ -68,7 +76,7 @@ def long_trees_in_turn(labels: Mapping[str, str]) -> bool:
 
 
 def test_round_robin_loses_the_cache_as_the_fleet_grows() -> None:
-    """Figure 7: the hit rate of RR+LPM falls by a tenth at least from four workers to eight, with long trees."""
+    """In figure 7, with long trees, the hit rate of RR+LPM falls by at least 0.1 from four workers to eight."""
     rows = rows_of("fig7", long_trees_in_turn, quick=False)
     four, eight = (figure(rows, "hit rate", workers=workers) for workers in ("4", "8"))
     assert eight <= four - 0.1
@@ -76,7 +84,7 @@ def test_round_robin_loses_the_cache_as_the_fleet_grows() -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_throughput_rises_with_the_workers_quantum_above_all_others(workload: str) -> None:
-    """Figure 10: the largest Q^w serves most, and more than each policy of others."""
+    """In figure 10, D2LPM serves most with the largest Q^w, and then at least as much as any policy of others."""
     rows = rows_of("fig10")
     rising = [
         figure(rows, "service/s", **{"workload": workload, "policy": "d2lpm", "Q^w": f"{quantum}"})
@@ -88,8 +96,8 @@ def test_throughput_rises_with_the_workers_quantum_above_all_others(workload: st
 
 @pytest.mark.parametrize("policy", OURS)
 def test_light_clients_wait_less_than_under_lpm(policy: str) -> None:
-    """Figure 8: half of the light clients' calls begin sooner, after half of the time in a quarter of LPM's; by then
-    the reformed client waits less than half as long as the one that did not reform.
+    """In figure 8, the median light call begins sooner than under LPM, and after half of the time in a quarter of LPM's
+    time; by then the reformed client waits at most half as long as the heavy one.
     """
     rows = rows_of("fig8")
     assert figure(rows, "light p50 1", policy=policy) < figure(rows, "light p50 1", policy="rr+lpm")
@@ -103,7 +111,9 @@ def few_or_many(labels: Mapping[str, str]) -> bool:
 
 @pytest.mark.parametrize("clients", ["5", "50"])
 def test_dlpm_serves_what_lpm_does_however_many_clients(clients: str) -> None:
-    """Figure 11: at least 0.95 of LPM's service, and VTC less than both; on the whole run, whose queues are longer."""
+    """In figure 11, DLPM has at least 0.95 of LPM's service, and VTC less than both; the full run is needed for its
+    longer queues.
+    """
     rows = rows_of("fig11", few_or_many, quick=False)
     dlpm, lpm, vtc = (figure(rows, "service/s", clients=clients, policy=each) for each in ("dlpm", "lpm", "vtc"))
     assert dlpm >= 0.95 * lpm
@@ -115,7 +125,9 @@ def compared(labels: Mapping[str, str]) -> bool:
 
 
 def test_beside_a_tenfold_prefix_ours_end_first_and_keep_their_bound() -> None:
-    """Figure 9: all trees end sooner than under Preble and VTC, actual service within the bound, seen service not."""
+    """In figure 9, all trees end sooner than under Preble and VTC; actual service is within the bound, the service as
+    clients see it is not even.
+    """
     rows = rows_of("fig9", compared)
     ends = {policy: figure(rows, "ends", policy=policy) for policy in (*OURS, "preble", "vtc")}
     assert max(ends[policy] for policy in OURS) < min(ends["preble"], ends["vtc"])
@@ -129,9 +141,9 @@ def first_parts(labels: Mapping[str, str]) -> bool:
 
 
 def test_e2_answers_sooner_than_round_robin() -> None:
-    """Figure 5 of the Preble paper: placing each request by E2 improves the average latency, and saves prefill.
+    """In figure 5 of the Preble paper, placing each request by E2 improves the average latency and saves prefill.
 
-    Medians of all seeds: how far beyond its limits round robin is depends on them.
+    The figures are medians of all seeds, because these decide how far round robin is beyond its capacity.
     """
     rows = rows_of("preble-ablation", first_parts, seeds=SEEDS)
     assert figure(rows, "latency avg", policy="+ E2") < 0.8 * figure(rows, "latency avg", policy="rr+lpm")
@@ -143,9 +155,9 @@ def over_fcfs(labels: Mapping[str, str]) -> bool:
 
 
 def test_a_gap_grows_with_placement_alone_and_is_bounded_in_our_queues() -> None:
-    """Two clients that always wait drift apart over engines as they are; while both wait in our queue they cannot.
+    """Two clients that always wait drift apart over unmodified engines, but not while both wait in the router's queue.
 
-    With one queue for all workers they both always do.
+    With one queue for all workers, both always wait in it.
     """
     rows = rows_of("unmodified", over_fcfs)
     alone, queues, pooled = (

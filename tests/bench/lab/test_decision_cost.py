@@ -1,4 +1,4 @@
-"""The cost of a decision with a long queue, in function calls: a count that is equal on every machine."""
+"""The cost of a decision with a long queue, in function calls, whose count is the same on every machine."""
 
 import sys
 from types import FrameType

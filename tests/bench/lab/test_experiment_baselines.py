@@ -1,4 +1,4 @@
-"""The shapes that the VTC and the Preble paper report, and of our own, on quick runs; the slow ones are apart."""
+"""The results that the VTC and the Preble paper report, and some of our own, on quick runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,13 +26,13 @@ SHOWN: Final = ("difference avg", "light TTFT mean", "tokens/s")
 
 @cache
 def quick(experiment: Experiment, *labels: str) -> Mapping[str, Value]:
-    """The figures of the one cell of a quick run that has these labels."""
+    """Return the figures of the one cell of a quick run that has these labels."""
     (cell,) = [c for c in experiment.cells(quick=True) if {*labels} <= {value for _, value in c.labels}]
     return figures_of(Task(experiment, cell, 0))
 
 
 def measured(figure: str, experiment: Experiment, *labels: str) -> float:
-    """One figure of that cell."""
+    """Return one figure of that cell."""
     value = quick(experiment, *labels)[figure]
     assert value is not None
     assert not isinstance(value, Sequence)
@@ -40,7 +40,7 @@ def measured(figure: str, experiment: Experiment, *labels: str) -> float:
 
 
 def test_a_client_over_its_share_leads_under_fcfs_and_not_under_vtc() -> None:
-    """Figure 3: first come, first served lets the faster client's lead grow, VTC keeps it below its bound."""
+    """In figure 3, FCFS lets the faster client's lead grow, and VTC keeps it below its bound."""
     bound = 2 * 2 * 10_000
     assert measured("accumulated", VTC, "vtc-overload", "vtc") <= bound
     assert measured("accumulated", VTC, "vtc-overload", "fcfs") > 3 * bound
@@ -50,7 +50,9 @@ def test_a_client_over_its_share_leads_under_fcfs_and_not_under_vtc() -> None:
 
 @pytest.mark.parametrize("policy", ["vtc", "lcf"])
 def test_counters_serve_27_clients_more_evenly_at_equal_throughput(policy: str) -> None:
-    """Figures 11 to 13: the difference is below that under FCFS, and light clients wait less, for the same output."""
+    """In figures 11 to 13, the difference is smaller than under FCFS, light clients wait less, and the output is the
+    same.
+    """
     ours, fcfs = ({name: measured(name, VTC, "vtc-27", each) for name in SHOWN} for each in (policy, "fcfs"))
     assert ours["difference avg"] < fcfs["difference avg"]
     assert ours["light TTFT mean"] < fcfs["light TTFT mean"] / 2
@@ -58,18 +60,22 @@ def test_counters_serve_27_clients_more_evenly_at_equal_throughput(policy: str) 
 
 
 def test_limits_of_requests_a_minute_lose_throughput() -> None:
-    """Figure 13: with 5 a minute nearly half of the output is lost that VTC has."""
+    """In figure 13, a limit of 5 requests a minute loses nearly half of VTC's output."""
     assert measured("output tokens/s", VTC, "vtc-27", "rpm 5") < 0.7 * measured("output tokens/s", VTC, "vtc-27", "vtc")
 
 
 def test_preble_answers_sooner_than_round_robin() -> None:
-    """Figure 3 of the Preble paper: at the highest rate of long documents 1.5 times sooner on average."""
+    """In figure 3 of the Preble paper, at the highest rate of long documents, round robin's average latency is 1.5
+    times as long.
+    """
     average = measured("latency avg", PREBLE, "loogle", "preble")
     assert 1.5 * average < measured("latency avg", PREBLE, "loogle", "rr+lpm")
 
 
 def test_a_larger_window_has_a_larger_gap_and_no_more_throughput() -> None:
-    """From a third of what the engine runs, over the learned window, to none; gaps stay under their bounds."""
+    """The gap rises from a third of the engine's slots over the learned window to no window, and stays under its
+    bound.
+    """
     for size in ("16", "256", "learned"):
         assert measured("gap", WINDOW, "fcfs", size) <= measured("bound", WINDOW, "fcfs", size)
     gaps = [measured("gap", WINDOW, "fcfs", size) for size in ("16", "learned", "off")]
@@ -79,7 +85,7 @@ def test_a_larger_window_has_a_larger_gap_and_no_more_throughput() -> None:
 
 
 def test_a_trace_adds_cells_and_changes_no_other() -> None:
-    """With the paper's own trace its 27 clients come in addition, under every policy that their stand-in has."""
+    """With the paper's own trace, its 27 clients are added under every policy that their stand-in has."""
     trace = Trace((Traced(0.0, 10, 10, 1), Traced(1.0, 10, 10, 2)))
     alone, traced = VTC.cells(quick=True), VtcSuites(traces={"arena": trace}).cells(quick=True)
     assert traced[: len(alone)] == alone
@@ -89,8 +95,8 @@ def test_a_trace_adds_cells_and_changes_no_other() -> None:
     assert [labels["policy"] for labels in added] == stand_in
 
 
-def test_every_arrival_of_a_trace_is_a_tools_or_a_videos() -> None:
-    """Azure's times are dealt out to the two parts of Preble's mix, each once, one in five to the videos."""
+def test_every_arrival_of_a_trace_belongs_to_one_part_of_the_mix() -> None:
+    """Each of Azure's times goes to one part of Preble's mix, one in five to the videos."""
     mixed = tools_and_videos([float(second) for second in range(20)])
     parts = {client.name.split("-")[0]: 0 for client in mixed.clients(0)}
     calls = [(call.at, client.name.split("-")[0]) for client in mixed.clients(0) for call in client.calls]
@@ -101,7 +107,7 @@ def test_every_arrival_of_a_trace_is_a_tools_or_a_videos() -> None:
 
 
 def test_a_trace_that_no_experiment_plays_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing runs when a trace was given that would be left out."""
+    """Nothing runs if a given trace would be ignored."""
     file = tmp_path / "trace.csv"
     file.write_text("arrival_s,client,prompt_tokens,output_tokens\n0,1,10,10\n")
     with pytest.raises(SystemExit):
@@ -109,7 +115,7 @@ def test_a_trace_that_no_experiment_plays_is_refused(tmp_path: Path, capsys: pyt
     assert "window plays no arena trace" in capsys.readouterr().err
 
 
-def test_what_decisions_cost_stands_in_files_of_its_own(tmp_path: Path) -> None:
+def test_decision_costs_are_written_to_their_own_files(tmp_path: Path) -> None:
     """Each setting has its time, in microseconds and as a share of a decode step, in JSON, table and plot."""
     small = [Setting(policy, 20, 2, chunks=2_000, in_flight=4) for policy in ("d2lpm", "dlpm_home")]
     costs = fig4.measure(small, rounds=1, turns=5)

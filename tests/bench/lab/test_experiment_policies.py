@@ -1,4 +1,4 @@
-"""Every policy on every workload: the loads, and the short form of the table."""
+"""The experiment of every policy on every workload: its loads, and the digest of its table."""
 
 from pathlib import Path
 
@@ -31,16 +31,16 @@ ROWS = [
 
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("workload", PLAIN_SESSIONS)
-def test_equal_clients_ask_half_as_much_again_as_the_workers_can_do(workload: str, workers: int) -> None:
-    """Sessions a second times the seconds that each takes, over the workers."""
+def test_equal_clients_ask_for_the_overload_of_the_workers(workload: str, workers: int) -> None:
+    """Sessions per second times the seconds per session is the overload factor times the number of workers."""
     load = loaded(workload, workers)
     assert isinstance(load, RatedWorkload)
     assert load.rate * ON_A100[PLAIN_SESSIONS[workload]] == pytest.approx(OVERLOAD * workers)
 
 
 @pytest.mark.parametrize("workload", FIG7_SESSIONS)
-def test_clients_of_two_kinds_ask_as_much_together(workload: str) -> None:
-    """Each part's share of the sessions is the workload's own."""
+def test_clients_of_two_kinds_ask_for_the_same_overload_together(workload: str) -> None:
+    """Each part keeps the workload's share of the sessions."""
     load = loaded(workload, 2)
     assert isinstance(load, Combined)
     rates = [load.parts[part].rate for part in ("heavy", "light")]
@@ -50,13 +50,15 @@ def test_clients_of_two_kinds_ask_as_much_together(workload: str) -> None:
 
 
 def test_a_workload_without_a_known_session_has_no_load() -> None:
-    """Rather than any."""
+    """Such a workload raises KeyError instead of getting an arbitrary load."""
     with pytest.raises(KeyError):
         loaded("vtc-27", 1)
 
 
-def test_the_digest_sets_each_policy_beside_the_best_on_every_workload() -> None:
-    """Throughput over the best's, Jain's index, light p99; and before them what each has at least, and on the mean."""
+def test_the_digest_compares_each_policy_with_the_best_of_each_workload() -> None:
+    """A cell has throughput relative to the best, Jain's index and light p99; each policy's minimum and mean come
+    first.
+    """
     lines = PolicyTable().digest(ROWS)
     assert lines[-2:] == [
         "| fair | 0.25 / 0.99 / 0.1 | 1.00 / 1.00 / 0.0 |",
@@ -68,13 +70,13 @@ def test_the_digest_sets_each_policy_beside_the_best_on_every_workload() -> None
     }
 
 
-def test_a_workload_without_service_divides_by_no_zero() -> None:
-    """A figure that is missing in every policy divides by no zero."""
+def test_a_workload_without_service_is_no_division_by_zero() -> None:
+    """A figure that is missing under every policy counts as 0."""
     assert "| fair | 0.00 | qa | 0.00 | 0 | 1 |" in PolicyTable().digest([row("qa", "fair", None)])
 
 
-def test_a_digest_stands_before_its_table(tmp_path: Path) -> None:
-    """In the Markdown that is written, and the plot can be drawn of the same rows."""
+def test_a_digest_precedes_its_table(tmp_path: Path) -> None:
+    """The written Markdown has the digest first, and the plot is drawn from the same rows."""
     write("policies", PolicyTable(), ROWS, [0], tmp_path)
     text = (tmp_path / "policies.md").read_text("utf-8")
     assert text == as_markdown(PolicyTable(), ROWS, [0])
@@ -83,7 +85,7 @@ def test_a_digest_stands_before_its_table(tmp_path: Path) -> None:
 
 
 def test_every_figure_that_sets_a_load_has_a_simulation_that_measures_it() -> None:
-    """And each of these runs a session that is known, at a hardware that is."""
+    """Every measured session is a known one."""
     measured = {dict(cell.labels)["session"] for cell in Saturation().cells(quick=False)}
     assert measured <= SATURATING.keys()
     assert {*PLAIN_SESSIONS.values(), *(name for pair in FIG7_SESSIONS.values() for name in pair)} <= measured

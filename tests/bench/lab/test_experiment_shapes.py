@@ -1,6 +1,6 @@
-"""What the DLPM paper's experiments show and these do too, on quick runs; `slow_experiment_shapes.py` has the others.
+"""Results of the DLPM paper's experiments that quick runs show, too; `slow_experiment_shapes.py` has the others.
 
-Where a shape does not appear, `docs/results.md` says so, and nothing here asserts it.
+Where a result does not appear, `docs/results.md` says so, and no test asserts it.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,9 @@ def documents_on_four(labels: Mapping[str, str]) -> bool:
 
 @pytest.mark.parametrize(("policy", "times"), [("d2lpm", 1.3), ("dlpm_home", 2.0)])
 def test_of_documents_ours_serve_most_and_light_clients_wait_least(policy: str, times: float) -> None:
-    """Figure 7, long prefixes: at least twice VTC's throughput, and more than the others'; of the well-behaved the mean
-    latency under each other policy is so many times as long at least. Medians: one seed's mean is of forty answers.
+    """In figure 7 with long prefixes, our policies serve at least twice as much as VTC, and more than the others, under
+    which the mean latency of light clients is at least `times` as long. The figures are medians, because the mean of
+    one seed is of forty answers.
     """
     rows = rows_of("fig7", documents_on_four, seeds=FIG7_SEEDS)
     service = figure(rows, "service/s", policy=policy)

@@ -52,7 +52,7 @@ async def test_simulations_end_with_their_parent_process(tmp_path: Path) -> None
     ends: list[int] = []
 
     def simulating() -> bool:
-        with suppress(OSError):  # that nobody reads
+        with suppress(OSError):  # the pipe has no reader
             ends.append(os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK))
         return bool(ends)
 
@@ -68,7 +68,7 @@ async def test_simulations_end_with_their_parent_process(tmp_path: Path) -> None
 
 
 def test_a_row_holds_the_values_of_all_seeds(rows: Sequence[Row]) -> None:
-    """Each value is at its place and equal to that of a separate simulation."""
+    """Each value is at its seed's place and equals that of a separate simulation."""
     for cell, row in zip(Tiny().cells(quick=False), rows, strict=True):
         assert dict(row.labels) == dict(cell.labels)
         alone = [figures_of(Task(Tiny(), cell, seed)) for seed in SEEDS]
@@ -110,12 +110,12 @@ def test_all_that_was_measured_is_written(rows: Sequence[Row], tmp_path: Path) -
     [([3.0, 1.0, 2.0], 2.0), ([4.0, 1.0, 3.0, 2.0], 2.0), ([1.0, None, 2.0], None), ([7], 7)],
 )
 def test_a_median_is_one_of_the_values(values: Sequence[float | None], median: float | None) -> None:
-    """The median is the middle value, the lower of two, and none if a seed has none."""
+    """The median is the middle value or the lower of two, and missing if a seed has none."""
     assert Row({}, {"figure": values}).median("figure") == median
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "complaint"),
     [
         (["fig0"], "unknown experiment 'fig0'"),
         (["fig7", "--jobs", "0"], "must be at least 1"),
@@ -124,14 +124,14 @@ def test_a_median_is_one_of_the_values(values: Sequence[float | None], median: f
     ],
 )
 def test_an_impossible_command_is_refused(
-    arguments: Sequence[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: Sequence[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line names the reason, the status is 2, and nothing has run."""
     with pytest.raises(SystemExit) as ended:
         main(["experiment", *arguments])
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert complaint in line
 
 
 @cache
@@ -170,7 +170,7 @@ def test_what_has_not_begun_counts_until_the_end() -> None:
 
 
 def result(*services: tuple[float, float]) -> Result:
-    """Return the service of two clients, second by second; both wait all the time."""
+    """Return a result with the service of two clients, second by second; both wait all the time."""
     timeline = tuple(ServiceSample(float(t), {"a": a, "b": b}, {}) for t, (a, b) in enumerate(services))
     end = float(len(services))
     calls = (record("a", 0.0, 1.0, end), record("b", 0.0, 1.0, end))
@@ -178,12 +178,12 @@ def result(*services: tuple[float, float]) -> Result:
 
 
 def test_the_spread_is_the_largest_at_any_time() -> None:
-    """The spread is the largest since all clients were active, even if they are equal at the end."""
+    """The largest spread since all clients were active counts, even if they are equal at the end."""
     assert worst_spread(result((5, 0), (10, 2), (20, 10), (20, 15))) == 5.0
 
 
 def test_a_client_with_nearly_all_service_counts_as_alone() -> None:
-    """The longest consecutive time of any client counts; without service, no client is alone."""
+    """The longest consecutive time of any client counts, and without service no client is alone."""
     services = [(0, 0), (10, 0), (20, 1), (20, 11), (20, 21), (20, 31), (20, 31), (30, 41)]
     assert longest_alone(result(*services), 0.9, 1.0) == 3.0
     assert longest_alone(result(*services), 0.95, 1.0) == 3.0

@@ -1,4 +1,4 @@
-"""The experience of clients: its figures, from constructed records and from small simulations."""
+"""What clients experience: the figures, from constructed records and from small simulations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ BEGIN, END = 10.0, 110.0
 def call(
     client: str, arrived: float, started: float | None, finished: float | None, output: int = 11, size: int = 28
 ) -> Record:
-    """Return a call of 50 units: 28 and twice 11 tokens."""
+    """Return a call of 50 cost units: 28 input tokens, and 11 output tokens that count twice."""
     outcome = Outcome.UNFINISHED if finished is None else Outcome.DONE
     name = f"{client}{arrived}"
     return Record(name, client, outcome, arrived, None, started, finished, None, None, size, 0, None, output)
@@ -39,7 +39,7 @@ def measured(calls: Sequence[Record], service: Mapping[str, float]) -> Mapping[s
 
 
 def test_waits_last_until_the_first_token_or_the_end() -> None:
-    """Calls from the warm-up count if they still waited after it; others are left out."""
+    """A call from the warm-up counts if it still waited after it."""
     calls = [
         call("light-1", 0.0, 9.0, 9.5),
         call("light-1", 9.5, 12.0, 13.0),
@@ -55,7 +55,9 @@ def test_waits_last_until_the_first_token_or_the_end() -> None:
 
 
 def test_a_fair_round_serves_every_client_once() -> None:
-    """A round is the number of clients over calls per second; the longest time unserved is counted in rounds."""
+    """A round lasts the number of clients over the calls per second, and the longest unserved time is given in
+    rounds.
+    """
     calls = [call("a", 0.0, 20.0, 21.0), call("b", 0.0, 60.0, 61.0), call("a", 21.0, 30.0, 31.0)]
     figures = measured(calls, {"a": 100.0, "b": 50.0})
     assert figures["fair round"] == pytest.approx(2 / (3 / 100))
@@ -63,7 +65,9 @@ def test_a_fair_round_serves_every_client_once() -> None:
 
 
 def test_a_closed_loop_client_has_infinite_demand() -> None:
-    """The demand of other clients is the cost of their calls, at their own mean or, if none was done, everybody's."""
+    """Other clients demand the cost of their calls, at their own mean or, if none has ended, the mean of all
+    clients.
+    """
     calls = [
         call("busy", 0.0, 5.0, 20.0),
         call("busy", 20.0, 25.0, 40.0),
@@ -80,14 +84,14 @@ def test_a_closed_loop_client_has_infinite_demand() -> None:
 
 
 def test_calls_of_a_program_do_not_make_a_closed_loop() -> None:
-    """They follow each other, whenever their programs arrive."""
+    """Calls of a program follow each other, although its client's programs arrive at any time."""
     steps = [(12.0, "1"), (14.0, "1"), (40.0, "2"), (42.0, "2"), (70.0, "3")]
     calls = [call("tree", at, at + 1, at + 2)._replace(program=program, id=f"r{at}") for at, program in steps]
     assert asked(result(calls, {"tree": 0.0})) == {"tree": 250.0}
 
 
-def test_shares_are_what_the_smaller_ones_leave() -> None:
-    """Jain's index over the shares is 1 if all clients got theirs, however little some asked."""
+def test_a_fair_share_is_divided_by_max_min() -> None:
+    """Jain's index over the shares is 1 if all clients got theirs, even if some asked for little."""
     assert max_min({"a": inf, "b": 10.0, "c": inf}, 100.0) == {"b": 10.0, "a": 45.0, "c": 45.0}
     calls = [call("light", 20.0, 21.0, 22.0), call("a", 0.0, 5.0, 30.0), call("a", 30.0, 33.0, 50.0)]
     calls += [call("b", 0.0, 5.0, 30.0), call("b", 30.0, 33.0, 50.0)]
@@ -102,7 +106,7 @@ def summed(calls: Sequence[Record], service: Mapping[str, float]) -> tuple[Resul
 
 
 def test_light_clients_are_named_light_or_ask_for_little() -> None:
-    """Little is no more than twice the mean; equal clients are all light."""
+    """A client asks for little if that is no more than twice the mean, and equal clients are all light."""
     calls = [call(client, 20.0, 21.0, 22.0) for client in "abcd"] + [call("a", 20.0, 21.0, 22.0, output=900)]
     assert modest(result(calls, dict.fromkeys("abcd", 0.0))) == ["b", "c", "d"]
     assert modest(result(calls[:4], dict.fromkeys("abcd", 0.0))) == ["a", "b", "c", "d"]
@@ -111,7 +115,7 @@ def test_light_clients_are_named_light_or_ask_for_little() -> None:
 
 
 def test_light_times_count_what_has_not_ended() -> None:
-    """It counts with its duration so far; nothing from the warm-up counts, and neither do cancelled calls."""
+    """Unfinished calls count with their duration so far; calls from the warm-up and cancelled calls do not count."""
     calls = [
         call("light", 5.0, 100.0, 101.0),
         call("light", 20.0, 21.0, 25.0),
@@ -128,7 +132,7 @@ def test_light_times_count_what_has_not_ended() -> None:
 
 @pytest.mark.parametrize("load", FELT_LOADS)
 def test_every_load_can_be_run(load: str) -> None:
-    """Each load runs for a few seconds under any policy, and its light clients can be distinguished."""
+    """Each load runs for a second, and its light clients can be distinguished."""
     made = cell("dlpm_home", CONTENDERS["dlpm_home"], load).scenario
     run = Simulation(replace(made, seconds=1.0, warmup=0.0)).run()
     assert len(made.workers) == WORKERS
@@ -136,8 +140,8 @@ def test_every_load_can_be_run(load: str) -> None:
     Felt().measure(run, summarise(run))
 
 
-def test_a_trace_takes_the_place_of_what_stands_in_for_it() -> None:
-    """It replaces the stand-in in that load alone."""
+def test_a_trace_replaces_its_stand_in() -> None:
+    """The trace replaces the stand-in in one load and changes no other."""
     played = Crowd(crowd=POLITE, light=LIGHT)
     experiment = Felt(traces={"servegen": played})  # type: ignore[dict-item]
     replaced = {
@@ -148,7 +152,7 @@ def test_a_trace_takes_the_place_of_what_stands_in_for_it() -> None:
     assert replaced == {"ServeGen"}
 
 
-def test_a_starved_crowd_shows() -> None:
+def test_a_starved_crowd_shows_in_the_unserved_clients() -> None:
     """Longest match alone leaves most of a crowd unserved, and first-come-first-served leaves nobody unserved."""
     workload = Crowd(crowd=replace(POLITE, client_count=60), light=LIGHT)
     unserved = {}
@@ -159,8 +163,8 @@ def test_a_starved_crowd_shows() -> None:
     assert float(str(unserved["rr+lpm"])) > 20
 
 
-def test_honest_clients_are_set_beside_their_share() -> None:
-    """Beside equal chats they get their share; beside a flood of cold prompts under FCFS they do not."""
+def test_honest_clients_are_compared_with_their_fair_share() -> None:
+    """Beside equal chats they get their share, and beside a flood of uncached prompts under FCFS they do not."""
     equal = replace(CHATS, client_count=1)
     share = {}
     for name, heavy in (("equal", equal), ("flood", replace(equal, input=20_000, output=16))):

@@ -19,7 +19,7 @@ def run(*outcomes: Outcome, evicted: int = 100) -> Run:
 
 
 def test_tau_counts_pairs_that_overlapped_in_the_first_run() -> None:
-    """Three that overlap, of which one pair is reversed; a fourth that began later is in no pair."""
+    """Of three calls that overlap one pair is reversed, and a fourth call that began later is in no pair."""
     first = [outcome(0, 0, 5), outcome(1, 0, 6), outcome(2, 0, 7), outcome(3, 8, 9)]
     second = [outcome(0, 0, 6), outcome(1, 0, 5), outcome(2, 0, 7), outcome(3, 0, 1)]
     assert kendall_tau(list(zip(first, first, strict=True))) == 1.0
@@ -27,7 +27,7 @@ def test_tau_counts_pairs_that_overlapped_in_the_first_run() -> None:
 
 
 def test_a_difference_leaves_out_calls_that_were_cancelled() -> None:
-    """Of four calls two were left, one in each run: one of the other two has another count."""
+    """Of four calls each run cancelled one, and of the other two one has another count."""
     first = run(outcome(0, 0, 1, 50), outcome(1, 0, 2, 50), outcome(2, 0, 3, None), outcome(3, 0, 4, 80))
     second = run(outcome(0, 0, 1, 50), outcome(1, 0, 2, 60), outcome(2, 0, 3, 10), outcome(3, 0, 4, None), evicted=90)
     seen = difference(first, second)
@@ -37,7 +37,7 @@ def test_a_difference_leaves_out_calls_that_were_cancelled() -> None:
 
 
 def test_bounds_are_what_the_real_engine_differs_from_itself_and_a_margin() -> None:
-    """The same difference of an emulation is kept beside a noisy engine, and missed beside a steady one."""
+    """The same difference of an emulation is within the bounds of a noisy engine, and beyond those of a steady one."""
     emulation = Difference(hit_rate=0.03, equal_calls=0.9, tau=0.75, evictions=0.08)
     steady, noisy = Difference(0.0, 1.0, 0.95, 0.0), Difference(0.015, 0.94, 0.84, 0.04)
     assert [verdict.kept for verdict in verdicts([steady, steady], emulation)] == [False] * 4
@@ -45,7 +45,7 @@ def test_bounds_are_what_the_real_engine_differs_from_itself_and_a_margin() -> N
 
 
 def test_the_recorded_load_is_the_same_each_time_and_outgrows_the_cache() -> None:
-    """At least 500 calls, some of them cancelled, with prefixes of three times the tokens of the cache."""
+    """The load has at least 500 calls, some of them cancelled, and prefixes of three times the tokens of the cache."""
     calls = recorded(1000)
     assert calls == recorded(1000)
     assert len(calls) >= 500

@@ -1,4 +1,4 @@
-"""The full grid: loads, programs run to their end, nothing censored, and the default beside the best."""
+"""The full grid: its loads, programs that run to their end, and the default policy compared with the best."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ def row(policy: str, service: float, p95: float, longest: float, workload: str =
 
 
 def test_programs_that_began_are_run_to_their_end() -> None:
-    """Where calls are: all of their calls come, also those after the end, and no other program begins then."""
+    """With `drain` all calls of these programs come, also after the end, and no other program begins then."""
     workload = Judge(client_count=2, rate=3.0)
     cut, drained = (
         Simulation(Scenario("dlpm_home", workload, (WorkerSpec(),), 6.0, drain=drain)).run() for drain in (False, True)
@@ -48,21 +48,21 @@ def test_programs_that_began_are_run_to_their_end() -> None:
     assert {(record.client, record.program) for record in drained.records} == begun
 
 
-def test_a_program_that_pauses_is_waited_for() -> None:
-    """Though nothing runs anywhere meanwhile: embodied tasks act between their calls."""
+def test_the_drain_waits_for_a_program_that_pauses() -> None:
+    """The drain goes on while nothing runs, because embodied tasks pause between their calls."""
     workload = replace(EMBODIED, client_count=1, rate=0.0, concurrency=1, sessions=1)
     run = Simulation(Scenario("dlpm_home", workload, (WorkerSpec(),), 2.0, drain=True)).run()
     assert summarise_programs(run.records, 0.0, 2.0)["done"] == 1
 
 
 def test_nothing_is_censored() -> None:
-    """Every program that began in the time measured ended, though more was asked than could be done."""
+    """Every program that began in the measured time ended, even under overload."""
     for each in rows_of("full"):
         assert list(each.values["unended"]) == [0], each.labels
 
 
-def test_no_median_and_no_p99_lies_at_the_end_of_a_run() -> None:
-    """Without the drain they do: the same cells cut at their end have percentiles that are only bounds."""
+def test_percentiles_are_exact_with_the_drain_alone() -> None:
+    """The same cells without the drain have unfinished calls, so that percentiles are only bounds."""
     cells = FullGrid().cells(quick=True)
     for cell in cells:
         run = Simulation(cell.with_seed(0)).run()
@@ -76,7 +76,7 @@ def test_no_median_and_no_p99_lies_at_the_end_of_a_run() -> None:
 
 @pytest.mark.parametrize("factor", [0.8, 1.5])
 def test_a_load_is_a_multiple_of_the_sustained_rate(factor: float) -> None:
-    """Sessions a second, a trace's speed, clients with one call open, calls open of the others; never the light."""
+    """The factor scales a rate, a trace's speed, a crowd's size or the concurrency, but never the light clients."""
     assert at_load("judge", factor, {}).workload == loaded("judge", 2, factor)
     crowd, usual = at_load("crowd of 60", factor, {}).workload, FELT_LOADS["crowd of 60"].workload
     assert isinstance(crowd, Combined)
@@ -105,8 +105,10 @@ def test_a_load_is_a_multiple_of_the_sustained_rate(factor: float) -> None:
     assert agents.play.concurrency == round(sessions.play.concurrency * factor)
 
 
-def test_the_default_is_set_beside_the_best_that_serves_enough() -> None:
-    """Throughput beside anybody's; waits beside those of who serves nine tenths; under 0.1 s all are alike."""
+def test_the_default_is_compared_with_the_best_that_serves_enough() -> None:
+    """Throughput is compared with the best's, waits with those of policies that serve nine tenths of it; under 0.1 s
+    all are equal.
+    """
     rows = [row(DEFAULT, 95.0, 2.0, 8.0), row("best", 100.0, 4.0, 10.0), row("idle", 50.0, 0.1, 0.1)]
     rows += [row(DEFAULT, 100.0, 0.02, 0.1, load="1.5"), row("best", 90.0, 0.001, 0.05, load="1.5")]
     first, second = compared(rows)
@@ -115,7 +117,7 @@ def test_the_default_is_set_beside_the_best_that_serves_enough() -> None:
 
 
 def test_the_digest_marks_missed_targets() -> None:
-    """In bold, and counted."""
+    """Missed targets are bold, and their number is in the first line."""
     rows = [row(DEFAULT, 90.0, 3.0, 8.0), row("best", 100.0, 2.0, 8.0), row(DEFAULT, 1.0, 1.0, 1.0, load="2")]
     head, _, *_, first, second = FullGrid().digest(rows)
     assert "1 of 2" in head
@@ -124,14 +126,14 @@ def test_the_digest_marks_missed_targets() -> None:
 
 
 def test_the_best_are_near_the_best_in_throughput_and_waits() -> None:
-    """The mean of both shares over the workloads orders them."""
+    """Policies are ordered by the mean of both relative figures over the workloads."""
     rows = [row("fast", 100.0, 10.0, 0.0), row("prompt", 60.0, 1.0, 0.0), row("both", 90.0, 1.25, 0.0)]
     assert Relative(rows).best(2) == ["both", "prompt"]
     assert PolicyTable().digest(rows)[0] == "Nearest to the best: both, prompt, fast."
 
 
-def test_it_runs_by_its_name_alone() -> None:
-    """Neither with all nor with the sweeps, since it takes hours; five policies beside the default."""
+def test_the_full_grid_compares_the_default_with_five_policies() -> None:
+    """All of them are among the policies of the other experiments."""
     assert "full" in EXPERIMENTS
     assert set(FINALISTS) < ALL.keys()
     assert len(set(FINALISTS) - {DEFAULT}) == 5
@@ -142,7 +144,7 @@ def labels(cell: Mapping[str, str]) -> tuple[str, str]:
 
 
 def test_every_workload_has_four_loads_and_six_policies() -> None:
-    """Each under five seeds."""
+    """Each cell runs under five seeds."""
     cells = FullGrid().cells(quick=False)
     places = {labels(dict(cell.labels)) for cell in cells}
     assert len(places) == 4 * len({workload for workload, _ in places})

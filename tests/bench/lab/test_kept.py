@@ -1,4 +1,4 @@
-"""A resumed experiment runs what is missing, and what was run under other conditions."""
+"""A resumed experiment runs the simulations that are missing or that were run under other conditions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ def resumed(kept: Kept) -> tuple[Sequence[Row], int]:
 
 
 def test_what_is_kept_is_not_run_again(tmp_path: Path) -> None:
-    """Rows are the same, whether all, some or none of their simulations were kept; each has its own file."""
+    """Each simulation has its own file, and rows are the same whether all, some or none were kept."""
     kept = Kept(tmp_path / "cells")
     first, all_of_them = resumed(kept)
     files = sorted((tmp_path / "cells").iterdir())
@@ -37,7 +37,7 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_other_conditions_are_other_simulations(tmp_path: Path) -> None:
-    """Other scenarios and other code count; a seed has its own file, and any label makes a valid file name."""
+    """Another scenario, seed or source code is not found, and any label makes a valid file name."""
     kept = Kept(tmp_path)
     figures = figures_of(TASK)
     kept.keep(TASK, figures)
@@ -52,8 +52,8 @@ def test_other_conditions_are_other_simulations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"conditions": {', "{}", "[]"])
-def test_half_a_file_counts_as_none(tmp_path: Path, text: str) -> None:
-    """An incomplete file of an interrupted run is ignored."""
+def test_an_incomplete_file_is_ignored(tmp_path: Path, text: str) -> None:
+    """The simulation of an incomplete file, such as an interrupted run may leave, is not found."""
     kept = Kept(tmp_path)
     kept.keep(TASK, {"calls": 1})
     (file,) = tmp_path.iterdir()

@@ -1,4 +1,4 @@
-"""Noisy neighbours: their traffic, the command, the routers that are compared, and that every call is counted."""
+"""Noisy neighbours: the traffic, the command, the routers that are compared, and that every call is counted."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ SPEED = 8.0
 
 
 def test_heavy_clients_have_a_prefix_of_their_own() -> None:
-    """All calls of a heavy client begin with it, those of other clients do not; a word is a token."""
+    """All calls of a heavy client and of no other client begin with its prefix, and a word is a token."""
     clients = Neighbours(heavy=2, light=1, prefix=50).clients(seed=1)
     prompts = [[spoken(call.prompt) for call in islice(client.calls, 3)] for client in clients]
     heads = [{" ".join(prompt.split()[:50]) for prompt in of_one} for of_one in prompts]
@@ -49,7 +49,7 @@ def test_heavy_clients_have_a_prefix_of_their_own() -> None:
 
 @pytest.mark.parametrize("wrong", [{"light": 0}, {"open": 0}, {"heavy": -1}, {"light_output": 0}, {"rate": 0.0}])
 def test_invalid_traffic_is_refused(wrong: dict[str, int]) -> None:
-    """Before anything is started."""
+    """Invalid traffic raises ValueError before anything is started."""
     with pytest.raises(ValueError, match="must be"):
         Neighbours(**wrong)
 
@@ -64,31 +64,31 @@ def test_invalid_traffic_is_refused(wrong: dict[str, int]) -> None:
         ({}, {}),
     ],
 )
-def test_a_fair_part_is_what_was_asked_and_no_more_than_an_equal_one(
+def test_a_fair_share_is_the_demand_and_at_most_an_equal_share(
     asked: dict[str, float], parts: dict[str, float]
 ) -> None:
-    """What small clients leave is divided among the others."""
+    """What small clients do not use is divided among the others."""
     assert max_min(asked, 100.0) == parts
 
 
 def record(client: str, arrived: float, started: float | None, outcome: Outcome = Outcome.DONE) -> Record:
-    """A call of 100 tokens of which 40 are cached, for 10 in answer."""
+    """Return a call of 100 tokens, of which 40 are cached, and 10 output tokens."""
     finished = None if outcome is Outcome.UNFINISHED or started is None else started + 1
     times = {"dispatched": None, "started": started, "finished": finished}
-    told = {"input_tokens": 100, "cached_tokens": 40, "predicted_cached_tokens": None, "output_tokens": 10}
-    return Record(id="", client=client, outcome=outcome, arrived=arrived, worker=None, why=None, **times, **told)  # type: ignore[arg-type]
+    expected = {"input_tokens": 100, "cached_tokens": 40, "predicted_cached_tokens": None, "output_tokens": 10}
+    return Record(id="", client=client, outcome=outcome, arrived=arrived, worker=None, why=None, **times, **expected)  # type: ignore[arg-type]
 
 
 def measured(*records: Record, **service: float) -> dict[str, Value]:
-    """Figures of ten seconds, of which the first is not measured."""
+    """Return the figures of ten seconds, of which the first is the warm-up."""
     names = {name.replace("_", "-"): each for name, each in service.items()}
     samples = [ServiceSample(1.0, dict.fromkeys(names, 0.0), {}), ServiceSample(10.0, names, {})]
     result = Result(10.0, 1.0, records, {}, dict.fromkeys(names, 1.0), tuple(samples))
     return dict(NoisyNeighbour().measure(result, summarise(result)))
 
 
-def test_figures_are_of_the_time_measured() -> None:
-    """An unfinished wait counts with its length so far; a call from the warm-up counts in no wait."""
+def test_figures_are_of_the_measured_time() -> None:
+    """An unfinished wait counts with its length so far, and a call from the warm-up counts in no wait."""
     figures = measured(
         record("light-1", 0.5, 5.0),
         record("light-1", 2.0, 3.0),
@@ -107,7 +107,7 @@ def test_figures_are_of_the_time_measured() -> None:
 
 
 def test_there_is_no_fair_share_without_an_answered_call() -> None:
-    """Neither is there one if nothing at all was served."""
+    """A share of the service is missing, too, if nothing at all was served."""
     starved = measured(record("light-1", 2.0, None, Outcome.UNFINISHED), light_1=0.0, heavy_1=240.0)
     assert (starved["light share"], starved["fair share"]) == (0.0, None)
     assert measured(light_1=0.0)["light share"] is None
@@ -134,7 +134,7 @@ async def whole(call: Received) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "outcome", "told"),
+    ("answer", "outcome", "expected"),
     [
         (whole, Outcome.DONE, None),
         (refused, Outcome.REJECTED, "429: full"),
@@ -144,9 +144,9 @@ async def whole(call: Received) -> None:
     ],
 )
 async def test_a_call_is_text_and_every_outcome_is_recorded(
-    answer: Callable[[Received], Awaitable[None]], outcome: Outcome, told: str | None
+    answer: Callable[[Received], Awaitable[None]], outcome: Outcome, expected: str | None
 ) -> None:
-    """Key and `user` name the client; the reason of a failure is one line."""
+    """The key and `user` name the client, and the reason of a failure is one line."""
     asked = Scripted((("light-1", Call(0.0, own_prompt(1, 40), 5)),))
     async with scripted_engine() as server:
         running = asyncio.create_task(drive(Target([server.url], "m"), asked, Span(1000.0, 0.0), 0))
@@ -157,17 +157,17 @@ async def test_a_call_is_text_and_every_outcome_is_recorded(
     assert (call.json["user"], call.json["max_tokens"], len(encode(call.json["prompt"]))) == ("light-1", 5, 40)
     (record,) = ended.result.records
     assert record.outcome is outcome
-    assert len(ended.failures) == (told is not None)
-    assert all(told is not None and told in reason and "\n" not in reason for reason in ended.failures)
+    assert len(ended.failures) == (expected is not None)
+    assert all(expected is not None and expected in reason and "\n" not in reason for reason in ended.failures)
     assert ended.totals.cached_tokens == (16 if outcome is Outcome.DONE else 0)
 
 
 def test_a_contest_counts_every_call(tmp_path: Path) -> None:
     """Over real sockets no call is lost, shares sum to one, and the table has a row for each router and load."""
     plan = Plan([ROUTERS[0], DIRECT], [TINY], Span(8.0, 1.0), SPEED, ("--max-running", "4"))
-    heard: list[tuple[int, int]] = []
-    (rows,) = run(plan, [0], lambda over, of: heard.append((over, of)))
-    assert heard == [(1, 2), (2, 2)]
+    progress: list[tuple[int, int]] = []
+    (rows,) = run(plan, [0], lambda over, of: progress.append((over, of)))
+    assert progress == [(1, 2), (2, 2)]
     assert [row.labels for row in rows] == [{"router": who.name, "heavy": "1"} for who in plan.contestants]
     for row in rows:
         seen = {name: values[0] for name, values in row.values.items()}
@@ -184,7 +184,7 @@ def test_a_contest_counts_every_call(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_prints_the_finished_runs(tmp_path: Path) -> None:
-    """Here none has finished: the table is empty, and the exit status is a shell's."""
+    """No run has finished here, so the table is empty; the exit status is a shell's."""
     out = tmp_path / "out.json"
     with worker() as url:
         line = [sys.executable, "-m", "bench", "neighbour", url, "--seconds", "900", "--json", str(out)]
@@ -212,7 +212,7 @@ async def finished_calls(urls: list[str]) -> list[float]:
 
 
 def test_the_command_sends_to_several_servers_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One run for each number of heavy clients, in a table and as JSON."""
+    """Each number of heavy clients has one run, in a table and as JSON."""
     out = tmp_path / "out.json"
     traffic = "open=2,prefix=40,rate=8,heavy_output=3,light_output=2"
     with worker() as one, worker() as other:
@@ -231,7 +231,7 @@ def test_the_command_sends_to_several_servers_in_turn(tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         ((), "no server at http://127.0.0.1:9/v1/models: "),
         (("--seconds", "0"), "seconds must be finite"),
@@ -242,13 +242,13 @@ def test_the_command_sends_to_several_servers_in_turn(tmp_path: Path, capsys: py
         (("--light", "0"), "there must be a light client"),
     ],
 )
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], told: str) -> None:
-    """A server that is not there, too: exit status 2, and nothing on standard output."""
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], expected: str) -> None:
+    """Mistakes, and an unreachable server, give exit status 2 and nothing on standard output."""
     with pytest.raises(SystemExit) as caught:
         main(["neighbour", "http://127.0.0.1:9", *flags])
     output, log = capsys.readouterr()
     assert (caught.value.code, output) == (2, "")
-    assert log.startswith(f"neighbour: error: {told}")
+    assert log.startswith(f"neighbour: error: {expected}")
     assert log.count("\n") == 1
 
 
@@ -263,13 +263,13 @@ def test_any_router_takes_part_by_its_command_line() -> None:
 
 @pytest.mark.parametrize("text", ["name", "=serve {port}", "name=", "name=serve"])
 def test_a_router_needs_a_name_and_a_port(text: str) -> None:
-    """It is refused before anything is started."""
+    """A contestant without them raises ValueError before anything is started."""
     with pytest.raises(ValueError, match=r"NAME=COMMAND|\{port\}"):
         contestant(text)
 
 
 def test_an_absent_sglang_router_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its rows are left out, and the others are there."""
+    """The experiment runs without it and with the others."""
     own = "own=serve {port}"
     names = [who.name for who in contestants([own], "python -m sglang_router.launch_router")]
     assert capsys.readouterr().err == ""
@@ -279,20 +279,20 @@ def test_an_absent_sglang_router_is_reported(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "expected"),
     [
         ((sys.executable, "-c", "raise SystemExit('no such policy')"), "own does not serve; it said 'no such policy'"),
         (("/nowhere/router",), "own does not start: No such file or directory: /nowhere/router"),
     ],
 )
-def test_a_router_that_does_not_start_is_reported(command: tuple[str, ...], told: str) -> None:
-    """The report contains its last output."""
-    with pytest.raises(ServerError, match=told), started("own", command):
+def test_a_router_that_does_not_start_is_reported(command: tuple[str, ...], expected: str) -> None:
+    """The error contains the router's last output."""
+    with pytest.raises(ServerError, match=expected), started("own", command):
         pass
 
 
 def test_a_machine_that_was_too_slow_is_reported() -> None:
-    """It is reported even if it was so in one round only, which no median shows."""
+    """A single slow round is reported, although no median shows it."""
     lost = {"1": [0.0, 0.01, 0.0], "2": [0.0, 0.3, 0.0]}
     rows = [Row({"router": "d2lpm", "heavy": heavy}, {"time lost": each}) for heavy, each in lost.items()]
     assert list(doubts(rows)) == ["d2lpm, 2: in 1 of 3 rounds the workers were too slow"]
@@ -301,7 +301,7 @@ def test_a_machine_that_was_too_slow_is_reported() -> None:
 @pytest.mark.parametrize(
     ("lost", "kept"), [((0.0, 0.5), 0.0), ((0.5, 0.02, 0.0), 0.02), ((0.5, 0.4, 0.3, 0.0), 0.3)], ids=str
 )
-def test_a_run_that_was_disturbed_is_made_again(lost: tuple[float, ...], kept: float) -> None:
-    """It is repeated a bounded number of times, whatever its results."""
+def test_a_disturbed_run_is_repeated(lost: tuple[float, ...], kept: float) -> None:
+    """The run is repeated a bounded number of times, whatever its results."""
     tries = iter(lost)
     assert undisturbed(lambda: {"time lost": next(tries)}) == {"time lost": kept}

@@ -25,19 +25,19 @@ def counted(at: float, values: Mapping[str, float], name: str = "c") -> Scrape:
 
 
 def test_an_increase_covers_the_window() -> None:
-    """Since the first scrape within it; who was not there yet had nothing."""
+    """The increase is since the first scrape in the window, and a series that begins later counts from 0."""
     scrapes = [counted(0, {"a": 5}), counted(1, {"a": 7}), counted(2, {"a": 7, "b": 3}), counted(3, {"a": 9, "b": 4})]
     assert increases(scrapes, "c_total", "who", 2.0) == {"a": [(1, 2), (2, 2), (3, 2)], "b": [(2, 3), (3, 4)]}
 
 
-def test_shares_are_of_what_all_got() -> None:
-    """They sum up to 1, and there are none while nobody gets anything."""
+def test_shares_are_of_the_total_increase() -> None:
+    """Shares add up to 1, and there are none where nothing increases."""
     scrapes = [counted(0, {"a": 5, "b": 1}), counted(1, {"a": 5, "b": 1}), counted(2, {"a": 8, "b": 2})]
     assert shares(scrapes, "c_total", "who", 1.0) == {"a": [(2, 0.75)], "b": [(2, 0.25)]}
 
 
-def test_a_ratio_needs_something_to_be_a_part_of() -> None:
-    """Where the whole grew and the part did not, it is 0; where the whole did not grow, there is none."""
+def test_a_ratio_needs_an_increase_of_the_whole() -> None:
+    """If the whole grew and the part did not, the ratio is 0; if the whole did not grow, there is none."""
 
     def both(at: float, part: float, whole: float) -> Scrape:
         of_part, of_whole = counted(at, {"w": part}, "part"), counted(at, {"w": whole}, "whole")
@@ -47,26 +47,26 @@ def test_a_ratio_needs_something_to_be_a_part_of() -> None:
     assert ratios(scrapes, "part_total", "whole_total", "who", 1.0) == {"w": [(1, 0), (3, 0.75)]}
 
 
-def test_a_gauge_is_added_up_by_its_label_where_others_fit() -> None:
-    """Of two percentiles the one that is asked for; of two models both."""
+def test_a_gauge_is_added_up_over_the_series_that_match() -> None:
+    """Of two percentiles only the selected one counts, and of two models both."""
     lines = ('g{who="a",p="95",m="x"} 2', 'g{who="a",p="95",m="y"} 3', 'g{who="a",p="50",m="x"} 1')
     assert levels([scrape(4, "# TYPE g gauge", *lines)], "g", "who", {"p": "95"}) == {"a": [(4, 5)]}
 
 
 def test_its_panels_are_the_dashboards() -> None:
-    """Under the same titles."""
+    """The panels have the titles of the dashboard's panels."""
     titles = {panel["title"] for panel in DASHBOARD["panels"]}
     assert set(PANELS) <= titles
 
 
 def test_missing_metrics_make_empty_panels(tmp_path: Path) -> None:
-    """A router that has told nothing yet makes empty panels, and no error."""
+    """The picture of a router that reports no metrics has empty panels and is no error."""
     path = tmp_path / "dashboard.png"
     draw([scrape(0), scrape(1)], "nothing", path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-async def test_a_router_that_is_not_there_ends_it() -> None:
-    """With what is wrong, in one line."""
+async def test_an_unreachable_router_is_an_error() -> None:
+    """The error is a DemoError that says what is wrong."""
     with pytest.raises(DemoError, match="broke off"):
         await watch("http://127.0.0.1:9", 20.0, 0)

@@ -1,4 +1,4 @@
-"""The measurement of what a believed chunk takes."""
+"""The measurement of the memory that a believed chunk of the prefix tree takes."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from bench.lab.micro.prefix_memory import PROMPT_CHUNKS, Believed
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_it_fills_the_tree_with_what_it_says(engine: str) -> None:
-    """As many chunks as asked for, of as many workers, all of them whole and none pinned."""
+def test_the_tree_has_the_chunks_asked_for(engine: str) -> None:
+    """The tree holds as many chunks of as many workers as asked for, and is consistent."""
     believed = Believed(2000, 4, engine)
     believed.tree.check_integrity()
     assert 2000 - PROMPT_CHUNKS <= believed.tree.chunks <= 2000

@@ -1,4 +1,4 @@
-"""The live comparison of the window with none: its verdicts, its table, and one short run."""
+"""The live comparison of the learned window with none: its verdicts, its table, and one short run."""
 
 from pathlib import Path
 
@@ -27,13 +27,13 @@ def row(throughput: float, requests: float, tokens: float, dialect: str = "vllm"
     ],
 )
 def test_a_row_passes_with_the_throughput_and_a_short_queue(seen: Row, passes: bool) -> None:
-    """97 % of it; two step budgets of the engine's own, or two requests, whichever is more."""
+    """A row needs 97 % of the throughput, and at most two step budgets or two requests in the engine's queue."""
     assert seen.passes == passes
     assert table([seen])[1].endswith("MISSED") != passes
 
 
-def test_the_loads_ask_for_more_than_a_worker_has() -> None:
-    """Each keeps more requests open than there are places, and is measured longer than it warms up."""
+def test_the_loads_exceed_what_a_worker_runs_at_once() -> None:
+    """Each keeps at least 32 requests open, and measures longer than it warms up."""
     for load in LOADS.values():
         assert load.workload.client_count * load.workload.concurrency >= 32
         assert 2 * load.warmup < load.seconds
@@ -41,7 +41,7 @@ def test_the_loads_ask_for_more_than_a_worker_has() -> None:
 
 @pytest.mark.parametrize("window", ["off", "learned"])
 def test_a_queue_is_measured_inside_the_engine(window: str) -> None:
-    """Without a window all that is open waits there, with it a few do."""
+    """Without a window all open requests wait in the engine, with the learned window only a few."""
     load = Load(Unrelated(input=50, output=20, concurrency=4), ("--max-running", "2"), 24.0, 8.0)
     seen = trial(load, "vllm", window, Manner(speed=8.0), reported=False)
     assert seen.throughput > 0
@@ -49,7 +49,7 @@ def test_a_queue_is_measured_inside_the_engine(window: str) -> None:
 
 
 def test_a_mistake_is_reported(tmp_path: Path) -> None:
-    """No process is started for a speed that makes no sense."""
+    """An invalid speed is reported before any process is started."""
     with pytest.raises(SystemExit) as caught:
         main(["window", "--speed", "0", "--json", str(tmp_path / "out.json")])
     assert caught.value.code == "window: error: --speed must be positive"

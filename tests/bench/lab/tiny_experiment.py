@@ -1,4 +1,4 @@
-"""An experiment that takes no time, and a program that runs it in processes of its own."""
+"""An experiment of very short simulations, and a program that runs it in its own processes."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 SEEDS = (0, 1)
 LENGTHS = (3.0, 1.0)
-"""Seconds of each policy's simulations."""
+"""Durations in seconds of each policy's simulations."""
 HELD = (4.0, 3.0, 2.0, 1.0)
-"""Seconds of those that wait for each other."""
+"""Durations in seconds of the simulations that wait for each other."""
 
 
 @dataclass(frozen=True)
 class Tiny(Experiment):
-    """Two policies, some lengths."""
+    """Simulates two policies for each duration."""
 
     title: ClassVar[str] = "A tiny experiment"
     published: ClassVar[str] = "Nothing."
@@ -62,10 +62,10 @@ class Tiny(Experiment):
 
 @dataclass(frozen=True)
 class Held(Tiny):
-    """The first simulation ends last: it waits for what the last one writes."""
+    """Its first simulation ends last: it waits for what the last one writes."""
 
     fifo: Path
-    """A named pipe."""
+    """The named pipe on which the first simulation waits."""
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
         one = super().cells(quick=quick)[0].scenario
@@ -81,12 +81,12 @@ class Held(Tiny):
 
 
 def rows(jobs: int) -> Sequence[Row]:
-    """Run it."""
+    """Run the experiment and return its rows."""
     return run(Tiny(), quick=False, seeds=SEEDS, jobs=jobs, done=lambda _over, _of: None)
 
 
 if __name__ == "__main__":
-    # Under their own names, as the processes of the pool know them.
+    # Imported under the module's own name, so that the processes of the pool can unpickle them.
     from tests.bench.lab.tiny_experiment import Held as NamedHeld
     from tests.bench.lab.tiny_experiment import Tiny as Named
     from tests.bench.lab.tiny_experiment import rows as rows_of
