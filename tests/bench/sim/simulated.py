@@ -18,7 +18,7 @@ def prompt(own: int, text: int | None = None, shared: int = 5000) -> Prompt:
 
 
 def own_prompt(number: int, length: int) -> Prompt:
-    """Return `length` tokens with which no prompt of another number begins."""
+    """Return `length` tokens that share no prefix with the prompt of another number."""
     return Prompt(Text(), tuple(range(1000 * number + 1, 1000 * number + 1 + length)))
 
 
@@ -27,10 +27,10 @@ class Scripted:
     """A workload of given calls."""
 
     calls: tuple[tuple[str, Call], ...]
-    """Each with the name of its client."""
+    """Each call with the name of its client."""
     weights: tuple[tuple[str, float], ...] = ()
 
-    def clients(self, seed: int) -> Sequence[Client]:  # noqa: ARG002 - nothing is left to chance
+    def clients(self, seed: int) -> Sequence[Client]:  # noqa: ARG002 - nothing is random
         weights = dict(self.weights)
         names = dict.fromkeys(name for name, _ in self.calls)
         return [Client(name, self._of(name), weights.get(name, 1.0)) for name in names]

@@ -29,8 +29,8 @@ def scenario(*flags: str) -> Scenario:
     return read_scenario(parser.parse_args(flags))
 
 
-def test_it_writes_the_results_of_the_library(tmp_path: Path) -> None:
-    """The file holds the flags, the summary of the same scenario, and the records where they were asked for."""
+def test_the_json_file_has_the_results_of_the_library(tmp_path: Path) -> None:
+    """The file holds the flags, the summary of the same scenario, and the records on request."""
     out = tmp_path / "out.json"
     main([*BRIEF, "--workers", "2", "--seed", "7", "--warmup", "1", "--json", str(out), "--records"])
     written = json.loads(out.read_text())
@@ -44,15 +44,15 @@ def test_it_writes_the_results_of_the_library(tmp_path: Path) -> None:
     assert all(worker["service_gap"] <= worker["service_gap_bound"] for worker in written["workers"].values())
 
 
-def test_it_runs_as_a_command() -> None:
-    """Without a file the JSON, without records, is all that is on standard output; a pipe gets no progress bar."""
+def test_the_command_prints_only_json() -> None:
+    """Without a file, standard output is the JSON without records, and a pipe gets no progress bar."""
     ran = subprocess.run([sys.executable, "-m", "bench", *BRIEF], capture_output=True, text=True, check=True)
     assert "records" not in json.loads(ran.stdout)
     assert ran.stderr == ""
 
 
 def test_flags_become_the_scenario() -> None:
-    """Every flag has its place in the scenario."""
+    """Every flag sets its field of the scenario."""
     read = scenario(
         *(
             "--policy",
@@ -81,7 +81,7 @@ def test_flags_become_the_scenario() -> None:
 
 
 def test_parts_of_a_workload_have_their_own_flags() -> None:
-    """A misbehaving client's parameters follow its name, and the rate is that of all together."""
+    """A part's parameters follow its name, and the rate is the total of all parts."""
     workload = scenario("--workload", "tot-s1:heavy.branches=3,light.output=90/20", "--rate", "2").workload
     assert isinstance(workload, Misbehaving)
     heavy, light = workload.heavy, workload.light
@@ -110,13 +110,11 @@ def test_parts_of_a_workload_have_their_own_flags() -> None:
         (("--seconds", "5", "--warmup", "5"), "more than the warm-up"),
     ],
 )
-def test_mistakes_end_it_with_a_message(
-    flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_reported(flags: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong flag ends the command before anything runs, and the message names what is wrong."""
     with pytest.raises(SystemExit) as ended:
         main(["simulate", *flags])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("simulate: error: ")
-    assert complaint in said
+    log = capsys.readouterr().err
+    assert log.startswith("simulate: error: ")
+    assert complaint in log

@@ -1,4 +1,6 @@
-"""Many polite clients with one call open each, in virtual time: all are served, and light ones wait no round."""
+"""Many polite clients with one call open each, in virtual time: all are served, and light ones wait about one fair
+round.
+"""
 
 from bench.lab.frame.felt_loads import SMALL, WORKERS, crowd
 from bench.lab.sweeps.felt import figures
@@ -19,9 +21,9 @@ def felt(clients: int, *parameters: DlpmHomeParameters | DlpmParameters, policy:
 
 
 def test_a_crowd_is_served_whole() -> None:
-    """Of 120 before 32 places nobody is left out, and light clients wait no longer than one and a half fair rounds.
+    """Of 120 clients for 32 slots all are served, and light clients wait at most one and a half fair rounds.
 
-    By longest match alone some are left out, and hardly more calls are served.
+    By longest match alone some stay unserved, and hardly more calls are served.
     """
     ours, theirs, by_match = felt(120), felt(120, policy="cache_aware"), felt(120, WITHOUT_END)
     assert (ours["unserved"], by_match["unserved"] > 0) == (0, True)
@@ -29,8 +31,10 @@ def test_a_crowd_is_served_whole() -> None:
     assert ours["calls/s"] >= 0.97 * by_match["calls/s"]
 
 
-def test_by_turns_a_queue_at_each_worker_serves_a_crowd_too() -> None:
-    """D2LPM leaves out most of 120, and light clients wait as if they were left out; not where the overdue go first."""
+def test_queues_per_worker_serve_a_crowd_if_the_overdue_go_first() -> None:
+    """By default D2LPM leaves most of 120 clients unserved and lets light ones wait many rounds; with `overdue_after`
+    it does not.
+    """
     by_turns, by_match = felt(120, DlpmParameters(overdue_after=1.0), policy="d2lpm"), felt(120, policy="d2lpm")
     assert by_match["unserved"] > 60
     assert by_match["light longest"] > 5 * by_match["fair round"]

@@ -10,11 +10,11 @@ from bench.workloads.liars import Liars
 from tests.core.scenario import Scene
 
 LITTLE = 30_000
-"""Tokens of a KV cache that is filled by what the honest clients ask."""
+"""Size in tokens of a KV cache that the honest clients' calls fill."""
 
 
 def honest_service(workload: Liars, kv_tokens: int | None) -> float:
-    """Return the honest clients' service after the first seconds, in tokens as they see them; output counts double."""
+    """Return the honest clients' service after the warm-up, in tokens as they see them; output counts double."""
     result = simulate(
         Scenario("dlpm_home", workload, (WorkerSpec(kv_tokens=kv_tokens),) * 2, seconds=40.0, warmup=10.0, seed=1)
     )
@@ -29,10 +29,10 @@ def honest_service(workload: Liars, kv_tokens: int | None) -> float:
 @pytest.mark.parametrize("limit", [None, 4096])
 @pytest.mark.parametrize("answer", [2_000, 20_000])
 def test_limits_beyond_all_answers_cost_others_nothing(kv_tokens: int | None, limit: int | None, answer: int) -> None:
-    """With 8 calls that state 128,000, others are served within 5 % of what they are if these state what they get.
+    """Beside 8 calls that claim 128,000 tokens, others get at least 95 % of what they get beside honest ones.
 
-    Whether others' limits are exact or the same for all, and whether the calls end soon or stream for as long as
-    anybody looks.
+    This holds for exact and for equal limits of the others, and for short answers as for streams that go on until the
+    end.
     """
     served = {
         lie: honest_service(
@@ -45,7 +45,9 @@ def test_limits_beyond_all_answers_cost_others_nothing(kv_tokens: int | None, li
 
 
 def test_cancelled_streams_inform_the_length_estimates() -> None:
-    """Otherwise a client that always cancels would be expected to use all of its max_tokens, or as much as others."""
+    """A client that always cancels is expected to use as many tokens as it did, neither its max_tokens nor the others'
+    mean.
+    """
     talk = Scene("dlpm_home", workers=("w1",))
     call = talk.arrive("ada", "question", limit=1000)
     talk.start(call)

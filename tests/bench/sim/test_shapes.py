@@ -25,7 +25,7 @@ OURS = ("d2lpm", "dlpm_home")
 FOUR = (WorkerSpec(),) * 4
 COMES = 45.0
 SMALL_CACHES = (WorkerSpec(kv_tokens=120_000),) * 4
-"""Each holds 20 prefixes of 6k tokens."""
+"""Each cache holds 20 prefixes of 6k tokens."""
 
 
 @cache
@@ -37,7 +37,7 @@ def simulated(scenario: Hashable) -> Result:
 def run(
     policy: str, workload: Workload, workers: tuple[WorkerSpec, ...], seconds: float = 35.0, warmup: float = 15.0
 ) -> Result:
-    """Simulate, once for all callers."""
+    """Run the simulation, once for all callers."""
     return simulated(Scenario(policy, workload, workers, seconds, warmup))
 
 
@@ -53,14 +53,14 @@ def hit_rate(result: Result) -> float:
 
 @pytest.mark.parametrize("policy", OURS)
 def test_documents_stay_where_they_are_cached(policy: str) -> None:
-    """80 documents of 10k tokens on four workers, more than one cache holds: as good as a placement by hash."""
+    """With more documents than one cache holds, the policy is nearly as good as a placement by hash."""
     result, hashed = (run(each, WORKLOADS["documents"], FOUR, 45.0, 15.0) for each in (policy, "consistent_hash"))
     assert hit_rate(result) >= 0.9
     assert throughput(result) >= 0.9 * throughput(hashed)
 
 
 @pytest.mark.parametrize("policy", OURS)
-def test_one_prefix_that_everybody_shares_is_served_by_all(policy: str) -> None:
+def test_a_prefix_that_all_clients_share_is_served_by_all_workers(policy: str) -> None:
     """A hot prefix does not pin the fleet's load to one worker."""
     result, balanced = (run(each, WORKLOADS["prefix-1"], FOUR) for each in (policy, "least_requests"))
     assert throughput(result) >= 0.97 * throughput(balanced)
@@ -70,8 +70,8 @@ def test_one_prefix_that_everybody_shares_is_served_by_all(policy: str) -> None:
 
 @pytest.mark.parametrize("prefixes", [40, 400])
 @pytest.mark.parametrize(("policy", "gain"), [("d2lpm", 1.2), ("dlpm_home", 1.3)])
-def test_more_prefixes_than_one_cache_holds_are_shared_out(policy: str, gain: float, prefixes: int) -> None:
-    """Beyond the caches, looking at prefixes serves more than looking at load alone."""
+def test_prefixes_that_exceed_a_cache_are_divided_among_workers(policy: str, gain: float, prefixes: int) -> None:
+    """With prefixes beyond one cache, placement by prefix serves more than placement by load."""
     workload = WORKLOADS[f"prefix-{prefixes}"]
     result, balanced = (run(each, workload, SMALL_CACHES) for each in (policy, "least_requests"))
     assert throughput(result) >= gain * throughput(balanced)
@@ -79,7 +79,7 @@ def test_more_prefixes_than_one_cache_holds_are_shared_out(policy: str, gain: fl
 
 @pytest.mark.parametrize("policy", OURS)
 def test_a_slow_worker_does_not_slow_the_others(policy: str) -> None:
-    """One of four that is four times slower gets what it can serve."""
+    """A worker that is four times slower gets only what it can serve."""
     workload = SharedDocuments(documents=4, tokens=6000, rate=75.0)
     workers = (*(WorkerSpec(),) * 3, WorkerSpec(speed=0.25))
     result, balanced = (run(each, workload, workers, 25.0, 10.0) for each in (policy, "least_requests"))
@@ -88,7 +88,7 @@ def test_a_slow_worker_does_not_slow_the_others(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", OURS)
 def test_a_worker_that_joins_an_overloaded_fleet_is_used(policy: str) -> None:
-    """Within 30 seconds it carries at least 0.8 of its share."""
+    """From 30 seconds on, it carries at least 0.8 of its share."""
     workers = (*(WorkerSpec(),) * 3, WorkerSpec(joins=5.0))
     result = run(policy, SharedDocuments(documents=40, tokens=6000, rate=100.0), workers, 45.0, 5.0)
     last = [r for r in result.records if r.finished is not None and 35.0 <= r.finished < 45.0]
@@ -101,7 +101,7 @@ def served(record: Record) -> int:
 
 
 def ttft_p95(result: Result, name: str) -> float:
-    """The largest of the clients of this name."""
+    """Return the largest value of the clients whose names begin like this."""
     clients = summarise(result)["clients"]
     times = [figures["ttft_p95_s"] for client, figures in clients.items() if client.startswith(name)]
     assert times
@@ -113,7 +113,7 @@ LIGHT = Unrelated(client_count=4, input=300, output=30, rate=2.0, spread=0.3)
 
 @pytest.mark.parametrize("policy", OURS)
 def test_an_engine_that_orders_by_match_starves_nobody(policy: str) -> None:
-    """Cold requests of light clients wait little longer than at an engine that serves in order of arrival."""
+    """Uncached requests of light clients wait little longer than with an engine that serves in order of arrival."""
     hot = SharedDocuments(documents=2, tokens=3000, output=100, concurrency=64)
     workload = Misbehaving(heavy=hot, light=LIGHT)
     fcfs, lpm = (
@@ -125,7 +125,7 @@ def test_an_engine_that_orders_by_match_starves_nobody(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", OURS)
 def test_calls_that_do_not_stream_block_nobody(policy: str) -> None:
-    """Light clients wait a third at most of what a plain queue makes them, and the engine stays as busy."""
+    """Light clients wait at most a third of their time under rr+fcfs, and the engine stays as busy."""
     silent = Unrelated(client_count=1, input=3000, output=100, spread=0.5, concurrency=64, stream=False)
     workload = Misbehaving(heavy=silent, light=LIGHT)
     result, plain = (run(each, workload, (WorkerSpec(max_running=16),), 95.0) for each in (policy, "rr+fcfs"))
@@ -135,7 +135,7 @@ def test_calls_that_do_not_stream_block_nobody(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", OURS)
 def test_using_an_idle_machine_alone_costs_nothing_later(policy: str) -> None:
-    """When another client comes with very many calls, the first one's next call waits no longer than one of them
+    """When another client sends very many calls, the first client's next call waits at most as long as one of them
     takes.
     """
     alone = Unrelated(client_count=1, input=20_000, output=200, spread=0.3, concurrency=1)

@@ -1,4 +1,4 @@
-"""Weights, in virtual time: backlogged clients share by them, also after one of them was away."""
+"""Weights, in virtual time: backlogged clients share by weight, also after one of them was away."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
 
 WEIGHTS = (1.0, 2.0, 4.0)
 AT_ONCE = 48
-"""Calls of each client in flight: more than its share of what two workers run."""
+"""Open calls of each client: more than its share of what two workers run."""
 AWAY, BACK = 60.0, 90.0
 
 
 @dataclass(frozen=True, slots=True)
 class Backlogged:
-    """Clients with these weights that always wait; the last of them may be away for a while."""
+    """Clients with these weights that always have calls waiting; the last of them may be away for a while."""
 
     leaves: bool = False
 
@@ -43,7 +43,7 @@ class Backlogged:
 
 
 def shares(result: Result, begin: float, end: float) -> list[float]:
-    """The service of each client per weight in this time, over the mean of all."""
+    """Return the service of each client per weight in this time, over the mean of all."""
     within = [sample for sample in result.timeline if begin <= sample.time <= end]
     first, last = within[0].service, within[-1].service
     per_weight = [(last[client] - first[client]) / weight for client, weight in result.weights.items()]
@@ -58,7 +58,7 @@ def run(policy: str, workload: Backlogged, seconds: float, seed: int = 0, *param
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
 def test_backlogged_clients_are_served_by_weight(policy: str) -> None:
-    """Each gets its share within five per cent."""
+    """Each client gets its share within five per cent."""
     result = run(policy, Backlogged(), 320.0)
     assert shares(result, 20.0, 320.0) == pytest.approx([1.0, 1.0, 1.0], abs=0.05)
 
@@ -72,7 +72,9 @@ def test_a_returning_client_gets_its_share_again(policy: str, seed: int) -> None
 
 
 def test_shares_hold_within_half_a_minute() -> None:
-    """With rounds of a second, in any thirty of them: while all wait, and from the moment on when one is back."""
+    """With rounds of a second, shares hold in any thirty seconds while all clients wait, and directly after a
+    return.
+    """
     result = run("dlpm_home", Backlogged(leaves=True), 122.0, 0, DlpmHomeParameters(quantum=2_000.0))
     for begin in (15.0, 20.0, 25.0, 30.0, BACK, BACK + 1.0):
         assert shares(result, begin, begin + 30.0) == pytest.approx([1.0, 1.0, 1.0], abs=0.05)
@@ -80,7 +82,7 @@ def test_shares_hold_within_half_a_minute() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Team(Backlogged):
-    """A client of weight 1, and ten of a group that has weight 1."""
+    """A client of weight 1, and ten members of a group of weight 1."""
 
     def clients(self, seed: int) -> Sequence[Client]:
         members = [Client(f"m{n}", self._some(Random(f"{seed} {n}"), 6), group="team") for n in range(10)]
@@ -91,8 +93,8 @@ class Team(Backlogged):
 
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
-def test_a_group_is_served_what_one_client_is(policy: str) -> None:
-    """Ten keys of a group of weight 1 have together what a key of weight 1 has, and each a tenth of that."""
+def test_a_group_is_served_like_one_client(policy: str) -> None:
+    """The ten keys of a group of weight 1 together get what a key of weight 1 gets, and each gets a tenth of it."""
     result = run(policy, Team(), 160.0)
     within = [sample.service for sample in result.timeline if sample.time >= 20.0]
     served = {client: within[-1][client] - within[0][client] for client in result.weights}

@@ -1,4 +1,4 @@
-"""The virtual-time driver: its events, and that nothing is lost, invented or left to chance."""
+"""The virtual-time driver: its events, and that no call is lost or invented and nothing depends on chance."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ SMALL = WorkerSpec(kv_tokens=4000, max_running=6)
 
 
 def scripted(*calls: Call, policy: str = "rr+fcfs", worker: WorkerSpec = SMALL, seconds: float = 30.0) -> Scenario:
-    """All calls by one client."""
+    """Return a scenario in which one client makes all calls."""
     return Scenario(policy, Scripted(tuple(("c", call) for call in calls)), (worker,), seconds, drain=True)
 
 
@@ -104,7 +104,7 @@ def test_every_call_ends_once(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 def test_what_is_charged_is_what_the_engines_computed(dialect: Dialect) -> None:
-    """After a drained run the clients' accounts hold every token that the engines counted, and no other."""
+    """After a drained run the clients' accounts hold exactly the tokens that the engines counted."""
     workload = SharedDocuments(documents=5, tokens=600, rate=20.0, client_count=3)
     workers = (WorkerSpec(dialect=dialect, kv_tokens=8000),) * 2
     simulation = Simulation(Scenario("d2lpm", workload, workers, 5.0, drain=True))
@@ -118,8 +118,10 @@ def test_what_is_charged_is_what_the_engines_computed(dialect: Dialect) -> None:
     assert sum(record.input_tokens for record in records) == sum(each.prompt_tokens for each in counters)
 
 
-def test_what_is_submitted_at_the_very_end_of_a_step_is_in_the_next() -> None:
-    """Workers in lockstep and no latency: one's end brings the other a request at the instant that a step ends."""
+def test_a_call_submitted_as_a_step_ends_is_in_the_next_step() -> None:
+    """With workers in lockstep and no latency, one's end sends the other a request at the instant at which a step
+    ends.
+    """
 
     def two_more(_: Call, ending: Ending) -> list[Call]:
         return [Call(ending.at, own_prompt(number, 100), 5) for number in (2, 3)]
@@ -133,15 +135,15 @@ def test_what_is_submitted_at_the_very_end_of_a_step_is_in_the_next() -> None:
     assert result == simulate(replace(scenario, jumps=False))
 
 
-def test_a_seed_is_a_result() -> None:
-    """The same scenario gives the same records, samples and totals; another seed gives others."""
+def test_a_seed_determines_the_result() -> None:
+    """The same scenario gives the same records, samples and totals, and another seed gives others."""
     scenario = Scenario("d2lpm", WORKLOADS["heavy-light"], (WorkerSpec(),) * 2, 3.0)
     assert simulate(scenario) == simulate(scenario)
     assert simulate(scenario).records != simulate(replace(scenario, seed=1)).records
 
 
-def test_a_call_takes_its_steps_and_both_ways() -> None:
-    """Latency to the engine, one step of prefill, one per further token, and latency back: no more and no less."""
+def test_a_call_takes_its_steps_and_the_latency_of_both_ways() -> None:
+    """A call lasts the latency to the engine, one prefill step, a step per further token, and the latency back."""
     (record,) = simulate(scripted(Call(1.0, own_prompt(0, 100), 3))).records
     prefill = A100(Batch(extends=[(100, 100)]))
     decodes = [A100(Batch(decodes=1, decode_context=context)) for context in (101, 102)]
@@ -160,30 +162,32 @@ def test_a_slow_worker_takes_longer() -> None:
 
 
 def test_progress_is_reported_every_tenth_of_a_second() -> None:
-    """From the first token on the scheduler gets cumulative counts at fixed intervals, and then the usage."""
-    heard = EventLog()
-    (record,) = simulate(scripted(Call(0.0, own_prompt(0, 100), 60)), [heard]).records
-    (started,) = [now for now, event in heard.events if isinstance(event, Started)]
-    told = [(now, *event.output_tokens.values()) for now, event in heard.events if isinstance(event, Progressed)]
+    """From the first token on, the scheduler gets cumulative counts at fixed intervals, and then the usage."""
+    event_log = EventLog()
+    (record,) = simulate(scripted(Call(0.0, own_prompt(0, 100), 60)), [event_log]).records
+    (started,) = [now for now, event in event_log.events if isinstance(event, Started)]
+    reported = [
+        (now, *event.output_tokens.values()) for now, event in event_log.events if isinstance(event, Progressed)
+    ]
     assert started == record.started
-    assert [now for now, _ in told] == pytest.approx([started + 0.1 * (n + 1) for n in range(len(told))])
+    assert [now for now, _ in reported] == pytest.approx([started + 0.1 * (n + 1) for n in range(len(reported))])
     decode = A100(Batch(decodes=1, decode_context=130))
-    for now, tokens in told:
+    for now, tokens in reported:
         assert tokens == pytest.approx(1 + (now - started) / decode, abs=1)
-    assert len(told) == int(((record.finished or 0) - started) / 0.1)
+    assert len(reported) == int(((record.finished or 0) - started) / 0.1)
 
 
 def test_a_call_that_does_not_stream_shows_no_progress() -> None:
     """The scheduler gets neither its first token nor its progress, only its end."""
-    heard = EventLog()
-    (record,) = simulate(scripted(Call(0.0, own_prompt(0, 100), 60, streamed=False)), [heard]).records
-    assert not [event for _, event in heard.events if isinstance(event, Started | Progressed)]
+    event_log = EventLog()
+    (record,) = simulate(scripted(Call(0.0, own_prompt(0, 100), 60, streamed=False)), [event_log]).records
+    assert not [event for _, event in event_log.events if isinstance(event, Started | Progressed)]
     assert record.outcome is Outcome.DONE
     assert record.started is None
 
 
 def test_a_cancelled_call_leaves_the_engine() -> None:
-    """A client that leaves in the middle of its answer pays for what it saw, and the slot is free for the next."""
+    """A client that disconnects pays for the tokens it got, and its slot is free for the next call."""
     one_slot = WorkerSpec(max_running=1)
     first = Call(0.0, own_prompt(0, 100), 500, cancel_after=0.5)
     second = Call(0.1, own_prompt(1, 100), 5)
@@ -197,7 +201,7 @@ def test_a_cancelled_call_leaves_the_engine() -> None:
 
 
 def test_a_call_cancelled_while_it_waits_never_reaches_an_engine() -> None:
-    """Its record has no worker, and the engine gets only one request."""
+    """The call's record has no worker, and the engine gets only one request."""
     calls = (Call(0.0, own_prompt(0, 100), 100), Call(0.1, own_prompt(1, 100), 5, cancel_after=0.1))
     simulation = Simulation(replace(scripted(*calls), settings=SchedulerSettings(window=FixedWindow(requests=1))))
     records = simulation.run().records
@@ -206,7 +210,9 @@ def test_a_call_cancelled_while_it_waits_never_reaches_an_engine() -> None:
 
 
 def test_refusals_are_recorded() -> None:
-    """A call rejected by the scheduler is `rejected`, one rejected by the engine has `failed`; no client is charged."""
+    """A call that the scheduler rejects is `rejected`, one that the engine rejects is `failed`, and no client is
+    charged.
+    """
     window, limits = FixedWindow(requests=1), WaitingLimits(requests=1)
     rejected = scripted(*(Call(0.0, own_prompt(n, 100), 5) for n in range(3)))
     full = replace(rejected, settings=SchedulerSettings(window=window, waiting=limits))
@@ -217,7 +223,7 @@ def test_refusals_are_recorded() -> None:
 
 
 def test_workers_come_and_go() -> None:
-    """A worker is sent nothing before it joins or after it leaves; what runs there ends, unless it crashes."""
+    """A worker gets no calls before it joins or after it leaves; its running calls end, unless it crashes."""
     calls = [Call(at / 10, own_prompt(at, 50), 100) for at in range(40)]
     late, early = replace(SMALL, joins=1.0), replace(SMALL, leaves=2.0)
     for crashes in (False, True):
@@ -232,9 +238,9 @@ def test_workers_come_and_go() -> None:
 def test_capacity_is_reported_or_hidden() -> None:
     """Polls come twice a second, with the engine's capacity or without."""
     for tell, capacity in ((True, 4000 - 16), (False, None)):
-        heard = EventLog()
-        simulate(replace(scripted(worker=replace(SMALL, tell_capacity=tell), seconds=2.2), drain=False), [heard])
-        polls = [(now, event) for now, event in heard.events if isinstance(event, WorkerReported)]
+        event_log = EventLog()
+        simulate(replace(scripted(worker=replace(SMALL, tell_capacity=tell), seconds=2.2), drain=False), [event_log])
+        polls = [(now, event) for now, event in event_log.events if isinstance(event, WorkerReported)]
         assert [now for now, _ in polls] == [0.0, 0.5, 1.0, 1.5, 2.0]
         assert {event.kv_tokens for _, event in polls} == {capacity}
 
@@ -242,26 +248,28 @@ def test_capacity_is_reported_or_hidden() -> None:
 def test_weights_reach_the_scheduler() -> None:
     """A client's weight is that of its requests and of the result."""
     calls = (("a", Call(0.0, own_prompt(0, 50), 5)), ("b", Call(0.0, own_prompt(1, 50), 5)))
-    heard = EventLog()
-    result = simulate(Scenario("d2lpm", Scripted(calls, (("b", 4.0),)), seconds=5.0), [heard])
-    arrived = {event.request.client: event.request.weight for _, event in heard.events if isinstance(event, Arrived)}
+    event_log = EventLog()
+    result = simulate(Scenario("d2lpm", Scripted(calls, (("b", 4.0),)), seconds=5.0), [event_log])
+    arrived = {
+        event.request.client: event.request.weight for _, event in event_log.events if isinstance(event, Arrived)
+    }
     assert arrived == dict(result.weights) == {"a": 1.0, "b": 4.0}
 
 
-def test_predictions_meet_what_the_engine_finds() -> None:
-    """The second call with a document finds in the cache what the router predicted, to a block."""
+def test_predictions_equal_the_engines_hits() -> None:
+    """The second call with a document hits what the router predicted, within two blocks."""
     calls = (Call(0.0, prompt(40, text=0), 5), Call(2.0, prompt(60, text=0), 5))
-    heard = EventLog()
-    records = simulate(scripted(*calls, worker=WorkerSpec()), [heard]).records
-    predicted = [command.cached_tokens for _, command in heard.commands if isinstance(command, Dispatch)]
+    event_log = EventLog()
+    records = simulate(scripted(*calls, worker=WorkerSpec()), [event_log]).records
+    predicted = [command.cached_tokens for _, command in event_log.commands if isinstance(command, Dispatch)]
     assert [record.predicted_cached_tokens for record in records] == predicted
     assert predicted[0] == records[0].cached_tokens == 0
-    assert records[1].cached_tokens == 5040  # the first 5040 are equal, in blocks of 16
+    assert records[1].cached_tokens == 5040  # the first 5040 tokens are equal, in blocks of 16
     assert 5040 - 32 <= predicted[1] <= 5040
 
 
 def test_the_engines_own_queue_is_measured() -> None:
-    """Without a window what does not fit waits in the engine; with one it waits in the router."""
+    """Without a window, requests beyond the engine's slots wait in the engine; with one they wait in the router."""
     workload = Unrelated(input=400, output=50, concurrency=16, client_count=1)
     worker = WorkerSpec(max_running=4)
     scenario = Scenario("rr+fcfs", workload, (worker,), 10.0, 2.0, settings=SchedulerSettings(window=NoWindow()))
@@ -273,7 +281,7 @@ def test_the_engines_own_queue_is_measured() -> None:
 
 
 def test_busy_time_is_that_of_steps() -> None:
-    """A worker that always has work is busy all the time measured, one with a single call for as long as that takes."""
+    """A worker that always has work is busy all the measured time, one with a single call for that call's duration."""
     workload = Unrelated(input=400, output=50, concurrency=16, client_count=1)
     for jumps in (True, False):
         full = simulate(Scenario("rr+fcfs", workload, seconds=5.0, warmup=1.234, jumps=jumps)).workers["w1"]

@@ -1,6 +1,6 @@
 """One heavy client and four light ones, in virtual time: the light are not starved, and the fleet serves no less.
 
-The load is that of the demo. Round robin before engines that serve in order of arrival is what most routers do.
+The load is that of the demo. Most routers do round robin before engines that serve in order of arrival.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ SECONDS, WARMUP = {"a100-mistral-7b": 100.0, "a6000-mistral-7b": 180.0}, 20.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a run came to."""
+    """The figures of one run."""
 
     light_ttft_p95: float
     light_requests: int
     cost: float
-    """Of all that was served."""
+    """The cost of everything that was served."""
 
 
 @cache
@@ -65,7 +65,7 @@ def figures(policy: str, hardware: str, quantum: float = 20_000.0) -> Figures:
 @pytest.mark.parametrize("quantum", [2_000.0, 20_000.0, 100_000.0])
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
 def test_light_clients_are_not_starved_and_the_fleet_serves_no_less(policy: str, quantum: float, hardware: str) -> None:
-    """Light requests wait a third of round robin's time at most, and little longer than under VTC, for any quantum."""
+    """For any quantum, light requests wait at most a third of round robin's time, and little longer than under VTC."""
     ours, theirs, vtc = figures(policy, hardware, quantum), figures("rr+fcfs", hardware), figures("vtc", hardware)
     assert ours.light_requests >= 100
     assert ours.light_ttft_p95 <= theirs.light_ttft_p95 / 3
@@ -74,15 +74,15 @@ def test_light_clients_are_not_starved_and_the_fleet_serves_no_less(policy: str,
 
 
 def short_calls(clients: int, **load: float) -> SharedPrefix:
-    """Calls that cost a hundredth of a quantum each."""
+    """Return a workload of calls that cost a hundredth of a quantum each."""
     lengths = {"prefix": Lengths(64), "question": Lengths(64), "output": Lengths(48)}
     return SharedPrefix(client_count=clients, groups=4, own=True, **lengths, **load)  # type: ignore[arg-type]
 
 
 @cache
 def beside_many(policy: str) -> tuple[Sequence[float], float]:
-    """Seconds to the first token of eight light clients beside twenty heavy ones, median and 95th percentile; and the
-    throughput.
+    """Return the median and p95 in seconds to the first token of eight light clients beside twenty heavy ones, and the
+    throughput in requests per second.
     """
     workload = Misbehaving(heavy=short_calls(20, concurrency=20), light=short_calls(8, rate=4.0))
     workers = (WorkerSpec("a100-mistral-7b", max_running=SLOTS),) * 2
@@ -94,7 +94,9 @@ def beside_many(policy: str) -> tuple[Sequence[float], float]:
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
 def test_a_light_client_need_not_wait_for_the_quanta_of_many(policy: str) -> None:
-    """Twenty heavy clients at sixteen places: each has credit for a minute, and hardly anything in flight."""
+    """Twenty heavy clients at sixteen slots have deficits that last a minute, and light clients do not wait for
+    that.
+    """
     (waits, throughput), (vtc, least) = beside_many(policy), beside_many("vtc")
     assert [wait < other for wait, other in zip(waits, vtc, strict=True)] == [True, True]
     assert throughput >= 0.99 * least

@@ -19,7 +19,7 @@ CLIENTS = 120
 SECONDS = 80.0
 UNENDING_ROUNDS = DlpmHomeParameters(round_seconds=0.0, overdue_after=0.0, head_start=2000.0)
 HALF = 7
-"""The index of the sample at half the time."""
+"""The index of the sample at half of the time."""
 STARVING = [("dlpm_home", UNENDING_ROUNDS), ("d2lpm", None)]
 
 
@@ -83,8 +83,8 @@ def looks(policy: str, parameters: DlpmHomeParameters | None = None) -> Sequence
 
 @pytest.mark.parametrize(("policy", "parameters"), STARVING)
 def test_a_starved_crowd_shows_in_the_figures(policy: str, parameters: DlpmHomeParameters | None) -> None:
-    """Unserved clients fall ever further behind, for many rounds, and the round does not end; the queue's gap does not
-    compare them.
+    """Unserved clients fall behind for many rounds and the round does not end, while the queue's gap, which does not
+    compare them, is 0.
     """
     seen = looks(policy, parameters)
     half, end = seen[HALF], seen[-1]
@@ -99,7 +99,7 @@ def test_a_starved_crowd_shows_in_the_figures(policy: str, parameters: DlpmHomeP
 
 
 def test_a_served_crowd_shows_in_the_figures() -> None:
-    """By default: nobody is unserved for two rounds, rounds end within one and a half fair ones, and lags shrink once
+    """By default nobody is unserved for two rounds, rounds end within one and a half fair ones, and lags shrink once
     the prefixes of all are cached.
     """
     seen = looks("dlpm_home")
