@@ -1,4 +1,4 @@
-"""A workload over HTTP: its records, its failures, the command, and that it agrees with virtual time."""
+"""A workload over HTTP: its records, its failures, the command, and its agreement with virtual time."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ from tests.support.workers_http import eventually, series, worker
 
 PATIENCE = 60.0
 SECONDS = 1000.0
-"""Longer than any test: these loads end when their calls have ended."""
+"""Seconds, longer than any test: these loads end when their calls have ended."""
 ASKED = Call(0.0, own_prompt(1, 40), output_tokens=5)
 
 Answer = Callable[[Received], Awaitable[None]]
@@ -132,7 +132,7 @@ async def reset(call: Received) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "outcome", "told"),
+    ("answer", "outcome", "expected"),
     [
         (unavailable, Outcome.FAILED, '503: {"error": {"message": "nobody"}}'),
         (refused, Outcome.REJECTED, "429: full"),
@@ -144,19 +144,21 @@ async def reset(call: Received) -> None:
         (reset, Outcome.FAILED, "Client"),
     ],
 )
-async def test_a_call_that_fails_is_a_record(answer: Answer, outcome: Outcome, told: str) -> None:
+async def test_a_call_that_fails_is_a_record(answer: Answer, outcome: Outcome, expected: str) -> None:
     """The load continues, the reason is one line, and only what arrived counts as served."""
     record, ended = await answered(answer)
     assert (record.outcome, record.cached_tokens) == (outcome, None)
     ((reason, times),) = ended.failures.items()
     assert times == 1
-    assert told in reason
+    assert expected in reason
     assert "\n" not in reason
     assert load_warnings(ended)[0] == f"1 calls ended with {reason}"
 
 
 async def test_a_client_that_leaves_is_cancelled() -> None:
-    """It closes the connection, by the servers' clock, which is no failure. An event without usage is one token."""
+    """A cancelled call closes the connection at the servers' pace and is no failure; an event without usage is one
+    token.
+    """
 
     async def wait(call: Received) -> None:
         await call.begin()
@@ -186,22 +188,22 @@ async def test_an_answer_may_come_whole() -> None:
 
 
 async def test_the_next_turn_contains_an_answer_of_equal_length() -> None:
-    """The next turn's prompt has an answer as long as the one received."""
-    heard = []
+    """The next turn's prompt has an answer as long as the received one."""
+    endings = []
 
     def then(_: Call, ending: Ending) -> Iterable[Call]:
-        heard.append(ending)
+        endings.append(ending)
         return [Call(ending.at, ASKED.prompt.followed_by(ending.answer), 3)]
 
     with worker(model="m") as url:
         ended = await loaded(url, ("c1", Call(0.0, ASKED.prompt, 5, then=then)))
     assert [record.input_tokens for record in ended.result.records] == [40, 45]
     assert [record.output_tokens for record in ended.result.records] == [5, 3]
-    assert (heard[0].outcome, len(heard[0].answer)) == (Outcome.DONE, 5)
+    assert (endings[0].outcome, len(endings[0].answer)) == (Outcome.DONE, 5)
 
 
 async def test_our_router_distinguishes_the_clients() -> None:
-    """Each client has an account of its own there, and the records contain what its headers report."""
+    """Each client has its own account there, and the records contain what the router's headers report."""
     calls = [(f"c{number % 3}", Call(0.0, own_prompt(number % 3, 400), 4)) for number in range(9)]
     with worker(model="m") as url:
         async with running_router(url) as router:
@@ -214,7 +216,7 @@ async def test_our_router_distinguishes_the_clients() -> None:
 
 
 async def test_time_runs_as_fast_as_the_servers() -> None:
-    """A call is made at its time by the faster clock."""
+    """A call is made no earlier than its time by the faster clock."""
     arrived = []
 
     async def make(_client: Client, _call: Call) -> Ending:
@@ -246,7 +248,7 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_command_writes_the_simulators_report(tmp_path: Path) -> None:
-    """Flags, summary and records, of two clients in a closed loop."""
+    """The report has the flags, the summary and the records of two clients in a closed loop."""
     out = tmp_path / "out.json"
     workload = "short:client_count=2,concurrency=2,sessions=6"
     with worker() as url:
@@ -260,7 +262,7 @@ def test_the_command_writes_the_simulators_report(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_gives_the_report_so_far() -> None:
-    """The figures are of the time until then, and the exit status is a shell's."""
+    """The figures are of the time until the interrupt, and the exit status is a shell's."""
     with worker() as url, command(url, "--workload", "short:client_count=1,concurrency=1", "--seconds", "900") as load:
         asyncio.run(wait_for_calls(url))
         load.send_signal(signal.SIGINT)
@@ -272,7 +274,7 @@ def test_ctrl_c_gives_the_report_so_far() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         ((), "no server at http://127.0.0.1:{port}: "),
         (("--workload", "nobody's"), 'unknown name "nobody\'s"'),
@@ -280,16 +282,16 @@ def test_ctrl_c_gives_the_report_so_far() -> None:
         (("--speed", "0"), "speed must be positive"),
     ],
 )
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], told: str) -> None:
-    """An unreachable server, too: exit status 2, and nothing on standard output."""
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        port = deaf.getsockname()[1]
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], expected: str) -> None:
+    """Mistakes, and an unreachable server, give exit status 2 and nothing on standard output."""
+    with socket.socket() as closed_port:
+        closed_port.bind(("127.0.0.1", 0))
+        port = closed_port.getsockname()[1]
         with pytest.raises(SystemExit) as caught:
             main(["load", f"http://127.0.0.1:{port}", *flags])
     output, log = capsys.readouterr()
     assert (caught.value.code, output) == (2, "")
-    assert log.startswith(f"load: error: {told.format(port=port)}")
+    assert log.startswith(f"load: error: {expected.format(port=port)}")
     assert log.count("\n") == 1
 
 
@@ -304,7 +306,7 @@ async def wait_for_calls(url: str) -> None:
 
 
 def test_a_missing_package_is_reported() -> None:
-    """An installed router has no aiohttp: one line reports it, and the other commands work without it."""
+    """One line reports that an installed router has no aiohttp, and the other commands work without it."""
     program = "import sys; sys.modules['aiohttp'] = None; from bench.__main__ import main; main(['load', 'http://x'])"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
@@ -314,17 +316,17 @@ def test_a_missing_package_is_reported() -> None:
 SPEED = 2.0
 HARDWARE = "a10g-llama-7b"
 SAME = "documents:documents=12,tokens=4000,client_count=3,rate=0,concurrency=3,output=32"
-"""Of twelve documents nine fit into each of the two caches: all are found as long as each stays at one worker."""
+"""Nine of the twelve documents fit into each of the two caches: all hit as long as each stays at one worker."""
 KV_TOKENS = 36_000
 WARMUP, END = 8.0, 38.0
 
 
 def test_virtual_time_and_sockets_agree() -> None:
-    """The same workload on the same fleet: the hit rate within 3 points, the throughput within 10 %.
+    """The same workload on the same fleet has a hit rate within 3 points and a throughput within 10 %.
 
-    The sockets' time is the clock's, and where processes are late to run the figures are the machine's. So steps are
-    slow and requests long beside the delays of a busy machine, and caches have room for a document more or less:
-    where they have none, a tie in time decides what is evicted, and that what is missed from then on.
+    Over sockets time is real, and where processes are late to run, the figures depend on the machine. So steps are slow
+    and requests long compared with the delays of a busy machine, and the caches have room for another document: without
+    that, a tie in time would decide which one is evicted, and it would miss from then on.
     """
     workload = parse_spec(SAME, WORKLOADS)
     scenario = Scenario("d2lpm", workload, (WorkerSpec(HARDWARE, kv_tokens=KV_TOKENS),) * 2, END, WARMUP)
