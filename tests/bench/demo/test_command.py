@@ -38,7 +38,7 @@ Answer = Callable[[Received], Awaitable[None]]
 
 
 def live(client: str, arrived: float, started: float | None, finished: float | None, extend: int = 100) -> ObservedCall:
-    """A finished call costs `extend` + 100 cost units and hit 100 cached tokens."""
+    """Return a finished call that costs `extend` + 100 cost units and hit 100 cached tokens."""
     return ObservedCall(client, arrived, started, finished, Tokens(extend, 100, 50))
 
 
@@ -61,13 +61,13 @@ def test_only_calls_that_end_in_the_measured_time_count() -> None:
 
 
 def test_a_call_still_waiting_at_the_end_counts_with_its_wait_so_far() -> None:
-    """A call without a token is not left out: otherwise a policy that starves clients would look fast."""
+    """A call without a token counts, because otherwise a policy that starves clients would look fast."""
     seen = at_end(live("light-1", 220, 221, 222), live("light-1", 230, None, None))
     assert (seen.light.ttft_p50_s, seen.light.ttft_p95_s) == (1, 70)
 
 
 def test_light_clients_are_measured_alone_before_the_heavy_one() -> None:
-    """Neither the first moments nor the time beside the heavy client count there."""
+    """The figures without the heavy client leave out the first moments and the time beside it."""
     seen = at_end(live("light-1", 5, 50, 51), live("light-1", 60, 62, 63), live("light-1", 150, 199, 200))
     assert (seen.light_alone.requests, seen.light_alone.ttft_p95_s) == (2, 2)
 
@@ -99,7 +99,7 @@ def test_the_token_time_excludes_the_first_token() -> None:
 
 
 def test_the_summary_has_every_policy_and_every_figure() -> None:
-    """One column for each policy, as wide as its widest figure."""
+    """Each policy has one column, as wide as the widest figure."""
     head, *rows = summary_lines({"one": result(1.0), "another": result(None, cost=1e9)})
     assert head.split() == ["one", "another"]
     assert len(rows) == len(FIGURES)
@@ -137,7 +137,7 @@ def test_a_small_terminal_is_not_overrun(columns: int, lines: int) -> None:
     assert max(map(len, table)) < columns
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+def test_without_a_terminal_there_is_a_line_at_intervals() -> None:
     """There are no escape sequences; each phase has a line, and a long phase has more."""
     stream, now = StringIO(), 0.0
     screen = PlainScreen(stream, lambda: now)
@@ -213,7 +213,7 @@ async def dropped(call: Received) -> None:
     ],
 )
 async def test_a_call_that_fails_ends_the_trial(answer: Answer, message: str) -> None:
-    """Figures of a failing fleet would mean nothing; the error is one line."""
+    """Figures of a failing fleet would be meaningless, so the trial ends with a one-line error."""
     async with scripted_engine() as router:
         router.poll_answers["/fairness"] = (200, b'{"workers": {}}')
         trial = Trial(router.url, 5.0, [Client("heavy", []), Client("light-1", [ASKED])], TIMES, lambda _: None)
@@ -244,14 +244,14 @@ async def test_a_router_that_fails_ends_the_trial() -> None:
 
 
 def test_a_worker_that_does_not_start_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
-    """The worker's own message goes to standard error; the demo's is one line."""
+    """The worker's own message goes to standard error, and the demo's is one line."""
     with pytest.raises(DemoError, match="worker did not start"), fleet(1, ["--hardware", "abacus"], []):
         pass
     assert "unknown hardware 'abacus'" in capfd.readouterr().err
 
 
 def test_a_router_that_does_not_start_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
-    """The same holds for the router."""
+    """The router's own message goes to standard error, and the demo's is one line."""
     with pytest.raises(DemoError, match="router did not start"), fleet(0, [], ["--policy", "nobody's"]):
         pass
     assert 'there is no policy "nobody\'s"' in capfd.readouterr().err
@@ -272,7 +272,7 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_whole_demo() -> None:
-    """Even in a few seconds every policy serves the load, within its bound if it has one."""
+    """In a demo of a few seconds every policy serves the load, within its bound if it has one."""
     with process("bench", "demo", "--json", "--seconds", "10", "--speed", "10") as demo:
         output, log = demo.communicate(timeout=TIMEOUT_SECONDS)
     assert (demo.returncode, log) == (0, "")
