@@ -302,7 +302,9 @@ def test_invalid_requests_are_errors(dialect: Dialect, bad: Request) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_waiting_uncached_tokens_changes_nothing(dialect: Dialect) -> None:
-    """It counts the tokens of waiting prompts that the cache does not hold, and leaves the cache's order as it is."""
+    """The count covers the tokens of waiting prompts that the cache does not hold, and leaves the cache's order as it
+    is.
+    """
     emulated = engine(dialect)
     finish(emulated, request("a", [*range(12)]))
     emulated.submit(request("b", [*range(12)]))

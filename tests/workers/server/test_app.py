@@ -138,15 +138,15 @@ async def test_bodies_that_are_not_json_objects_are_refused(
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_hidden_capacity_is_reported_nowhere(dialect: str, http: aiohttp.ClientSession) -> None:
     """The worker reports neither the pool nor the batch limit, nor anything from which these follow."""
-    told = ""
+    reported = ""
     with worker(dialect=dialect, kv_tokens=43_216, max_running=7_777, hide_capacity=True) as url:
         for path in ("/metrics", "/v1/loads", "/server_info", "/v1/models"):
             async with http.get(url + path) as response:
-                told += await response.text()
-    numbers = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", told)}
+                reported += await response.text()
+    numbers = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", reported)}
     assert not numbers & {43_216, 43_212, 10_804, 10_803, 7_777}
     for name in ("num_gpu_blocks", "token_usage", "kv_available"):
-        assert name not in told
+        assert name not in reported
 
 
 @pytest.mark.parametrize("streamed", [True, False])
