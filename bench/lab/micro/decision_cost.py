@@ -17,7 +17,7 @@ from typing import Final
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Dispatch
-from router.core.model.events import Arrived, Event, Finished, Started, WorkerJoined
+from router.core.model.events import Arrived, Event, Finished, Progressed, Started, WorkerJoined
 from router.core.model.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
 from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
 from router.core.policies.context import Parameters
@@ -30,6 +30,10 @@ PROMPT_CHUNKS: Final = 4096 // CHUNK_BYTES
 SHARED_CHUNKS: Final = PROMPT_CHUNKS // 2
 """Chunks of a prompt that are one of the shared prefixes."""
 PREFIXES: Final = 1000
+STREAMS: Final = 200
+TOKENS_PER_SECOND: Final = 50
+"""Tokens that each stream gains per second."""
+PROGRESS_SECONDS: Final = 2.0
 SECONDS_BETWEEN: Final = 0.02
 """Virtual time from one arrival to the next."""
 
@@ -56,7 +60,7 @@ class Fleet:
         self._prefixes = [self._random.randbytes(SHARED_CHUNKS * CHUNK_BYTES) for _ in range(PREFIXES)]
         self._setting = setting
         self._now = 0.0
-        self._arrivals = 0
+        self._arrivals = self._output = 0
         self._running: list[RequestId] = []
         settings = SchedulerSettings(
             window=FixedWindow(setting.in_flight, unstarted_tokens=10**9),
@@ -83,6 +87,17 @@ class Fleet:
             self._handle(Started(ended))
             spent += self._handle(Finished(ended, Usage(1024, 20, 512)))
         return spent
+
+    def progress(self, seconds: float) -> int:
+        """Let all streams gain tokens for 2 s, reported every `seconds`; return the CPU nanoseconds per second."""
+        for request in self._running:
+            self._handle(Started(request))
+        spent = 0
+        for _ in range(round(PROGRESS_SECONDS / seconds)):
+            self._now += seconds
+            self._output += round(TOKENS_PER_SECOND * seconds)
+            spent += self._handle(Progressed(dict.fromkeys(self._running, self._output)))
+        return round(spent / PROGRESS_SECONDS)
 
     def _handle(self, event: Event) -> int:
         began = process_time_ns()
@@ -128,6 +143,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the two queue lengths (default: 10 10000)",
     )
     parser.add_argument("--rounds", type=int, default=9, help="number of rounds; the median counts (default: 9)")
+    parser.add_argument(
+        "--report-seconds",
+        nargs="+",
+        type=float,
+        metavar="S",
+        default=[0.1, 0.5, 1.0],
+        help="times between two reports of all streams' progress (default: 0.1 0.5 1.0)",
+    )
     parser.add_argument("--turns", type=int, default=300, help="arrivals per round (default: 300)")
 
 
@@ -146,3 +169,9 @@ def run(options: argparse.Namespace) -> None:
             few, many = median(r[0] for r in rounds), median(r[1] for r in rounds)
             ratio = median(r[1] / r[0] for r in rounds)
             print(f"{policy:24}{clients:8}{few:11.0f} us{many:11.0f} us{ratio:8.2f}")
+    print(f"\nCPU time of progress reports per second, {STREAMS} streams of {TOKENS_PER_SECOND} tokens/s, 10 clients")
+    print(f"{'policy':24}" + "".join(f"{f'every {seconds} s':>14}" for seconds in options.report_seconds))
+    for policy in options.policy:
+        fleet = Fleet(Setting(policy, short, clients=10, in_flight=STREAMS // 8))
+        spent = [[fleet.progress(seconds) for seconds in options.report_seconds] for _ in range(options.rounds)]
+        print(f"{policy:24}" + "".join(f"{median(each) / 1e6:11.1f} ms" for each in zip(*spent, strict=True)))
