@@ -208,7 +208,7 @@ class ServiceRate:
 
         This is less precise than tokens that were seen, and used only if there were none recently.
         """
-        if self._answer_tokens < LEAST_OUTPUT_TOKENS <= tokens and seconds >= LEAST_SECONDS:
+        if self._answer_tokens < LEAST_OUTPUT_TOKENS <= tokens and seconds > 0.0:
             self.seconds_per_output_token = seconds / tokens
 
     def count_start(self, tokens: int) -> None:
