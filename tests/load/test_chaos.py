@@ -1,4 +1,4 @@
-"""Faults of all kinds at once, and the death of the router: what must hold, in the short form of `make chaos`."""
+"""The router survives faults of all kinds at once and its own death: the short form of `make chaos`."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,9 @@ SHORT = Plan(trouble=14.0, calm=6.0, every=1.0, speed=0.15, patience=5.0)
 
 
 async def test_nothing_is_lost(tmp_path: Path) -> None:
-    """Each call has the right bytes or an error that a fault explains, and behind them nothing is left of anybody."""
+    """Each call gets the right bytes or an error that a fault explains, and the router holds nothing after the last
+    call.
+    """
     result = await run(SHORT, tmp_path)
     assert not result.objections, "\n".join(result.objections)
     assert result.judgement.amid.of > 0
@@ -30,7 +32,7 @@ async def test_nothing_is_lost(tmp_path: Path) -> None:
 
 
 async def test_a_router_that_is_killed_comes_back(tmp_path: Path) -> None:
-    """With its books as of the last save, and with workers that have nothing left of the first one."""
+    """A restarted router has its books as of the last save, and the workers have no work left from the killed one."""
     seen = await restart(Load(seconds=2.0, interval=0.5, speed=0.5), tmp_path)
     assert not seen.objections, "\n".join(seen.objections)
     assert seen.clients >= 20
@@ -38,7 +40,9 @@ async def test_a_router_that_is_killed_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_seed_is_a_schedule(seed: int) -> None:
-    """The same one, each time; every kind is in it, no worker has two at a time, and half of them always work."""
+    """A seed always gives the same schedule: every kind of fault is in it, no worker has two at a time, and half of
+    the workers always work.
+    """
     faults = schedule(seed, 60.0, 8, 0.5, 6.0)
     assert faults == schedule(seed, 60.0, 8, 0.5, 6.0) != schedule(seed + 1, 60.0, 8, 0.5, 6.0)
     assert {fault.kind for fault in faults} == set(Kind)
@@ -50,7 +54,7 @@ def test_a_seed_is_a_schedule(seed: int) -> None:
 
 
 def chunks(ask: Ask) -> list[dict[str, object]]:
-    """An answer as an engine sends it."""
+    """Return a streamed answer as an engine sends it."""
     head = {"id": "a", "object": "chat.completion.chunk"}
     role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
     said = {"index": 0, "delta": {"content": ask.texts[0]}, "finish_reason": ask.reasons[0]}
@@ -62,7 +66,7 @@ def stream(*events: object) -> bytes:
 
 
 def asked() -> Ask:
-    """A chat that is streamed, of one choice, without usage."""
+    """Return a streamed chat with one choice and without usage."""
     asks = Asks("ann", Random(1), shared=False)
     wanted = (ask for _ in range(100) if (ask := asks.next()).chat and ask.continuable and not ask.usage_wanted)
     return next(wanted)
@@ -79,7 +83,9 @@ def verdict_on(body: bytes, status: int = 200) -> Verdict:
 
 
 def test_an_answer_is_read_to_the_last_byte() -> None:
-    """What it must be is complete; an error is one; and what lacks, repeats or adds anything is wrong."""
+    """The expected answer is complete, an error is an error, and an answer that lacks, repeats or adds anything is
+    wrong.
+    """
     role, said = chunks(asked())
     whole = stream(role, said) + DONE
     assert verdict_on(whole) == Verdict(Ending.COMPLETE)
@@ -99,7 +105,9 @@ def test_an_answer_is_read_to_the_last_byte() -> None:
 
 
 def test_the_judge_wants_an_explanation() -> None:
-    """An error is one that a fault met, wrong bytes are never, and of the streams cut nearly all must be completed."""
+    """An error must have met a fault, wrong bytes are never excused, and nearly all of the streams that were cut
+    must be completed.
+    """
     good = Outcome(asked(), "good", 0.0, 1.0, Verdict(Ending.COMPLETE))
     bad = replace(good, request="bad", verdict=Verdict(Ending.ERROR, "502 worker_broke"))
     wrong = replace(good, request="wrong", verdict=Verdict(Ending.WRONG, "cut off"))
@@ -123,7 +131,9 @@ def test_the_judge_wants_an_explanation() -> None:
 
 
 def test_service_is_compared_among_those_that_waited() -> None:
-    """By windows that begin behind the last fault; who had nothing waiting at any time of one is not in it."""
+    """Fairness is measured in windows that begin after the last fault, among clients that had requests waiting all
+    the time.
+    """
     samples = [
         Sample(float(at), {"a": 10.0 * at, "b": 10.0 * at, "c": 0.0}, {"a": 1, "b": 2, "c": int(at != 7)})
         for at in range(12)
@@ -136,7 +146,7 @@ def test_service_is_compared_among_those_that_waited() -> None:
 
 
 def test_books_are_compared_with_those_at_the_save() -> None:
-    """What was served since then is forgotten; what was served before is not."""
+    """Service after the last save is forgotten; service before it is kept."""
     books = [Books(float(at), {"a": 10.0 * at}, {"a": -50.0 * at}) for at in range(60)]
     assert not differences(books, 20.5, 20.9, Books(99.0, {"a": 205.0}, {"a": -1025.0}))
     assert differences(books, 20.5, 20.9, Books(99.0, {"a": 169.0}, {"a": -1025.0}))

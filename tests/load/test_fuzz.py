@@ -1,4 +1,4 @@
-"""A thousand random inputs for each reader; `python -m tests.fuzz` has as many as one likes."""
+"""A thousand random inputs for each reader; `python -m tests.fuzz` runs any number of them."""
 
 from random import Random
 
@@ -12,7 +12,7 @@ INPUTS = 1000
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_input_makes_a_reader_crash_hang_or_grow(name: str) -> None:
-    """Some are accepted and some are not, or it would be the seeds or the noise alone that are read."""
+    """Each reader accepts some inputs and rejects others; otherwise only the seeds or only the noise would be read."""
     result = fuzz(TARGETS[name], INPUTS, seed=1, watch_every=20)
     assert result.accepted > 0
     assert result.accepted < INPUTS or name == "report"
@@ -39,13 +39,13 @@ def grow(data: bytes, random: Random, kept: list[bytes] = []) -> bool:  # noqa: 
 
 @pytest.mark.parametrize(("run", "why"), [(crash, "division by zero"), (hang, "steps"), (grow, "bytes are left")])
 def test_what_crashes_hangs_or_grows_is_found(run: object, why: str) -> None:
-    """By its number, so that it can be seen again."""
+    """A finding carries the number of its input, so that it can be reproduced."""
     with pytest.raises(Failure, match=why):
         fuzz(Target("x", make, run), 10_000, watch_every=1)  # type: ignore[arg-type]
 
 
 def test_an_input_is_made_from_the_seed_and_its_number_alone() -> None:
-    """What was found can be seen again without all that came before it."""
+    """An input can be reproduced without the inputs before it."""
     for target in (TARGETS["stream"], TARGETS["state"]):
         made: dict[int, bytes] = {}
 

@@ -1,4 +1,4 @@
-"""Nothing that the router does holds up its event loop for long: measured as CPU time, callback by callback."""
+"""The router never holds its event loop for long: the CPU time of each callback is measured."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ SHARED = "The same document for all. " * 1000
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """As the command sets it."""
+    """Tune the garbage collector as the command does."""
     before = gc.get_threshold()
     tune_collector()
     yield
@@ -104,7 +104,7 @@ async def under_load(loop: TimedLoop, workers: list[str], directory: Path) -> tu
 
 
 def test_no_callback_takes_long(tmp_path: Path) -> None:
-    """Under load each takes less than 20 ms of CPU time, though a large state is saved and 4 MB are parsed."""
+    """Each callback takes less than 20 ms of CPU time under load, while a large state is saved and 4 MB are parsed."""
     with emulated_workers(2) as workers, seldom_collecting(), asyncio.Runner(loop_factory=TimedLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, TimedLoop)
@@ -149,7 +149,7 @@ def test_no_callback_takes_long_with_many_clients_and_workers() -> None:
 
 
 def test_a_callback_that_takes_long_is_seen() -> None:
-    """The measure itself works: of timers, of what a task does, and of what a socket brings."""
+    """The measure itself sees timers, the steps of tasks, and the callbacks of sockets."""
 
     async def work() -> None:
         sum(range(3_000_000))

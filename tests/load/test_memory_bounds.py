@@ -1,4 +1,6 @@
-"""What one client can make the router hold, and for how long: on real sockets, before an engine of the test's own."""
+"""The memory that one client can make the router hold, and for how long, on real sockets and before an engine of the
+test's own.
+"""
 
 import asyncio
 import json
@@ -61,7 +63,7 @@ async def status(reader: asyncio.StreamReader) -> int:
 
 @pytest.mark.parametrize("member", ["model", "user"])
 async def test_a_name_that_would_be_kept_is_short(member: str) -> None:
-    """Up to its bound it is served, and one byte more is refused, whatever the bytes are."""
+    """A name up to its bound is served, and one that is a byte longer is refused, whatever the bytes are."""
     async with served() as (engine, router):
         engine.serve("m", "é" * (NAME_BYTES // 2))
         await until(lambda: router.directory.knows_model("é" * (NAME_BYTES // 2)))
@@ -74,7 +76,7 @@ async def test_a_name_that_would_be_kept_is_short(member: str) -> None:
 
 
 def test_nothing_is_kept_of_long_keys_and_headers() -> None:
-    """They name their client by a digest, each time anew."""
+    """Long keys and headers name their client by a digest, computed anew for each call."""
     identifier = Identifier(trusted_headers=["x-client"])
     tracemalloc.start()
     try:
@@ -93,7 +95,9 @@ def test_nothing_is_kept_of_long_keys_and_headers() -> None:
 
 @pytest.mark.parametrize("limit", ["in_flight: 1", "requests_per_minute: 1"])
 async def test_a_keys_limits_come_before_its_bodies(limit: str, tmp_path: Path) -> None:
-    """While one body is on its way, or after one in the minute, another is refused of which not a byte has come."""
+    """While one body of a key is arriving, or after one in the minute, another is refused before any of its bytes
+    are read.
+    """
     clients = tmp_path / "clients.yaml"
     clients.write_text(LIMITED % (sha256(b"sk-ann").hexdigest(), limit))
     async with served(clients=clients) as (_, router):
@@ -106,7 +110,7 @@ async def test_a_keys_limits_come_before_its_bodies(limit: str, tmp_path: Path) 
 
 
 async def test_a_body_is_held_to_the_end_of_its_answer() -> None:
-    """What one address holds is refused to it and not to others, and is free when its calls end."""
+    """Bytes that one address holds count against that address alone, and are free when its calls end."""
     megabyte = chat("x" * 2**20, stream=True)
     async with served(max_held_bytes=5 * 2**20, window="off") as (engine, router):
         async with router.post(megabyte) as one, router.post(megabyte) as two:
@@ -131,7 +135,7 @@ async def test_a_body_is_held_to_the_end_of_its_answer() -> None:
 
 
 async def test_heads_and_what_comes_early_are_counted_too() -> None:
-    """Of a connection whose call is under way."""
+    """Heads and early bytes on a connection whose call is under way count in the budget."""
     async with served() as (engine, router), connected(router) as (_, writer):
         body = json.dumps(chat()).encode()
         writer.write(head(len(body), "x-junk: " + "x" * 20_000) + body)
@@ -155,7 +159,9 @@ def long_answer(text: str, entries: int) -> tuple[bytes, bytes, bytes]:
 
 
 async def test_a_long_answer_is_passed_on_as_it_comes() -> None:
-    """Byte for byte, before its end is there; and its usage and its text count as those of a short one."""
+    """A long answer is passed on byte for byte before it ends, and its usage and text count like those of a short
+    one.
+    """
     before, entries, after = long_answer("word " * 400, 40_000)
     async with served() as (engine, router):
         async with router.post(chat("Hello " * 400), x_client="a") as post:
@@ -180,7 +186,7 @@ async def test_a_long_answer_is_passed_on_as_it_comes() -> None:
 
 
 async def test_a_long_answer_that_breaks_off_is_seen_to() -> None:
-    """The connection to its client is closed: a whole answer has no place for an error."""
+    """The connection to the client is closed, since a whole answer has no place for an error."""
     before, entries, _ = long_answer("word", 40_000)
     async with served() as (engine, router), connected(router) as (reader, writer):
         body = json.dumps(chat()).encode()
@@ -198,7 +204,7 @@ async def test_a_long_answer_that_breaks_off_is_seen_to() -> None:
 
 
 async def test_a_long_answer_that_nobody_reads_waits_in_its_engine() -> None:
-    """The router holds no more of it than its reader's part of the budget."""
+    """The router holds no more of an unread answer than its reader's part of the budget."""
     before, entries, _ = long_answer("word", 10_000)
     async with served(max_held_bytes=4 * 2**20) as (engine, router):
         async with connected(router) as (_, writer):
@@ -228,7 +234,9 @@ async def _send_on(call: Call, block: bytes) -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_a_slow_reader_holds_no_place_that_its_engine_has_freed(streamed: bool) -> None:
-    """The next call has its turn while megabytes are unread, which count as the reader's; it then has every byte."""
+    """The next call is dispatched while megabytes are unread; these count as the reader's, which then gets every
+    byte.
+    """
     before, entries, after = long_answer("word", 300_000)
     whole = before + entries + after
     events = [chunk("x" * 16_000)] * 400
@@ -250,7 +258,7 @@ async def test_a_slow_reader_holds_no_place_that_its_engine_has_freed(streamed: 
 
 
 async def test_a_connection_whose_body_does_not_come_gives_way() -> None:
-    """Those of the address that has most; a call that is here as a whole goes on."""
+    """Connections of the address that has most of them are closed; a call that has arrived as a whole goes on."""
     async with served(max_connections=3, header_timeout=TIMEOUT_S) as (engine, router):
         body = json.dumps(chat()).encode()
         async with (
@@ -274,7 +282,7 @@ async def test_a_connection_whose_body_does_not_come_gives_way() -> None:
 
 @pytest.mark.parametrize("status", [101, 600, 999])
 async def test_a_status_that_there_is_not_is_the_workers_fault(status: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Its client receives 502, and nothing fails inside the router."""
+    """The client of an invalid status receives 502, and nothing fails inside the router."""
     async with served(tries=1) as (engine, router):
         with caplog.at_level(logging.ERROR):
             async with router.post(chat()) as post:
@@ -284,7 +292,7 @@ async def test_a_status_that_there_is_not_is_the_workers_fault(status: int, capl
 
 
 async def test_a_stream_in_crumbs_comes_whole() -> None:
-    """Byte by byte, each in a packet of its own."""
+    """A stream that is sent byte by byte, each in its own packet, arrives unchanged."""
     event = chunk("x" * 300)
     async with served() as (engine, router), router.post(chat(stream=True)) as post:
         call = await engine.call()
@@ -298,7 +306,7 @@ async def test_a_stream_in_crumbs_comes_whole() -> None:
 
 
 async def test_crumbs_are_gathered_before_they_are_read() -> None:
-    """So many of them cost as much as one block."""
+    """Many tiny blocks cost as much as one large block."""
     async with scripted_engine() as engine:
         worker = WorkerClient(engine.url, connect_timeout=5.0)
         pending = asyncio.ensure_future(worker.send("POST", "/x", {}, b"{}"))
@@ -317,7 +325,7 @@ async def test_crumbs_are_gathered_before_they_are_read() -> None:
 
 
 class CrumblingWorker:
-    """An answer in blocks of two bytes, of which a test counts the pauses to gather more."""
+    """Sends an answer in blocks of two bytes, and counts the pauses to gather more of them."""
 
     def __init__(self, blocks: Sequence[bytes]) -> None:
         self._blocks = list(blocks)
@@ -331,7 +339,7 @@ class CrumblingWorker:
 
 
 class WholeEvents:
-    """A reader to which only a block `event` completes an event."""
+    """A reader for which only a block `event` completes an event."""
 
     def feed(self, block: bytes) -> bytes:
         return block if block == b"event" else b""

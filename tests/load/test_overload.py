@@ -1,4 +1,4 @@
-"""More than the fleet can do: what is refused, whose it is, and what the refused clients receive."""
+"""An overloaded fleet: which requests are refused, of which client, and what the refused clients receive."""
 
 import pytest
 
@@ -44,7 +44,7 @@ async def test_a_flood_costs_the_flooder(stream: bool) -> None:
     ],
 )
 async def test_each_limit_refuses_with_its_reason(limits: dict[str, int], reason: str) -> None:
-    """A second request in the queue is one too many, by its number or its size."""
+    """A second request in the queue exceeds the limit, by number or by size, and its error names the limit."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, **limits) as router,

@@ -1,4 +1,4 @@
-"""What `python -m tests.chaos.overload` says of what it has seen."""
+"""What `python -m tests.chaos.overload` reports about its phases."""
 
 from collections import Counter
 from dataclasses import replace
@@ -21,7 +21,7 @@ def refused(sent: float, seconds: float, reason: str) -> Called:
 
 
 def test_a_phase_is_what_was_sent_and_answered_in_it() -> None:
-    """Answers count where they end; refusals for which nobody waited are kept apart from those for which one did."""
+    """Answers count in the phase in which they end; refusals without a wait are kept apart from those after one."""
     called = [
         answered(9.0, 0.5, 2.0, light=False),
         answered(10.0, 0.5, 2.0, light=True),
@@ -56,6 +56,8 @@ def test_a_phase_is_what_was_sent_and_answered_in_it() -> None:
         (replace(WELL, odd=Counter({"status 0": 2})), 1),
     ],
 )
-def test_what_a_flood_may_not_do_is_told(worse: Phase, objected: int) -> None:
-    """Less throughput, slow refusals, light clients that wait or are refused, calls without an end."""
+def test_harm_done_by_a_flood_is_reported(worse: Phase, objected: int) -> None:
+    """The report objects to lower throughput, slow refusals, light clients that wait or are refused, and calls
+    without an end.
+    """
     assert len(objections(WELL, WELL, worse)) == objected

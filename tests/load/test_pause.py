@@ -1,4 +1,4 @@
-"""The short form of `python -m tests.chaos.pause`: a router or a worker that stands still for a while."""
+"""A router or a worker is stopped for a while: the short form of `python -m tests.chaos.pause`."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ SHORT = ("--token-timeout", "0.4", "--first-token-timeout", "0.4", "--write-time
 
 @pytest.mark.parametrize("stopped", ["router", "worker"])
 async def test_no_stream_is_lost_to_a_pause(stopped: str, tmp_path: Path) -> None:
-    """All 12 streams, and a call sent half before it, come to their end: at the same worker if the router stood still,
-    else at the other.
+    """All 12 streams, and a call half sent before the pause, complete: at the same worker if the router was stopped,
+    otherwise at the other worker.
     """
     limits = SHORT if stopped == "router" else ("--token-timeout", "1.5", "--silence-timeout", "0.3")
     plan = Plan(stopped, seconds=2.5, tokens=200, speed=1.0, flags=limits)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A thousand streams at once: none is lost, none has a word of another."""
+"""A thousand streams run at once: none is lost, and none contains a word of another."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ DESCRIPTORS = 8192
 
 @pytest.fixture
 def descriptors() -> Iterator[None]:
-    """Room for them, where the hard limit allows it."""
+    """Allow enough open files, where the hard limit permits it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < DESCRIPTORS:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, hard), hard))
@@ -32,7 +32,7 @@ def descriptors() -> Iterator[None]:
 
 
 class Worker:
-    """An emulated worker as a process that can be held still."""
+    """An emulated worker as a process that can be stopped."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -41,7 +41,7 @@ class Worker:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """It does nothing meanwhile; its socket takes connections."""
+        """Stop the worker meanwhile; its socket still accepts connections."""
         os.kill(self._process.pid, signal.SIGSTOP)
         try:
             yield
@@ -71,7 +71,7 @@ def body(prompts: object, **more: object) -> dict[str, object]:
 
 
 async def direct_answers(url: str) -> list[str]:
-    """What one worker answers to each prompt: emulated workers answer alike."""
+    """Return one worker's answer to each prompt: emulated workers answer alike."""
     answers: list[str] = []
     async with aiohttp.ClientSession() as http:
         for start in range(0, STREAMS, 100):
@@ -83,7 +83,7 @@ async def direct_answers(url: str) -> list[str]:
 
 
 async def answer(router: RunningRouter, number: int) -> str:
-    """One stream's text; AssertionError unless it is complete, and of one request alone."""
+    """Return one stream's text; raises AssertionError unless it is complete and of one request alone."""
     async with router.post(body(prompt(number), stream=True, user=f"{number % 20}"), COMPLETIONS) as post:
         *events, done, nothing = (await post.read()).split(b"\n\n")
     assert (done, nothing) == (b"data: [DONE]", b"")
@@ -94,7 +94,9 @@ async def answer(router: RunningRouter, number: int) -> str:
 
 
 async def test_a_thousand_streams_at_once(workers: list[Worker]) -> None:
-    """All are at the workers before the first has a token; each has the answer of a direct call; nothing is left."""
+    """All requests are at the workers before the first has a token, each gets the answer of a direct call, and
+    nothing is left.
+    """
     expected = await direct_answers(workers[0].url)
     assert len(set(expected)) == STREAMS
     room = {"window": "fixed", "max_inflight": STREAMS, "max_unstarted_tokens": 10**6, "poll_interval": 3600}
