@@ -1,1 +1,3 @@
-"""One hostile address beside ten polite clients: what it costs them, and what it makes the router hold."""
+"""One hostile address beside ten polite clients: what the attack costs the clients, and what it makes the router
+hold.
+"""

@@ -23,14 +23,14 @@ NUMBER: Final = count()
 
 
 class Caller:
-    """One connection after the other to what is attacked."""
+    """Opens one connection after the other to the target of the attack."""
 
     def __init__(self, host: str, port: int) -> None:
         self._to = (host, port)
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A connection that takes little of an answer unless it is read."""
+        """Open a connection that buffers little of an answer unless it is read."""
         raw = socket.socket()
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""Ten clients that each stream a short answer, over and over, on a new connection each time."""
+"""Ten clients that each stream a short answer repeatedly, on a new connection each time."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ BODY: Final = b'{"model":"m","stream":true,"max_tokens":%d,"messages":[{"role":"
 
 @dataclass(slots=True)
 class Polite:
-    """What became of their calls."""
+    """The outcomes of the polite clients' calls."""
 
     firsts: list[float] = field(default_factory=list)
     """Seconds to the first token."""
@@ -26,7 +26,7 @@ class Polite:
     failures: list[str] = field(default_factory=list)
 
     async def call(self, host: str, port: int, name: str) -> None:
-        """One call; what goes wrong is noted."""
+        """Make one call; a failure is recorded."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(PATIENCE):
@@ -76,5 +76,5 @@ async def polite_clients(host: str, port: int) -> AsyncIterator[Polite]:
 
 
 def p95(seconds: list[float]) -> float:
-    """The time within which 95 in 100 were done."""
+    """Return the 95th percentile of the times."""
     return quantiles(seconds, n=20)[-1] if len(seconds) > 1 else sum(seconds)

@@ -1,4 +1,4 @@
-"""A router with little memory, its worker, a plain sink, and an attack on the one and on the other."""
+"""Runs a router with little memory, its worker and a plain sink, and attacks both the router and the sink."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one attack did."""
+    """The result of one attack."""
 
     name: str
     rss_mib: float
@@ -60,7 +60,7 @@ class Seen:
 
     @property
     def harm(self) -> list[str]:
-        """What must not be, whatever the machine."""
+        """Describe every violation that does not depend on the speed of the machine."""
         found = [f"{self.name}: {each} is left" for each in self.left]
         if self.rss_mib > RSS_MIB:
             found.append(f"{self.name}: {self.rss_mib:.0f} MiB of memory, and {RSS_MIB} may be")
@@ -71,7 +71,7 @@ class Seen:
 
     @property
     def delay(self) -> list[str]:
-        """How much longer than they may polite calls took; that their first tokens did is told, and no objection."""
+        """Report polite calls that took too much longer; a delay of their first tokens alone is no objection."""
         if self.slower <= SLOWER:
             return []
         return [f"{self.name}: p95 of a call is {self.slower:.2f} times that beside the sink, and {SLOWER:g} may be"]
@@ -135,7 +135,7 @@ async def run(name: str, seconds: float, *, sink: bool = True) -> Seen:
 
 
 def rss_peak(pid: int) -> float:
-    """The most memory that a process ever had resident, in MiB."""
+    """Return the peak resident memory of a process, in MiB."""
     status = Path(f"/proc/{pid}/status").read_text("utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 

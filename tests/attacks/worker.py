@@ -36,7 +36,7 @@ JUNK: Final = ENTRY * (LONG_BYTES // len(ENTRY))
 
 
 class Connection(asyncio.Protocol):
-    """Answers calls one behind the other."""
+    """Answers calls one after the other."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -49,14 +49,14 @@ class Connection(asyncio.Protocol):
         self._answering: asyncio.Task[None] | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Nothing is kept of a body but its first bytes."""
+        """Keep only the first bytes of a body."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._transport.abort()
 
     def connection_lost(self, _: Exception | None) -> None:
-        """An answer that nobody waits for ends."""
+        """Stop an answer whose client is gone."""
         if self._answering is not None:
             self._answering.cancel()
 
@@ -130,12 +130,12 @@ def whole(body: bytes) -> bytes:
 
 
 def block(data: bytes) -> bytes:
-    """A block of an answer in several."""
+    """Return one block of an answer in several."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def usage(tokens: int) -> bytes:
-    """What a call used."""
+    """Return the usage of a call."""
     return b'{"prompt_tokens":10,"completion_tokens":%d,"total_tokens":%d}' % (tokens, 10 + tokens)
 
 
@@ -150,7 +150,7 @@ def chunk(content: str, junk: bytes, finish: str | None = None) -> bytes:
 
 
 def answer(tokens: int) -> bytes:
-    """A whole chat."""
+    """Return a whole chat."""
     choice = b'{"index":0,"message":{"role":"assistant","content":"word"},"logprobs":null,"finish_reason":"stop"}'
     return b'{"id":"c","object":"chat.completion","choices":[%b],"usage":%b}' % (choice, usage(tokens))
 

@@ -1,4 +1,4 @@
-"""What the router stands: faults, overload, long runs and its own death, each by one command (`make chaos`).
+"""Test that the router survives faults, overload, long runs and its own death, each by one command (`make chaos`).
 
 Run from the root of the repository: `python -m tests.chaos` (faults), `python -m tests.chaos.restart` (kill -9),
 `python -m tests.chaos.overload` (ten times more than can be done), `python -m tests.chaos.soak` (a million calls).

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos`: ten minutes of faults, and whether anything was lost. Ends with 0 if nothing was."""
+"""`python -m tests.chaos`: run ten minutes of faults and check that nothing is lost. Exits with 0 if nothing was."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""What clients ask, and what the answer to it must be, whatever happens on the way. Pure."""
+"""The requests of the clients and the expected answer to each, whatever faults it meets. Pure."""
 
 from dataclasses import dataclass
 from random import Random
@@ -19,7 +19,7 @@ DOCUMENT: Final = "A long text that many ask about, which is why whoever holds i
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One call and its answer."""
+    """One call and its expected answer."""
 
     client: str
     path: str
@@ -43,7 +43,7 @@ class Ask:
 
 
 class Asks:
-    """What one client asks, one thing after another."""
+    """The sequence of requests of one client."""
 
     def __init__(self, client: str, random: Random, *, shared: bool) -> None:
         """`shared`: about a document that others ask about too; else nothing of it is in any cache."""
@@ -53,7 +53,7 @@ class Asks:
         self._number = 0
 
     def next(self) -> Ask:
-        """Another prompt, and another form."""
+        """Return a request with another prompt and another form."""
         self._number += 1
         question = f"{self._client} asks for the {self._number}. time, which nobody has before. "
         prompt = DOCUMENT + question if self._shared else question
@@ -97,6 +97,6 @@ class Asks:
 
 
 def answer(prompt: list[int], limit: int, ignore_eos: bool, sample: int) -> list[int]:
-    """What an emulated worker of seed 0 says to this, its end included."""
+    """Return what an emulated worker of seed 0 answers, including how it finishes."""
     tokens, _ = walk(initial_state(0, prompt, sample), ignore_eos, limit)
     return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens

@@ -1,4 +1,4 @@
-"""The clients: each asks, reads, checks and asks again; some leave before the end."""
+"""The clients: each asks, reads and checks the answer, and asks again; some leave before the end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ OUTPUT_WEIGHT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one call; times are seconds since the clients began."""
+    """How one call ended; times are seconds since the clients began."""
 
     ask: Ask
     request: str

@@ -1,4 +1,4 @@
-"""What was done to each request on its way: the answer to "why did that fail?". Pure."""
+"""Records the faults that each request met, to explain why it failed. Pure."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from .faults import Kind
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """A try of a request that a fault met."""
+    """One attempt of a request that met a fault."""
 
     worker: int
     kind: Kind
@@ -17,19 +17,19 @@ class Harm:
 
 
 class Evidence:
-    """Who was harmed by what."""
+    """The faults that each request met."""
 
     def __init__(self) -> None:
         self._harms: defaultdict[str, list[Harm]] = defaultdict(list)
 
     def add(self, request: str, worker: int, kind: Kind, *, begun: bool) -> None:
-        """A fault met a try of this request."""
+        """Record that an attempt of this request met a fault."""
         self._harms[request].append(Harm(worker, kind, begun))
 
     def of(self, request: str) -> tuple[Harm, ...]:
-        """In the order of what happened."""
+        """Return the faults of a request in the order in which they happened."""
         return tuple(self._harms.get(request, ()))
 
     def __len__(self) -> int:
-        """Requests that were harmed."""
+        """Return the number of requests that met a fault."""
         return len(self._harms)

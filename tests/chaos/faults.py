@@ -1,4 +1,4 @@
-"""What goes wrong, when and where: a schedule that follows from its seed. Pure."""
+"""The schedule of faults: what fails, when and where, as a function of its seed. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Final
 
 
 class Kind(StrEnum):
-    """Of a fault."""
+    """The kind of a fault."""
 
     KILL = "kill -9"
     """The worker's process is killed, and another is started on its port."""
@@ -76,12 +76,12 @@ def schedule(seed: int, seconds: float, workers: int, every: float, hang: float)
 
 
 def last_end(faults: Sequence[Fault]) -> float:
-    """When the last fault is over, in seconds since the clients began."""
+    """Return when the last fault ends, in seconds since the clients began."""
     return max((fault.until for fault in faults), default=0.0)
 
 
 def _kinds(random: Random) -> Iterator[Kind]:
-    """First every kind once, then as often as its share says."""
+    """Yield every kind once, then each in proportion to its share."""
     yield from random.sample(list(Kind), len(Kind))
     for _ in count():
         yield random.choices(list(SHARES), list(SHARES.values()))[0]

@@ -1,4 +1,4 @@
-"""The router before emulated workers, and what the system says of its process."""
+"""Starts the router before emulated workers, and reads what the system reports about its process."""
 
 import asyncio
 import os
@@ -20,29 +20,29 @@ LOOK_SECONDS: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A router that listens."""
+    """A router process that listens."""
 
     server: Server
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where."""
+        """Where the router listens."""
         return "127.0.0.1", self.server.port
 
     @property
     def rss(self) -> int:
-        """Bytes of its memory that are in use."""
+        """Resident memory in bytes."""
         status = Path(f"/proc/{self.server.pid}/status").read_text()
         return 1024 * int(status.split("VmRSS:")[1].split()[0])
 
     @property
     def descriptors(self) -> int:
-        """Files and sockets that it has open."""
+        """Number of open files and sockets."""
         return len([*Path(f"/proc/{self.server.pid}/fd").iterdir()])
 
     @property
     def cpu_seconds(self) -> float:
-        """That it has used so far."""
+        """CPU time that the process has used so far."""
         fields = Path(f"/proc/{self.server.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,6 @@
-"""What all of it comes to: whether each call ended as it may, and how many survived what befell them. Pure."""
+"""Judges a run: whether each call ended in a permitted way, and how many calls survived the faults that they met.
+Pure.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -25,14 +27,14 @@ RECOVERY: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How many of some calls were completed."""
+    """How many of a set of calls were completed."""
 
     completed: int
     of: int
 
     @property
     def value(self) -> float:
-        """1 where there was none."""
+        """The share completed; 1 if the set is empty."""
         return self.completed / self.of if self.of else 1.0
 
     def __str__(self) -> str:
@@ -42,7 +44,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Of all calls."""
+    """The verdict on all calls."""
 
     endings: Counter[Ending]
     errors: Counter[str]
@@ -90,7 +92,7 @@ def judge(outcomes: Sequence[Outcome], evidence: Evidence, faults: Sequence[Faul
 
 
 def objections(judgement: Judgement) -> list[str]:
-    """Why the calls did not end as they must; none if they did."""
+    """Describe the calls that ended in a way that is not permitted; empty if there are none."""
     found = [f"wrong: {each}" for each in judgement.wrong]
     found += [f"unexplained: {each}" for each in judgement.unexplained]
     if judgement.amid.value < SHARE:
@@ -99,7 +101,7 @@ def objections(judgement: Judgement) -> list[str]:
 
 
 def fairness_objections(found: Sequence[Window], over: float) -> list[str]:
-    """Why service is not even again after the last fault; none if it is."""
+    """Explain why service is not even again after the last fault; empty if it is."""
     back = recovered(list(found), JAIN)
     if back is None or back > over + RECOVERY:
         best = max((window.jain for window in found), default=0.0)

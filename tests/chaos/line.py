@@ -1,4 +1,4 @@
-"""A connection between the router and one worker: passes bytes on, and does to them what the schedule says."""
+"""A connection between the router and one worker that passes bytes on and applies the scheduled faults to them."""
 
 import asyncio
 import contextlib
@@ -23,22 +23,22 @@ NOT_FOUND: Final = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 
 
 class Fate(Protocol):
-    """What a worker suffers, and who writes down whom that met."""
+    """The fault that a worker suffers, and the record of the calls that met it."""
 
     @property
     def kind(self) -> Kind | None:
-        """Of its fault, while it has one."""
+        """The kind of the current fault, if there is one."""
 
     @property
     def random(self) -> Random:
-        """Where chance comes from."""
+        """The source of randomness."""
 
     def note(self, request: str, kind: Kind, *, begun: bool) -> None:
-        """A call met a fault."""
+        """Record that a call met a fault."""
 
 
 class Line:
-    """A connection of the router's, and the one to the worker that belongs to it."""
+    """A connection from the router, and the matching one to the worker."""
 
     def __init__(self, fate: Fate, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """`target`: the port of the worker's process."""
@@ -63,11 +63,11 @@ class Line:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way."""
+        """True while a call is under way."""
         return self._request is not None
 
     async def run(self) -> None:
-        """Pass on what comes, until either side ends."""
+        """Pass bytes on until either side ends."""
         try:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 while True:
@@ -80,7 +80,7 @@ class Line:
                 self._worker.transport.abort()
 
     def harm(self, kind: Kind | None) -> None:
-        """Note that the call under way meets a fault, once for each try."""
+        """Record that the call under way meets a fault, once for each attempt."""
         if kind is not None and self._request is not None and not self._harmed:
             self._harmed = True
             self._fate.note(self._request, kind, begun=self._begun)
@@ -168,7 +168,7 @@ class Line:
         await self._end()
 
     def _count(self, block: bytes) -> None:
-        """Nobody can be harmed any more once the answer is over."""
+        """Stop counting faults for a call once its answer is complete."""
         if self._missing is not None:
             self._missing -= len(block)
         if self._missing == 0 or (self._missing is None and block.endswith(b"0\r\n\r\n")):

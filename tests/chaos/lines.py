@@ -1,4 +1,4 @@
-"""Calls over raw connections, as cheap as Python makes them: who measures a router must not be what is slow."""
+"""Calls over raw connections, as cheap as Python allows, so that the load generator is not the bottleneck."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ DONE: Final = b"data: [DONE]\n\n" + END_OF_CHUNKS
 
 @dataclass(slots=True)
 class Reply:
-    """What came of a call; times are those of `time.monotonic`."""
+    """How a call ended; times are those of `time.monotonic`."""
 
     sent: float
     status: int = 0
@@ -34,7 +34,7 @@ class Reply:
 
 
 def post(body: Mapping[str, object]) -> bytes:
-    """A completions call as it goes over the wire."""
+    """Return a completions call as the bytes of its HTTP request."""
     data = orjson.dumps(body)
     lines = (
         f"POST {COMPLETIONS} HTTP/1.1",
@@ -80,7 +80,7 @@ class Line(asyncio.Protocol):
         return self._answered
 
     def close(self) -> None:
-        """Leave, whatever is under way."""
+        """Close the connection, whatever is under way."""
         self.closed = True
         if self._transport is not None:
             self._transport.abort()

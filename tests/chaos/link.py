@@ -12,7 +12,7 @@ from .line import Line
 
 
 class Link:
-    """One worker's address. `kind` is the fault that it suffers now."""
+    """One worker's address. `kind` is the fault that the worker suffers now."""
 
     def __init__(self, worker: int, evidence: Evidence, random: Random) -> None:
         self.worker = worker
@@ -27,12 +27,12 @@ class Link:
 
     @property
     def url(self) -> str:
-        """Where the router finds the worker."""
+        """The address by which the router knows the worker."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def connections(self) -> int:
-        """Open ones to the router."""
+        """The open connections to the router."""
         return len(self._lines)
 
     async def listen(self, target: int) -> None:
@@ -52,7 +52,7 @@ class Link:
             line.reset()
 
     def harm(self, kind: Kind) -> None:
-        """What is under way here meets this fault; it is cut where the fault is that."""
+        """Let every call under way here meet this fault, and cut its connection if the fault does that."""
         for line in list(self._lines):
             line.harm(kind)
             if kind is Kind.RESET and line.busy:
@@ -68,7 +68,7 @@ class Link:
             writer.close()
 
     def note(self, request: str, kind: Kind, *, begun: bool) -> None:
-        """A request met a fault here."""
+        """Record that a request met a fault here."""
         self._evidence.add(request, self.worker, kind, begun=begun)
 
 

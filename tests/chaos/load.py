@@ -1,4 +1,4 @@
-"""Calls that come whether or not those before were answered, and what became of each."""
+"""Open-loop load: calls arrive whether or not earlier ones were answered. Records how each of them ended."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ END_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """One call; `late` is how much later than it should it was sent, in seconds."""
+    """One call; `late` is by how many seconds it was sent late."""
 
     light: bool
     late: float
@@ -27,7 +27,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Who calls: some who flood, all alike, and some who seldom ask."""
+    """The clients: some flood, all alike, and some call seldom."""
 
     flooders: int = 20
     lights: int = 8
@@ -38,7 +38,7 @@ class Crowd:
 
 
 class Load:
-    """Calls over as many connections as it takes."""
+    """Calls over as many connections as are needed."""
 
     def __init__(self, address: tuple[str, int], crowd: Crowd, seed: int = 0) -> None:
         self.called: list[Called] = []
@@ -54,7 +54,7 @@ class Load:
         self._number = 0
 
     async def offer(self, rate: float, seconds: float, show: Callable[[float], None]) -> None:
-        """So many calls a second for so long, those of light clients among them."""
+        """Send calls at a fixed rate per second for a given time, including those of the light clients."""
         crowd, began = self._crowd, time.monotonic()
         lights = crowd.lights * crowd.light_rate
         due = 0.0
@@ -66,7 +66,7 @@ class Load:
         await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
 
     async def keep(self, calls: int, seconds: float, show: Callable[[float], None]) -> None:
-        """So many calls of flooders under way at a time, for so long."""
+        """Keep a fixed number of the flooders' calls under way for a given time."""
         began = time.monotonic()
         while (now := time.monotonic()) - began < seconds:
             while len(self._tasks) < calls:
@@ -75,7 +75,7 @@ class Load:
             show(now - began)
 
     async def end(self) -> None:
-        """Give the calls of light clients some time to end, and cut all others."""
+        """Give the light clients' calls some time to end, and cut all others."""
         if lights := [task for task, light in self._tasks.items() if light]:
             await asyncio.wait(lights, timeout=END_SECONDS)
         self._over = True

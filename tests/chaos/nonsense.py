@@ -1,4 +1,4 @@
-"""Answers that are none, as broken engines and the proxies before them give them. Pure."""
+"""Invalid answers, as broken engines and the proxies before them send them. Pure."""
 
 from random import Random
 from typing import Final
@@ -18,18 +18,18 @@ AMID: Final = (
 
 
 def whole(status: int, body: bytes, kind: str = "application/json") -> bytes:
-    """A complete answer of HTTP."""
+    """Return a complete HTTP answer."""
     head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
 def chunked(*blocks: bytes) -> bytes:
-    """A complete stream of these blocks."""
+    """Return a complete stream of these blocks."""
     return STREAM_HEAD + b"".join([b"%x\r\n%b\r\n" % (len(block), block) for block in blocks]) + b"0\r\n\r\n"
 
 
 def nonsense(random: Random) -> bytes:
-    """Instead of an answer."""
+    """Return bytes to send in place of an answer."""
     return random.choice(
         (
             NO_HTTP,

@@ -35,7 +35,7 @@ MORE: Final = 1.3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much for how long."""
+    """The load of each phase and how long it lasts."""
 
     seconds: float = 60.0
     """That are measured with each load."""

@@ -32,7 +32,7 @@ HARDWARE: Final = ("--hardware", "a100-mistral-7b")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who stands still for how long, and what is under way then."""
+    """Which process is stopped, for how long, and what is under way then."""
 
     stopped: Literal["router", "worker"]
     seconds: float = 40.0
@@ -46,7 +46,7 @@ class Plan:
 
 
 class Seen(NamedTuple):
-    """What came of it."""
+    """The result of a pause."""
 
     complete: int
     """Streams with the whole answer, byte for byte as an undisturbed worker gives it."""
@@ -132,7 +132,7 @@ async def _stream(
 
 
 class HalfCall:
-    """A call whose body comes in two parts, with the pause between them."""
+    """A call whose body is sent in two parts, with the pause between them."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rest: bytes) -> None:
         self._reader = reader
@@ -203,7 +203,7 @@ async def _given_up(http: aiohttp.ClientSession, proxy: Server) -> int:
 
 
 def objections(plan: Plan, seen: Seen) -> list[str]:
-    """What must not be."""
+    """Describe every violation; empty if there is none."""
     found = list(seen.wrong)
     if seen.complete < plan.streams:
         found.append(f"{seen.complete} of {plan.streams} streams are complete")

@@ -1,4 +1,4 @@
-"""What there is to say of a phase of the load, and whether the flood cost only those who sent it. Pure."""
+"""Measures a phase of the load, and checks that the flood harmed only its senders. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ AT_ONCE: Final = frozenset({"rejected-saturated", "rejected-client-saturated"})
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What was seen of one; None where there was nothing of that kind."""
+    """The measurements of one phase; None where there was nothing to measure."""
 
     name: str
     offered: float
@@ -77,7 +77,7 @@ def measured(name: str, called: Iterable[Called], begin: float, end: float, cpu_
 
 
 def objections(capacity: Phase, plateau: Phase, overload: Phase) -> list[str]:
-    """What of the overload is not as it must be."""
+    """Describe every violation under overload; empty if there is none."""
     found = []
     best = max(capacity.answered, plateau.answered)
     if overload.answered < THROUGHPUT * best:

@@ -110,13 +110,13 @@ def router(log: Path, workers: Sequence[str], *flags: str) -> Server:
 
 
 def sockets(pid: int) -> int:
-    """Sockets that a process has open."""
+    """Count the sockets that a process has open."""
     links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()]
     return sum(link.startswith("socket:") for link in links)
 
 
 async def get_json(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    """A control path's answer."""
+    """Return the answer of a control path."""
     async with http.get(url) as response:
         response.raise_for_status()
         body: dict[str, Any] = await response.json()
@@ -124,7 +124,7 @@ async def get_json(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 
 
 async def until(true: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again and again until it is so; TimeoutError if it never is."""
+    """Poll until the condition holds. Raises TimeoutError if it never does."""
     async with asyncio.timeout(PATIENCE):
         while not await true():  # noqa: ASYNC110 - nobody is there to set an event
             await asyncio.sleep(LOOK)

@@ -1,4 +1,4 @@
-"""What a client makes of the bytes that it gets: the answer as it must be, a clear error, or neither. Pure."""
+"""Classifies the bytes that a client receives: the expected answer, a clear error, or neither. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -36,11 +36,11 @@ class Verdict:
 
 
 class Wrong(Exception):
-    """The answer is not what it must be, for this reason."""
+    """The answer differs from the expected one, for this reason."""
 
 
 class Reading:
-    """One answer as it comes in."""
+    """One answer as it arrives."""
 
     def __init__(self, ask: Ask, status: int) -> None:
         self._ask = ask
@@ -52,7 +52,7 @@ class Reading:
         self._wrong: str | None = None
 
     def feed(self, block: bytes) -> int:
-        """Take what came; the output tokens in it."""
+        """Take the next bytes and return the number of output tokens in them."""
         if self._status != 200 or not self._ask.streamed:
             self._body += block
             return 0
@@ -60,7 +60,7 @@ class Reading:
         return sum(map(self._event, events))
 
     def verdict(self) -> Verdict:
-        """At the end of the answer."""
+        """Return the verdict at the end of the answer."""
         try:
             if self._status != 200:
                 return _error(self._status, self._body)

@@ -1,4 +1,6 @@
-"""Whether nothing is left of anybody: in the router's counts, in its sockets, at the workers and in the scheduler."""
+"""Checks that nothing is left after all calls: in the router's counts, in its sockets, at the workers and in the
+scheduler.
+"""
 
 import asyncio
 import re

@@ -42,7 +42,7 @@ SLACK: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the router is under when it is killed."""
+    """The load of the router when it is killed."""
 
     seconds: float = 12.0
     interval: float = 5.0
@@ -63,7 +63,7 @@ class Books(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """What was seen."""
+    """The result of a restart."""
 
     load: Load
     ready: float
@@ -81,13 +81,13 @@ class Restart:
 
     @property
     def objections(self) -> list[str]:
-        """What must not be, whatever the machine."""
+        """Describe every violation that does not depend on the speed of the machine."""
         wrong = [each.verdict.why for each in self.after if each.verdict.ending is not Ending.COMPLETE]
         return [*self.differences, *(f"after the restart: {why}" for why in wrong)]
 
     @property
     def late(self) -> list[str]:
-        """What took too long."""
+        """Describe what took too long."""
         allowed = {"vllm": SLACK, "sglang": SglangWire.disconnect_poll / self.load.speed + SLACK}
         found = [f"{name} had work for {took:.2f} s" for name, took in self.orphaned.items() if took > allowed[name]]
         if self.ready > READY:

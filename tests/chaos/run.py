@@ -1,4 +1,4 @@
-"""One run of chaos: the processes, the clients, the trouble and what came of them."""
+"""One run of chaos: starts the processes, the clients and the faults, and collects the result."""
 
 import asyncio
 import signal
@@ -37,7 +37,7 @@ ROUTER_FLAGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long, how much of what, and from which seed."""
+    """The duration, the load, the faults and the seed of a run."""
 
     seed: int = 1
     trouble: float = 600.0 - CALM
@@ -66,19 +66,19 @@ class Plan:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Of the router."""
+        """The router's command-line flags."""
         times = ("--token-timeout", str(self.patience), "--first-token-timeout", str(2 * self.patience))
         return (*ROUTER_FLAGS, *times, "--silence-timeout", str(self.patience / 2))
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The schedule."""
+        """The schedule of faults."""
         return schedule(self.seed, self.trouble, self.workers, self.every, 2 * self.patience)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a run."""
+    """The result of a run."""
 
     faults: Sequence[Fault]
     judgement: Judgement

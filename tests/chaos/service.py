@@ -1,4 +1,4 @@
-"""How evenly the greedy clients are served, window by window, as they see it themselves. Pure."""
+"""How evenly the greedy clients are served, window by window, as measured by the clients. Pure."""
 
 from bisect import bisect_right
 from collections.abc import Mapping

@@ -35,7 +35,7 @@ CALLS_ON_A_LINE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much of what."""
+    """The number of requests and clients of a run."""
 
     calls: int = 1_000_000
     lines: int = 48
@@ -52,7 +52,7 @@ class Plan:
 
 
 class Look(NamedTuple):
-    """The router at rest, behind so many requests."""
+    """The router at rest, after a number of requests."""
 
     requests: int
     rss: int
@@ -64,14 +64,14 @@ class Look(NamedTuple):
 
 @dataclass(slots=True)
 class Result:
-    """What was seen; the first look is before the first request."""
+    """The result of a run; the first look is before the first request."""
 
     looks: list[Look] = field(default_factory=list)
     endings: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     def objections(self) -> list[str]:
-        """What grew, and what ended as it must not."""
+        """Describe what grew, and which calls ended in a way that is not permitted."""
         start, end = self.looks[0], self.looks[-1]
         later = [look for look in self.looks if look.requests >= FROM * end.requests]
         found = [f"{count} calls ended with {ending}" for ending, count in self.endings.items() if ending not in FINE]

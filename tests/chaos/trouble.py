@@ -1,4 +1,4 @@
-"""Makes the schedule come true: kills, stops and restarts workers, and tells the links what to do to bytes."""
+"""Carries out the schedule: kills, stops and restarts workers, and sets the faults of the links."""
 
 import asyncio
 import signal
@@ -33,7 +33,7 @@ class Trouble:
         """When the last fault was over, in seconds since the clients began: a process needs time to be there again."""
 
     async def make(self, faults: Sequence[Fault], clock: Callable[[], float]) -> None:
-        """Let all of it happen, each at its time; `clock`: seconds since the clients began."""
+        """Carry out all faults, each at its time; `clock`: seconds since the clients began."""
         await asyncio.gather(*(self._one(fault, clock) for fault in faults))
         self.over = clock()
 
