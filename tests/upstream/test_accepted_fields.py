@@ -22,14 +22,14 @@ from router.upstream.accepted_fields import ACCEPTED_SINCE, AcceptedFields, pars
     ],
 )
 def test_a_version_is_that_of_a_release(text: str | None, version: tuple[int, ...] | None) -> None:
-    """A build between releases has numbers that say nothing of what it contains."""
+    """The version numbers of a build between releases are ignored, since they do not show what it contains."""
     assert parse_version(text) == version
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("engine", ACCEPTED_SINCE)
 def test_a_field_is_accepted_from_its_version_on(engine: str, path: str) -> None:
-    """And not by any version before it."""
+    """A field is not accepted by any version before that."""
     for field, since in ACCEPTED_SINCE[engine][path].items():
         if since:
             assert field in AcceptedFields(engine, ".".join(map(str, since)))[path]
@@ -50,7 +50,7 @@ def test_no_streamed_chat_at_sglang_is_asked_for_token_ids() -> None:
 
 
 def test_an_unknown_engine_is_sent_what_openai_documents() -> None:
-    """Nothing is added on other paths, nor for a worker that has not said what it is."""
+    """No field is added on other paths, nor for a worker whose engine is unknown."""
     assert AcceptedFields("generic")[CHAT] == {Addition.USAGE}
     assert AcceptedFields("vllm", "0.32.0")["/v1/responses"] == NO_FIELDS
     assert AcceptedFields()[CHAT] == NO_FIELDS
@@ -58,7 +58,7 @@ def test_an_unknown_engine_is_sent_what_openai_documents() -> None:
 
 
 def test_a_refusal_is_remembered_for_its_path_and_version() -> None:
-    """Until the worker comes back as another version, or as one that it does not tell."""
+    """A refusal is forgotten once the worker comes back with another version or with none."""
     fields = AcceptedFields("vllm", "0.32.0")
     fields.refuse(CHAT, frozenset({Addition.CHUNK_USAGE}))
     assert Addition.CHUNK_USAGE not in fields[CHAT]

@@ -75,7 +75,7 @@ async def test_no_call_is_lost_to_a_worker_that_refuses_all(status: int) -> None
 
 @pytest.mark.parametrize("status", REFUSALS)
 async def test_a_rejected_router_key_is_not_blamed_on_the_client(status: int) -> None:
-    """Where no other worker can do it, the client hears 502, and pays nothing."""
+    """If no other worker can serve the call, the client receives 502 and is not charged."""
     async with (
         scripted_engine() as hole,
         answered_by(hole, refuse(status)),
@@ -138,7 +138,7 @@ async def test_a_worker_that_lacks_what_another_has_is_no_black_hole() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"Not Found", b"[]", b'{"error":"Not Found"}', b'{"detail":"no such model"}'])
 async def test_a_404_that_may_be_about_something_else_is_the_workers(said: bytes) -> None:
-    """502: a worker that lists the model and says that it is not there is broken."""
+    """The client receives 502: a worker that lists the model and then reports that it is missing is broken."""
     async with (
         scripted_engine() as hole,
         answered_by(hole, lack_path(said)),
@@ -149,7 +149,7 @@ async def test_a_404_that_may_be_about_something_else_is_the_workers(said: bytes
 
 
 async def test_after_a_heartbeat_the_refusal_arrives_in_the_stream() -> None:
-    """As an error event with the same code."""
+    """The refusal is an error event with the same code."""
     async with (
         scripted_engine() as hole,
         running_router(hole.url, max_inflight=1, heartbeat=0.01) as router,
@@ -167,7 +167,7 @@ async def test_after_a_heartbeat_the_refusal_arrives_in_the_stream() -> None:
 
 
 async def test_a_refusal_that_every_worker_gives_opens_no_breaker() -> None:
-    """Without a worker that does what another refused, nobody knows whose fault it is."""
+    """A worker is blamed only if another worker serves what it refused."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,

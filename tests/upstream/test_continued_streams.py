@@ -130,7 +130,7 @@ async def test_a_chat_continues_from_its_tokens(wanted: bool) -> None:
 
 
 async def test_a_second_death_is_survived_too() -> None:
-    """What came from the second worker is gone on with by the third."""
+    """The third worker continues from the output of the second one."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -166,7 +166,7 @@ async def test_tokens_without_text_are_chosen_again() -> None:
 
 
 async def test_without_token_ids_the_text_is_continued() -> None:
-    """An engine that tells none is asked to go on with its own last message; its role is told once."""
+    """An engine that sends no token ids is asked to continue its own last message; the client gets the role once."""
     async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=5)) as post:
         call = await one.call()
         await call.begin()
@@ -227,7 +227,7 @@ async def test_an_answer_whose_end_alone_is_missing_ends() -> None:
     ids=["several", "logprobs", "structured", "tools"],
 )
 async def test_a_stream_that_cannot_be_continued_ends_in_an_error(asked: dict[str, Any]) -> None:
-    """It is one event of OpenAI's shape, then [DONE]; nobody else is asked."""
+    """The stream ends with one error event of OpenAI's shape, then [DONE]; no other worker is asked."""
     async with pair() as ((one, two), router), router.post(chat(stream=True, **asked)) as post:
         call, before = await begin(one, post)
         assert "return_token_ids" not in call.json
@@ -307,7 +307,7 @@ async def test_invalid_data_amid_the_stream_is_hidden_by_a_retry(nonsense: bytes
 
 
 async def test_invalid_data_after_a_complete_answer_is_harmless() -> None:
-    """Its end is made up, and nobody is asked for more."""
+    """The router completes the end of the answer itself and asks no other worker."""
     async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=9)) as post:
         call, before = await begin(one, post)
         await call.write(said("three", [3], 3, "stop") + b"<html>\n\n")

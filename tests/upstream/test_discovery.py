@@ -75,7 +75,7 @@ async def test_a_worker_behind_a_name_is_used_and_drained_when_its_address_is_go
 
 
 async def test_an_address_that_is_back_before_its_calls_end_stays(caplog: pytest.LogCaptureFixture) -> None:
-    """A name whose answers flap costs nobody a call, and the worker is used again."""
+    """A flapping DNS name costs no client a call, and the worker is used again."""
     names = Names("127.0.0.1")
     async with scripted_engine() as engine:
         dns = {"worker_dns": [f"http://workers:{engine.port}"], "discovery_interval": 0.02, "log_level": "info"}
@@ -99,7 +99,7 @@ async def test_an_address_that_is_back_before_its_calls_end_stays(caplog: pytest
 
 
 async def test_a_name_that_cannot_be_resolved_keeps_its_workers(caplog: pytest.LogCaptureFixture) -> None:
-    """The last answer counts, and the log has one line of it, not one for each try."""
+    """The last resolved addresses stay in use, and the failure is logged once, not once for each attempt."""
     reported: list[list[str]] = []
     names = Names("10.0.0.1")
     source = DnsSource("http://workers:1", names)

@@ -141,7 +141,7 @@ async def early_end(call: Call) -> None:
 @pytest.mark.parametrize("options", [{}, {"include_usage": True, "continuous_usage_stats": True}], ids=["cut", "all"])
 @pytest.mark.parametrize("act", [reset, close, broken_chunk, half_an_event, early_end])
 async def test_a_worker_that_fails_amid_a_stream(act: Act, options: dict[str, Any]) -> None:
-    """The client has what there was, an error event of its own, and [DONE]; it pays what was computed."""
+    """The client gets the output so far, an error event and [DONE]; it is charged for what was computed."""
     first = chunk("a", usage=usage(9, 1))
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat(stream=True, stream_options=options)) as post:
@@ -234,7 +234,9 @@ async def too_many(call: Call) -> None:
 
 @pytest.mark.parametrize("act", [in_band, by_status, too_many])
 async def test_a_queue_that_is_full_fails_nobody(act: Act) -> None:
-    """SGLang reports it inside a stream of status 200, vLLM by status: the request waits and is retried, unseen."""
+    """SGLang reports a full queue inside a stream of status 200, vLLM by status: the request waits and is retried,
+    unseen by the client.
+    """
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat(stream=True)) as post:
             await act(await engine.call())

@@ -106,7 +106,7 @@ async def test_an_engine_whose_health_is_bad_does_not_join() -> None:
 
 @pytest.mark.parametrize("answer", [(404, b""), (500, b""), (200, b""), (200, b"vllm:num_requests_running x\n")])
 async def test_an_engine_without_metrics_is_alive(answer: tuple[int, bytes]) -> None:
-    """What it does not tell does not make it leave."""
+    """Missing metrics do not make a worker leave."""
     async with watched() as watch:
         watch.engine.poll_answers["/metrics"] = answer
         answered = ["WorkerAnswered"] * (2 * MISSED_POLLS - 1)

@@ -1,4 +1,4 @@
-"""A worker that refuses a field which the router added: no client is refused for what it did not send."""
+"""A worker refuses a field that the router added: no client is refused for a field that it did not send."""
 
 import json
 from collections.abc import AsyncIterator
@@ -90,7 +90,7 @@ async def test_fields_that_are_refused_one_after_the_other_all_go() -> None:
 
 
 async def test_a_bad_call_does_not_count_as_a_refusal_of_a_field() -> None:
-    """A client that quotes a field's name in a call which is refused anyway takes it from nobody."""
+    """A client that quotes a field's name in a call which is refused anyway does not disable that field for others."""
     wrong = refusal("temperature: 'return_token_ids' is not a number")
     async with before() as (engine, router):
         async with router.post(chat(stream=True, temperature="return_token_ids")) as post:

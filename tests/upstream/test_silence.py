@@ -157,7 +157,7 @@ def test_the_queue_of_a_silent_worker_is_reassigned() -> None:
 
 
 def test_the_only_worker_keeps_its_queue() -> None:
-    """Nobody is refused, and all of it goes when it speaks."""
+    """No request is refused, and the whole queue is dispatched once the worker answers again."""
     talk = scene("w1")
     first = talk.arrive("ada", "a")
     talk.wait(LIMIT)
