@@ -83,7 +83,7 @@ def test_requests_per_minute_are_limited_and_the_refusal_says_when_to_retry() ->
 
 
 def test_tokens_per_minute_count_the_tokens_used() -> None:
-    """The estimate is taken at first, and put right at the end; what was overdrawn has to come in again."""
+    """The estimate is charged at first and corrected at the end; an overdraft must refill before the next call."""
     door, ann = Door(), client(limits=ClientLimits(tokens_per_minute=600))
     assert door.call(ann, 500, used=50) is None
     assert door.call(ann, 500, used=1100) is None
@@ -146,7 +146,7 @@ def test_new_names_beyond_the_cap_are_identified_by_their_address() -> None:
 
 
 def test_idle_limiters_are_dropped() -> None:
-    """However many have called: a minute after their calls there is nothing to know of them."""
+    """A limiter is dropped a minute after its client's last call, however many clients have called."""
     door = Door(ClientDirectory(anonymous=AnonymousPolicy(new_per_minute=100)))
     for number in range(3000):
         door.now += 0.5

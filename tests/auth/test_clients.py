@@ -245,7 +245,9 @@ async def test_ten_keys_of_a_group_have_as_much_as_one_key(tmp_path: Path) -> No
 
 
 async def test_twice_the_weight_is_twice_the_service(path: Path) -> None:
-    """Live, as `/v1/usage` tells it of two keys that both always wait."""
+    """`/v1/usage` reports twice the service for twice the weight, live, for two keys that always have requests
+    waiting.
+    """
     limits = {"window": "fixed", "max_inflight": 2, "dlpm_home": {"quantum": 200}}
     with emulated_workers(1) as workers:
         async with running_router(*workers, clients=path, **limits) as router:

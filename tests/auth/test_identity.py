@@ -148,7 +148,7 @@ def test_a_header_counts_only_from_trusted_addresses(address: str | None, client
 
 
 def test_by_default_only_this_machine_is_trusted() -> None:
-    """A header is nobody's name that comes from elsewhere, unless the operator says so."""
+    """A client header from another machine is ignored unless the operator trusts that machine."""
     identifier = Identifier(trusted_headers=["x-client-id"])
     assert identifier.identify({b"x-client-id": b"alice"}, None, "192.168.0.1").client == "address-192.168.0.1"
 

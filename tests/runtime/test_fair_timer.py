@@ -89,7 +89,7 @@ def alarm(clock: Clock, seconds: float) -> tuple[FairTimer, list[float]]:
 
 @pytest.mark.parametrize(("seconds", "grace"), [(60.0, GRACE_SECONDS), (0.2, 0.2)])
 def test_a_late_timer_fires_after_the_grace_period_and_no_later(seconds: float, grace: float) -> None:
-    """After a standstill there is a second to read in, or the alarm's own time if that is less."""
+    """After a stall the timer allows one second for reading, or its own timeout if that is shorter."""
     clock = Clock()
     _, rang = alarm(clock, seconds)
     clock.run(seconds + 40.0)
