@@ -1,13 +1,15 @@
 """Blocks that a worker's connection pushes: each is taken once, in the turn in which it arrives."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Literal
 
 import pytest
 
 from router.errors import WorkerBroke, WorkerHung
 from router.upstream.http_client import IdleTimeouts, WorkerClient, WorkerResponse
-from tests.support.scripted_engine import TIMEOUT_S, Call, ScriptedEngine, scripted_engine
+from tests.support.scripted_engine import TIMEOUT_S, Call, scripted_engine
 
 
 class Sink:
@@ -32,16 +34,23 @@ class Sink:
                 await self._arrived.wait()
 
 
-async def begin(
-    engine: ScriptedEngine, timeouts: IdleTimeouts | None = None, first: bytes = b""
-) -> tuple[Call, WorkerResponse]:
-    """Send a call, and let its answer begin, with a first block in the same packet if there is one."""
-    client = WorkerClient(engine.url, TIMEOUT_S)
-    sending = asyncio.create_task(client.send("POST", "/v1/x", {}, b"{}", timeouts or IdleTimeouts()))
-    call = await engine.call()
-    block = b"%x\r\n%b\r\n" % (len(first), first) if first else b""
-    await call.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + block)
-    return call, await sending
+@asynccontextmanager
+async def answering(
+    timeouts: IdleTimeouts | None = None, first: bytes = b""
+) -> AsyncIterator[tuple[Call, WorkerResponse]]:
+    """Send a call to an engine that begins its answer, with a first block in the same packet if there is one."""
+    async with scripted_engine() as engine:
+        client = WorkerClient(engine.url, TIMEOUT_S)
+        sending = asyncio.create_task(client.send("POST", "/v1/x", {}, b"{}", timeouts or IdleTimeouts()))
+        call = await engine.call()
+        block = b"%x\r\n%b\r\n" % (len(first), first) if first else b""
+        await call.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + block)
+        response = await sending
+        try:
+            yield call, response
+        finally:
+            response.close()
+            client.close()
 
 
 async def finished(pushing: "asyncio.Task[None]") -> None:
@@ -52,8 +61,7 @@ async def finished(pushing: "asyncio.Task[None]") -> None:
 
 async def test_blocks_are_pushed_until_the_last_which_is_read() -> None:
     """The blocks before the last go to the sink; one that arrives with the end of the answer is left for `read`."""
-    async with scripted_engine() as engine:
-        call, response = await begin(engine)
+    async with answering() as (call, response):
         sink = Sink()
         pushing = asyncio.create_task(response.push(sink))
         for data in (b"one", b"onetwo"):
@@ -63,13 +71,11 @@ async def test_blocks_are_pushed_until_the_last_which_is_read() -> None:
         await finished(pushing)
         assert b"".join(sink.blocks) == b"onetwo"
         assert (await response.read(), await response.read()) == (b"last", b"")
-        response.close()
 
 
 async def test_a_declined_block_is_read() -> None:
     """A block that the sink declines is lost neither for `read` nor for the sink that comes after it."""
-    async with scripted_engine() as engine:
-        call, response = await begin(engine)
+    async with answering() as (call, response):
         sink = Sink()
         sink.accepts = False
         pushing = asyncio.create_task(response.push(sink))
@@ -82,17 +88,14 @@ async def test_a_declined_block_is_read() -> None:
         await sink.received(b"taken")
         response.stop_push()
         await finished(pushing)
-        response.close()
 
 
 async def test_nothing_is_pushed_while_a_block_waits_to_be_read() -> None:
     """A block that arrived before `push` comes first."""
-    async with scripted_engine() as engine:
-        _, response = await begin(engine, first=b"first")
+    async with answering(first=b"first") as (_, response):
         sink = Sink()
         await finished(asyncio.create_task(response.push(sink)))
         assert (sink.blocks, await response.read()) == ([], b"first")
-        response.close()
 
 
 async def test_an_error_of_the_sink_is_raised_by_push() -> None:
@@ -101,19 +104,16 @@ async def test_an_error_of_the_sink_is_raised_by_push() -> None:
     def fail(block: bytes) -> bool:
         raise WorkerBroke(block.decode())
 
-    async with scripted_engine() as engine:
-        call, response = await begin(engine)
+    async with answering() as (call, response):
         pushing = asyncio.create_task(response.push(fail))
         await call.write(b"nonsense")
         with pytest.raises(WorkerBroke, match="nonsense"):
             await finished(pushing)
-        response.close()
 
 
 async def test_a_worker_that_breaks_off_ends_the_push() -> None:
     """Then `read` reports what is wrong."""
-    async with scripted_engine() as engine:
-        call, response = await begin(engine)
+    async with answering() as (call, response):
         sink = Sink()
         pushing = asyncio.create_task(response.push(sink))
         await call.write(b"part")
@@ -122,13 +122,11 @@ async def test_a_worker_that_breaks_off_ends_the_push() -> None:
         await finished(pushing)
         with pytest.raises(WorkerBroke):
             await response.read()
-        response.close()
 
 
 async def test_silence_counts_from_the_last_pushed_block() -> None:
     """A stream can last longer than the time limit between two of its blocks."""
-    async with scripted_engine() as engine:
-        call, response = await begin(engine, IdleTimeouts(None, 1.5))
+    async with answering(IdleTimeouts(None, 1.5)) as (call, response):
         response.begin_stream()
         sink = Sink()
         pushing = asyncio.create_task(response.push(sink))
@@ -139,14 +137,12 @@ async def test_silence_counts_from_the_last_pushed_block() -> None:
         await finished(pushing)
         with pytest.raises(WorkerHung):
             await response.read()
-        response.close()
 
 
 @pytest.mark.parametrize("leave", ["close", "stop_push"])
 async def test_a_push_that_was_left_takes_nothing_more(leave: Literal["close", "stop_push"]) -> None:
     """After the call is closed or the push stopped, later blocks do not reach the sink."""
-    async with scripted_engine() as engine:
-        call, response = await begin(engine)
+    async with answering() as (call, response):
         sink = Sink()
         pushing = asyncio.create_task(response.push(sink))
         await call.write(b"x")
@@ -157,4 +153,3 @@ async def test_a_push_that_was_left_takes_nothing_more(leave: Literal["close", "
         await call.write(b"y")
         await asyncio.wait([asyncio.create_task(call.end())], timeout=1)
         assert sink.blocks == [b"x"]
-        response.close()
