@@ -24,6 +24,7 @@ class Link:
         self.random = random
         self._server: asyncio.Server | None = None
         self._lines: set[Line] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -40,7 +41,7 @@ class Link:
         self.target = target
         listener = socket.create_server(("127.0.0.1", self.port)) if self.port else _anywhere()
         self.port = listener.getsockname()[1]
-        self._server = await asyncio.start_server(self._serve, sock=listener, backlog=1024)
+        self._server = await asyncio.start_server(self._accept, sock=listener, backlog=1024)
 
     def refuse(self) -> None:
         """Take no connection, and cut those there are, as the kernel does when a process dies."""
@@ -58,14 +59,22 @@ class Link:
             if kind is Kind.RESET and line.busy:
                 line.reset()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection in a task; it is closed even if the task is cancelled before it begins."""
+        if self._server is None:
+            writer.transport.abort()  # accepted in the turn of the event loop in which the worker went away
+            return
         line = Line(self, self.target, reader, writer)
         self._lines.add(line)
-        try:
-            await line.run()
-        finally:
+        serving = asyncio.create_task(line.run())
+        self._serving.add(serving)
+
+        def end(task: "asyncio.Task[None]") -> None:
+            self._serving.discard(task)
             self._lines.discard(line)
             writer.close()
+
+        serving.add_done_callback(end)
 
     def note(self, request: str, kind: Kind, *, begun: bool) -> None:
         """Record that a request met a fault here."""
