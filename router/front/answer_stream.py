@@ -48,10 +48,11 @@ class AnswerStream:
     async def push(self, writer: StreamWriter) -> None:
         """Pass blocks on in the turn of the event loop in which they arrive, until one must be read by `read`.
 
-        That is the last block, one that comes while the client does not read, and one after an incomplete event.
-        Raises what `read` raises.
+        That is the last block, one that comes while the client does not read, and one after an incomplete event: `read`
+        gathers blocks that are too small. Raises what `read` raises.
         """
-        await self._upstream.push(partial(self._pass_on, writer))
+        if not self._held_blocks:
+            await self._upstream.push(partial(self._pass_on, writer))
 
     def _pass_on(self, writer: StreamWriter, block: bytes) -> bool:
         if writer.flow.write_paused:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import tracemalloc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +20,7 @@ from router.auth.identity import Identifier
 from router.errors import Refused
 from router.front.answer_stream import AnswerStream
 from router.front.byte_budget import ByteBudget
+from router.front.http.response_writer import StreamWriter
 from router.front.relay import HELD_BYTES
 from router.upstream.http_client import SMALL_BLOCKS, WorkerClient, WorkerResponse
 from tests.support.running import CHAT, TIMEOUT_S, RunningRouter, chat, running_router, until
@@ -329,13 +330,16 @@ class CrumblingWorker:
 
     def __init__(self, blocks: Sequence[bytes]) -> None:
         self._blocks = list(blocks)
-        self.gathered = 0
+        self.gathered = self.pushed = 0
 
     async def read(self) -> bytes:
         return self._blocks.pop(0) if self._blocks else b""
 
     async def gather(self) -> None:
         self.gathered += 1
+
+    async def push(self, _sink: Callable[[bytes], bool]) -> None:
+        self.pushed += 1
 
 
 class WholeEvents:
@@ -356,3 +360,17 @@ async def test_blocks_without_an_event_are_gathered_and_counted_in_the_budget() 
     with pytest.raises(Refused):
         await stream.read()
     assert worker.gathered == 2
+
+
+async def test_blocks_are_read_and_not_pushed_while_an_event_is_incomplete() -> None:
+    """Otherwise every second one of many small blocks would pass without a wait for more bytes."""
+    worker = CrumblingWorker([b"xx", b"event"])
+    stream = AnswerStream(
+        cast(WorkerResponse, worker), cast(Reader, WholeEvents()), None, ByteBudget(10_000).hold("owner")
+    )
+    pushed = []
+    for _ in range(2):
+        await stream.read()
+        await stream.push(cast(StreamWriter, None))
+        pushed.append(worker.pushed)
+    assert pushed == [0, 1]

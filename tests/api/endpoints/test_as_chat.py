@@ -3,6 +3,7 @@
 import orjson
 import pytest
 
+from router.api.answer.stream_reader import Answer
 from router.api.body.call import Call, Head
 from router.api.endpoints.messages import MessageReader, failure_of, parse_messages, read_message
 from router.api.endpoints.responses import ResponseReader, parse_response, read_response
@@ -89,4 +90,4 @@ def test_no_whole_answer_is_too_deep_for_its_reader(path: str) -> None:
             b'{"error":{"%b":%b}}' % (name.encode(), DEEPEST[10:-10]),
             b'{"choices":[%b]}' % (choice % (name.encode(), *(DEEPEST[10:-10],) * 3)),
         ):
-            FAMILIES[path].read_whole(call, body)
+            assert isinstance(FAMILIES[path].read_whole(call, body), Answer)
