@@ -52,77 +52,77 @@ def test_a_body_says_which_engines_do_not_read_their_cache_for_it(path: str, mem
     assert FAMILIES[path].parse(Head(path), body, HASHER).computed_anew_by == anew
 
 
-def scene(engine: str = "vllm", settings: SchedulerSettings | None = None) -> Scene:
+def new_scene(engine: str = "vllm", settings: SchedulerSettings | None = None) -> Scene:
     """One worker that holds the prompt."""
-    talk = Scene("rr+dlpm", DlpmParameters(), workers=(), settings=settings)
-    talk.join("w1", engine=engine)
-    talk.serve(talk.arrive("bob", PROMPT))
-    return talk
+    scene = Scene("rr+dlpm", DlpmParameters(), workers=(), settings=settings)
+    scene.join("w1", engine=engine)
+    scene.serve(scene.arrive("bob", PROMPT))
+    return scene
 
 
 @pytest.mark.parametrize(("engine", "found"), [("vllm", 0), ("sglang", SIZE - 1), ("generic", 0), ("", 0)])
 def test_no_hit_is_predicted_where_the_engine_does_not_read_its_cache(engine: str, found: int) -> None:
     """An engine of another kind reads it; one of an unknown kind is assumed not to."""
-    talk = scene(engine)
-    asked = talk.arrive("ada", PROMPT, anew={"vllm"})
-    assert talk.dispatched[asked].cached_tokens == found
-    talk.start(asked)
-    talk.cancel(asked)
-    assert talk.charged("ada") == SIZE - talk.dispatched[asked].cached_tokens
+    scene = new_scene(engine)
+    asked = scene.arrive("ada", PROMPT, anew={"vllm"})
+    assert scene.dispatched[asked].cached_tokens == found
+    scene.start(asked)
+    scene.cancel(asked)
+    assert scene.charged("ada") == SIZE - scene.dispatched[asked].cached_tokens
 
 
 def test_a_prompt_computed_anew_is_cached_for_later_requests() -> None:
     """The engine stores what it computes, whether it read its cache or not."""
-    talk = Scene("rr+dlpm", DlpmParameters(), workers=())
-    talk.join("w1", engine="vllm")
-    talk.serve(talk.arrive("ada", PROMPT, anew={"vllm"}))
-    assert talk.dispatched[talk.arrive("bob", PROMPT)].cached_tokens > SIZE - 2 * CHUNK_TOKENS
+    scene = Scene("rr+dlpm", DlpmParameters(), workers=())
+    scene.join("w1", engine="vllm")
+    scene.serve(scene.arrive("ada", PROMPT, anew={"vllm"}))
+    assert scene.dispatched[scene.arrive("bob", PROMPT)].cached_tokens > SIZE - 2 * CHUNK_TOKENS
 
 
 def test_an_answer_that_did_not_read_the_cache_refutes_nothing() -> None:
     """The believed content of the cache stays, and predictions for others are trusted as before."""
-    talk = scene()
+    scene = new_scene()
     for _ in range(40):
-        asked = talk.arrive("ada", PROMPT, anew={"vllm"})
-        talk.start(asked)
-        talk.finish(asked, 0, cached=0)
-    assert talk.dispatched[talk.arrive("bob", PROMPT)].cached_tokens > SIZE - 2 * CHUNK_TOKENS
-    cache = talk.scheduler.mirror.cache(W1)
+        asked = scene.arrive("ada", PROMPT, anew={"vllm"})
+        scene.start(asked)
+        scene.finish(asked, 0, cached=0)
+    assert scene.dispatched[scene.arrive("bob", PROMPT)].cached_tokens > SIZE - 2 * CHUNK_TOKENS
+    cache = scene.scheduler.mirror.cache(W1)
     assert (cache.calibration.totals.answers, cache.evictions.total(), list(cache.hit_ages)) == (1, 0, [])
 
 
 def test_a_prompt_computed_anew_counts_in_full_in_the_window() -> None:
     """A window with room for little uncached input makes it wait while another request is unstarted."""
-    talk = scene(settings=SchedulerSettings(window=FixedWindow(requests=8, unstarted_tokens=2 * SIZE + 64)))
-    talk.arrive("bob", "other text", limit=1)
-    first, second, third = (talk.arrive("ada", PROMPT, anew=anew) for anew in ({"vllm"}, {"vllm"}, ()))
-    assert [request in talk.dispatched for request in (first, second, third)] == [True, False, True]
+    scene = new_scene(settings=SchedulerSettings(window=FixedWindow(requests=8, unstarted_tokens=2 * SIZE + 64)))
+    scene.arrive("bob", "other text", limit=1)
+    first, second, third = (scene.arrive("ada", PROMPT, anew=anew) for anew in ({"vllm"}, {"vllm"}, ()))
+    assert [request in scene.dispatched for request in (first, second, third)] == [True, False, True]
 
 
 def test_longest_match_does_not_prefer_prompts_computed_anew() -> None:
     """Such a request gains nothing by going early: one that would hit its prefix goes first."""
-    talk = scene(settings=SchedulerSettings(window=FixedWindow(requests=1)))
-    busy = talk.arrive("ada", "x")
-    anew = talk.arrive("ada", PROMPT, anew={"vllm"})
-    other = talk.arrive("ada", PROMPT)
-    talk.serve(busy)
-    assert talk.order[-1] == other
-    talk.serve(other)
-    assert talk.order[-1] == anew
+    scene = new_scene(settings=SchedulerSettings(window=FixedWindow(requests=1)))
+    busy = scene.arrive("ada", "x")
+    anew = scene.arrive("ada", PROMPT, anew={"vllm"})
+    other = scene.arrive("ada", PROMPT)
+    scene.serve(busy)
+    assert scene.order[-1] == other
+    scene.serve(other)
+    assert scene.order[-1] == anew
 
 
 @pytest.mark.parametrize("told_by", ["itself", "its metrics"])
 def test_no_hit_is_predicted_at_a_worker_without_a_prefix_cache(told_by: str) -> None:
     """It is not believed to hold anything, until it reports otherwise."""
-    talk = scene()
+    scene = new_scene()
     worker = Worker(W1, frozenset(["llama"]), engine="vllm", caches=told_by != "itself")
-    talk.feed(WorkerJoined(worker))
+    scene.feed(WorkerJoined(worker))
     if told_by == "its metrics":
-        talk.feed(WorkerReported(W1, 0, 0, cache=CacheReport(caches=False)))
-    assert talk.dispatched[talk.arrive("ada", PROMPT)].cached_tokens == 0
-    assert talk.scheduler.mirror.held_tokens(W1) == 0.0
-    talk.feed(WorkerReported(W1, 0, 0, cache=CacheReport(caches=True)))
-    assert talk.dispatched[talk.arrive("bob", PROMPT)].cached_tokens > 0
+        scene.feed(WorkerReported(W1, 0, 0, cache=CacheReport(caches=False)))
+    assert scene.dispatched[scene.arrive("ada", PROMPT)].cached_tokens == 0
+    assert scene.scheduler.mirror.held_tokens(W1) == 0.0
+    scene.feed(WorkerReported(W1, 0, 0, cache=CacheReport(caches=True)))
+    assert scene.dispatched[scene.arrive("bob", PROMPT)].cached_tokens > 0
 
 
 SECONDS_PER_TOKEN = 0.001
@@ -132,22 +132,22 @@ LONG_SIZE = len(LONG) * CHUNK_TOKENS
 
 def measured(engine: str = "vllm", settings: SchedulerSettings | None = None) -> Scene:
     """One worker with a known prefill rate of a thousand tokens per second, which holds the long prompt."""
-    talk = scene(engine, settings)
+    scene = new_scene(engine, settings)
     for number in range(60):
-        asked = talk.arrive("bob", f"{number:02} lessons of its pace " * 2)
-        talk.now += 44 * CHUNK_TOKENS * SECONDS_PER_TOKEN
-        talk.serve(asked)
-    talk.serve(talk.arrive("bob", LONG))
-    talk.now += 10.0
-    return talk
+        asked = scene.arrive("bob", f"{number:02} lessons of its pace " * 2)
+        scene.now += 44 * CHUNK_TOKENS * SECONDS_PER_TOKEN
+        scene.serve(asked)
+    scene.serve(scene.arrive("bob", LONG))
+    scene.now += 10.0
+    return scene
 
 
-def left_after(talk: Scene, asked: RequestId, seconds: float) -> float:
+def left_after(scene: Scene, asked: RequestId, seconds: float) -> float:
     """Return what a client is charged that leaves at the first token, which comes after this many seconds."""
-    talk.now += seconds
-    talk.start(asked)
-    talk.cancel(asked)
-    return talk.charged("ada")
+    scene.now += seconds
+    scene.start(asked)
+    scene.cancel(asked)
+    return scene.charged("ada")
 
 
 def test_a_client_that_leaves_at_a_late_first_token_pays_for_the_prefill() -> None:
@@ -155,11 +155,11 @@ def test_a_client_that_leaves_at_a_late_first_token_pays_for_the_prefill() -> No
     seconds = [0.0, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 60.0]
     charges = []
     for each in seconds:
-        talk = measured()
-        asked = talk.arrive("ada", LONG)
-        predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
+        scene = measured()
+        asked = scene.arrive("ada", LONG)
+        predicted = LONG_SIZE - scene.dispatched[asked].cached_tokens
         assert predicted <= 2 * CHUNK_TOKENS
-        charges.append(left_after(talk, asked, each))
+        charges.append(left_after(scene, asked, each))
     assert charges[:2] == [predicted, predicted]
     assert charges[-2:] == [LONG_SIZE, LONG_SIZE]
     assert all(before <= after for before, after in pairwise(charges))
@@ -169,118 +169,118 @@ def test_a_client_that_leaves_at_a_late_first_token_pays_for_the_prefill() -> No
 
 def test_the_engines_usage_counts_more_than_the_time() -> None:
     """The engine may have done other work that the router does not know."""
-    talk = measured()
-    asked = talk.arrive("ada", LONG)
-    talk.now += 60.0
-    talk.start(asked)
-    talk.finish(asked, 0, cached=LONG_SIZE - 7)
-    assert talk.charged("ada") == 7
+    scene = measured()
+    asked = scene.arrive("ada", LONG)
+    scene.now += 60.0
+    scene.start(asked)
+    scene.finish(asked, 0, cached=LONG_SIZE - 7)
+    assert scene.charged("ada") == 7
 
 
 @pytest.mark.parametrize("computed", [0, 700])
 def test_the_engines_counter_bounds_the_charge_for_the_time(computed: int) -> None:
     """Whatever else the engine did, no client pays for input that the engine has not counted."""
-    talk = measured()
-    talk.feed(WorkerReported(W1, 0, 0, work=WorkReport(1e6)))
-    talk.feed(WorkerReported(W1, 0, 0, work=WorkReport(1e6 + computed)))
-    asked = talk.arrive("ada", LONG)
-    predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
-    assert left_after(talk, asked, 60.0) == predicted + computed
+    scene = measured()
+    scene.feed(WorkerReported(W1, 0, 0, work=WorkReport(1e6)))
+    scene.feed(WorkerReported(W1, 0, 0, work=WorkReport(1e6 + computed)))
+    asked = scene.arrive("ada", LONG)
+    predicted = LONG_SIZE - scene.dispatched[asked].cached_tokens
+    assert left_after(scene, asked, 60.0) == predicted + computed
 
 
 def test_no_client_pays_for_the_prefill_of_others() -> None:
     """Others are those before it, those that start with it, and those that wait and may have been started."""
-    talk = measured()
-    others = [talk.arrive("bob", f"{number} other " * 7) for number in range(3)]
-    asked = talk.arrive("ada", LONG)
-    predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
+    scene = measured()
+    others = [scene.arrive("bob", f"{number} other " * 7) for number in range(3)]
+    asked = scene.arrive("ada", LONG)
+    predicted = LONG_SIZE - scene.dispatched[asked].cached_tokens
     work = sum(len(f"{number} other " * 7) * CHUNK_TOKENS for number in range(3)) * SECONDS_PER_TOKEN
-    talk.now += work / 3
-    talk.start(others[0])
-    talk.now += 2 * work / 3
-    talk.start(others[1])
-    assert left_after(talk, asked, 0.01) == predicted
+    scene.now += work / 3
+    scene.start(others[0])
+    scene.now += 2 * work / 3
+    scene.start(others[1])
+    assert left_after(scene, asked, 0.01) == predicted
 
 
 def test_no_client_pays_for_waiting_for_a_slot() -> None:
     """If the engine's batch was full, the time counts from when another request left it."""
-    talk = measured()
-    talk.feed(WorkerReported(W1, 4, 0, places=4))
-    running = [talk.arrive("bob", f"run {number}") for number in range(4)]
+    scene = measured()
+    scene.feed(WorkerReported(W1, 4, 0, places=4))
+    running = [scene.arrive("bob", f"run {number}") for number in range(4)]
     for request in running:
-        talk.now += 0.2
-        talk.start(request)
-    asked = talk.arrive("ada", LONG)
-    predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
-    talk.now += 50.0
-    talk.finish(running[0], 0)
-    assert left_after(talk, asked, 0.05) == predicted
+        scene.now += 0.2
+        scene.start(request)
+    asked = scene.arrive("ada", LONG)
+    predicted = LONG_SIZE - scene.dispatched[asked].cached_tokens
+    scene.now += 50.0
+    scene.finish(running[0], 0)
+    assert left_after(scene, asked, 0.05) == predicted
 
 
 def test_the_same_time_is_not_charged_twice() -> None:
     """Of two that started together and leave, one is charged for the unexplained time, and the other for the rest."""
-    talk = measured()
-    asked = [talk.arrive("ada", LONG), talk.arrive("ada", LONG)]
-    predicted = sum(LONG_SIZE - talk.dispatched[each].cached_tokens for each in asked)
-    talk.now += 1.5
+    scene = measured()
+    asked = [scene.arrive("ada", LONG), scene.arrive("ada", LONG)]
+    predicted = sum(LONG_SIZE - scene.dispatched[each].cached_tokens for each in asked)
+    scene.now += 1.5
     for each in asked:
-        talk.start(each)
+        scene.start(each)
     for each in asked:
-        talk.cancel(each)
-    assert predicted < talk.charged("ada") <= 1.3 * 1.5 / SECONDS_PER_TOKEN
+        scene.cancel(each)
+    assert predicted < scene.charged("ada") <= 1.3 * 1.5 / SECONDS_PER_TOKEN
 
 
 def test_no_request_is_charged_more_than_its_whole_prompt() -> None:
     """The rest of the unexplained time is left for those that started with it."""
-    talk = measured()
-    asked = [talk.arrive("ada", LONG), talk.arrive("ada", LONG)]
-    talk.now += 60.0
+    scene = measured()
+    asked = [scene.arrive("ada", LONG), scene.arrive("ada", LONG)]
+    scene.now += 60.0
     for each in asked:
-        talk.start(each)
+        scene.start(each)
     for each in asked:
-        talk.cancel(each)
-    assert talk.charged("ada") == 2 * LONG_SIZE
+        scene.cancel(each)
+    assert scene.charged("ada") == 2 * LONG_SIZE
 
 
 @pytest.mark.parametrize("way", ["whole answers", "an answer that tells", "slow steps"])
 def test_other_causes_of_a_late_first_token_are_not_charged(way: str) -> None:
     """Prompts whose start is not visible, one that proved to be computed in full, and steps with many streams."""
-    talk = measured()
-    running = talk.arrive("bob", "runs beside it") if way == "slow steps" else None
+    scene = measured()
+    running = scene.arrive("bob", "runs beside it") if way == "slow steps" else None
     if running is not None:
-        talk.start(running)
+        scene.start(running)
         for number in range(1, 20):
-            talk.now += 1.5
-            talk.progress(running, 1 + number)
+            scene.now += 1.5
+            scene.progress(running, 1 + number)
     for number in range(2 if way == "whole answers" else 0):
-        talk.arrive("bob", f"{number} whole " * 4, streamed=False)
-    told = talk.arrive("bob", LONG) if way == "an answer that tells" else None
-    asked = talk.arrive("ada", LONG)
-    predicted = LONG_SIZE - talk.dispatched[asked].cached_tokens
-    talk.now += 1.8
+        scene.arrive("bob", f"{number} whole " * 4, streamed=False)
+    told = scene.arrive("bob", LONG) if way == "an answer that tells" else None
+    asked = scene.arrive("ada", LONG)
+    predicted = LONG_SIZE - scene.dispatched[asked].cached_tokens
+    scene.now += 1.8
     if told is not None:
-        talk.start(told)
-        talk.start(asked)
-        talk.finish(told, 0, cached=0)
-    assert left_after(talk, asked, 0.0) == predicted
+        scene.start(told)
+        scene.start(asked)
+        scene.finish(told, 0, cached=0)
+    assert left_after(scene, asked, 0.0) == predicted
 
 
 def test_before_its_prefill_rate_is_known_the_prediction_is_charged() -> None:
     """The first guess of a rate is no reason to charge a client."""
-    talk = scene()
-    asked = talk.arrive("ada", PROMPT)
-    assert left_after(talk, asked, 60.0) == SIZE - talk.dispatched[asked].cached_tokens
+    scene = new_scene()
+    asked = scene.arrive("ada", PROMPT)
+    assert left_after(scene, asked, 60.0) == SIZE - scene.dispatched[asked].cached_tokens
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_prompt_with_several_answers_is_charged_once(engine: str) -> None:
     """A real engine reports as cached what the first answer had computed just before."""
-    talk = scene(engine)
-    asked = talk.arrive("ada", "a new one.", answers=3)
-    talk.start(asked)
-    talk.finish(asked, cached=SIZE - 1)
-    assert talk.charged("ada") == SIZE
-    again = talk.arrive("carol", "a new one.", answers=3)
-    talk.start(again)
-    talk.finish(again, cached=SIZE - 1)
-    assert talk.charged("carol") == SIZE - talk.dispatched[again].cached_tokens <= CHUNK_TOKENS
+    scene = new_scene(engine)
+    asked = scene.arrive("ada", "a new one.", answers=3)
+    scene.start(asked)
+    scene.finish(asked, cached=SIZE - 1)
+    assert scene.charged("ada") == SIZE
+    again = scene.arrive("carol", "a new one.", answers=3)
+    scene.start(again)
+    scene.finish(again, cached=SIZE - 1)
+    assert scene.charged("carol") == SIZE - scene.dispatched[again].cached_tokens <= CHUNK_TOKENS

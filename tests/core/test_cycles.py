@@ -11,16 +11,16 @@ from tests.core.scenario import Scene
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nothing_of_a_request_is_left_to_the_collector(policy: str) -> None:
     """Whether its client waits alone, leaves, or returns."""
-    talk = Scene(policy)
+    scene = Scene(policy)
     gc.collect()
     gc.disable()
     try:
         for turn in range(3):
             for client in ("ada", "bob", "cyd"):
                 for text in ("document one", "document two", "else"):
-                    talk.arrive(client, f"{text} {turn}")
-            talk.cancel(talk.arrive("dan", "document three"))
-            talk.serve_all()
+                    scene.arrive(client, f"{text} {turn}")
+            scene.cancel(scene.arrive("dan", "document three"))
+            scene.serve_all()
         assert gc.collect() == 0
     finally:
         gc.enable()

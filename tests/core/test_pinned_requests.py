@@ -16,38 +16,38 @@ POLICIES = ("dlpm_home", "pooled_fcfs", "rpm", "d2lpm", "rr+fcfs", "least_reques
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_pinned_request_waits_for_its_worker(policy: str) -> None:
     """Whatever room another worker has."""
-    talk = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
-    first, second = talk.arrive("ann", "a", only="w2"), talk.arrive("ann", "b", only="w2")
-    assert talk.order == [first]
-    assert talk.worker_of(first) == "w2"
-    talk.finish(first)
-    assert talk.worker_of(second) == "w2"
+    scene = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
+    first, second = scene.arrive("ann", "a", only="w2"), scene.arrive("ann", "b", only="w2")
+    assert scene.order == [first]
+    assert scene.worker_of(first) == "w2"
+    scene.finish(first)
+    assert scene.worker_of(second) == "w2"
 
 
 @pytest.mark.parametrize("policy", ["dlpm_home", "pooled_fcfs"])
 def test_a_pinned_request_delays_no_other_worker(policy: str) -> None:
     """Neither in order of arrival, nor by its client's deficit: a worker with room is refilled without it."""
-    talk = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
-    talk.arrive("ann", "a", only="w1")
-    running = talk.arrive("bob", "a long prompt of his, for which he is in debt", limit=50)
-    waiting = talk.arrive("cyd", "c", only="w1")
-    later = talk.arrive("bob", "more")
-    talk.start(running)
-    talk.finish(running)
-    assert talk.worker_of(later) == "w2"
-    assert waiting not in talk.order
+    scene = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
+    scene.arrive("ann", "a", only="w1")
+    running = scene.arrive("bob", "a long prompt of his, for which he is in debt", limit=50)
+    waiting = scene.arrive("cyd", "c", only="w1")
+    later = scene.arrive("bob", "more")
+    scene.start(running)
+    scene.finish(running)
+    assert scene.worker_of(later) == "w2"
+    assert waiting not in scene.order
 
 
 def test_the_client_of_a_pinned_request_is_not_backlogged_in_the_pool() -> None:
     """Service of others at other workers makes no gap. The request counts as waiting all the same."""
-    talk = Scene("dlpm_home", *SMALL, workers=W, settings=ONE_AT_A_TIME)
-    talk.arrive("ann", "a", only="w1")
-    talk.arrive("cyd", "c", only="w1")
+    scene = Scene("dlpm_home", *SMALL, workers=W, settings=ONE_AT_A_TIME)
+    scene.arrive("ann", "a", only="w1")
+    scene.arrive("cyd", "c", only="w1")
     for letter in "bdefgh":
-        talk.arrive("bob", letter, limit=50)
+        scene.arrive("bob", letter, limit=50)
     for _ in range(4):
-        talk.serve(talk.order[-1], 50)
-    scheduler = talk.scheduler
+        scene.serve(scene.order[-1], 50)
+    scheduler = scene.scheduler
     assert scheduler.backlog.of_client(ClientId("cyd")) == 1
     assert scheduler.fairness.gap(None) == 0.0
 
@@ -55,11 +55,11 @@ def test_the_client_of_a_pinned_request_is_not_backlogged_in_the_pool() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_pinned_request_is_rejected_if_its_worker_leaves(policy: str) -> None:
     """Whether it waits at that time or arrives later; other requests go elsewhere."""
-    talk = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
-    talk.arrive("ann", "a", only="w1")
-    waiting = talk.arrive("ann", "b", only="w1")
-    talk.leave("w1")
-    late = talk.arrive("ann", "c", only="w1")
-    assert talk.refusals == dict.fromkeys((waiting, late), Refusal.NO_WORKER)
-    other = talk.arrive("bob", "d")
-    assert talk.worker_of(other) == "w2"
+    scene = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
+    scene.arrive("ann", "a", only="w1")
+    waiting = scene.arrive("ann", "b", only="w1")
+    scene.leave("w1")
+    late = scene.arrive("ann", "c", only="w1")
+    assert scene.refusals == dict.fromkeys((waiting, late), Refusal.NO_WORKER)
+    other = scene.arrive("bob", "d")
+    assert scene.worker_of(other) == "w2"

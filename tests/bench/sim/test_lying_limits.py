@@ -48,9 +48,9 @@ def test_cancelled_streams_inform_the_length_estimates() -> None:
     """A client that always cancels is expected to use as many tokens as it did, neither its max_tokens nor the others'
     mean.
     """
-    talk = Scene("dlpm_home", workers=("w1",))
-    call = talk.arrive("ada", "question", limit=1000)
-    talk.start(call)
-    talk.progress(call, 50)
-    talk.cancel(call)
-    assert talk.scheduler.estimates.output_lengths.forecast(talk.requests[call]) == 50
+    scene = Scene("dlpm_home", workers=("w1",))
+    call = scene.arrive("ada", "question", limit=1000)
+    scene.start(call)
+    scene.progress(call, 50)
+    scene.cancel(call)
+    assert scene.scheduler.estimates.output_lengths.forecast(scene.requests[call]) == 50

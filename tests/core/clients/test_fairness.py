@@ -134,28 +134,28 @@ def test_a_pool_of_different_models_has_no_bound() -> None:
     """A refill for one model reaches clients of other models. The gap starts anew when all workers serve the same
     models.
     """
-    talk = Scene("dlpm_home", settings=SchedulerSettings(window=FixedWindow(requests=1)))
-    talk.join("w1", "llama", "ada's adapter")
-    talk.join("w2", "llama")
-    fairness, quantum = talk.scheduler.fairness, talk.scheduler.policy.properties.gap_quantum
+    scene = Scene("dlpm_home", settings=SchedulerSettings(window=FixedWindow(requests=1)))
+    scene.join("w1", "llama", "ada's adapter")
+    scene.join("w2", "llama")
+    fairness, quantum = scene.scheduler.fairness, scene.scheduler.policy.properties.gap_quantum
     for letter in "abc":
-        calls = [talk.arrive(client, f"{client} {letter}", model="llama") for client in ("ada", "bob", "cy")]
-    for call in [*talk.order]:
-        talk.start(call)
-    assert calls[-1] not in talk.dispatched
+        calls = [scene.arrive(client, f"{client} {letter}", model="llama") for client in ("ada", "bob", "cy")]
+    for call in [*scene.order]:
+        scene.start(call)
+    assert calls[-1] not in scene.dispatched
     assert fairness.bound(None, quantum) is None
     assert fairness.gap(None) > 0
-    talk.join("w2", "llama", "ada's adapter")
+    scene.join("w2", "llama", "ada's adapter")
     assert fairness.bound(None, quantum) is not None
     assert fairness.gap(None) == 0
 
 
-@pytest.mark.parametrize("change", [lambda talk: talk.leave("w2"), lambda talk: talk.join("w2", "b", "llama")])
+@pytest.mark.parametrize("change", [lambda scene: scene.leave("w2"), lambda scene: scene.join("w2", "b", "llama")])
 def test_a_queue_of_one_worker_has_its_bound_whatever_others_serve(change: Callable[[Scene], None]) -> None:
     """Clients in a worker's queue wait for that worker alone."""
-    talk = Scene("rr+dlpm", workers=("w1", "w2"))
-    change(talk)
-    assert talk.scheduler.fairness.bound(W1, 100) is not None
+    scene = Scene("rr+dlpm", workers=("w1", "w2"))
+    change(scene)
+    assert scene.scheduler.fairness.bound(W1, 100) is not None
 
 
 def test_a_departed_worker_keeps_its_bound_but_not_its_gap() -> None:

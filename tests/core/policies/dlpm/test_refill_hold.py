@@ -20,17 +20,17 @@ SECONDS = HEAVY * CHUNK_TOKENS * FIRST_SECONDS_PER_TOKEN
 """Seconds of engine time that one such prompt takes."""
 
 
-def flooded(talk: Scene, *, weight: float = 1.0) -> tuple[RequestId, RequestId]:
+def flooded(scene: Scene, *, weight: float = 1.0) -> tuple[RequestId, RequestId]:
     """Hon's call runs, and flo's deficit is used up. Returns hon's call and flo's call that waits if it must."""
-    hon = talk.arrive("hon", "h" * 10, weight=weight)
-    talk.start(hon)
+    hon = scene.arrive("hon", "h" * 10, weight=weight)
+    scene.start(hon)
     for letter in "ab":  # with its first credit, and by a refill
-        flo = talk.arrive("flo", letter * HEAVY)
-        talk.start(flo)
-    return hon, talk.arrive("flo", "c" * HEAVY)
+        flo = scene.arrive("flo", letter * HEAVY)
+        scene.start(flo)
+    return hon, scene.arrive("flo", "c" * HEAVY)
 
 
-def scene(isolation: float = 1.0, workers: tuple[str, ...] = ("w1",)) -> Scene:
+def new_scene(isolation: float = 1.0, workers: tuple[str, ...] = ("w1",)) -> Scene:
     return Scene("dlpm_home", DlpmHomeParameters(1000, isolation=isolation), workers=workers)
 
 
@@ -39,70 +39,70 @@ def test_a_flood_waits_while_eligible_clients_get_equal_engine_time(weight: floa
     """It waits for the time that the last admitted work takes, and as long again per weight of the clients with running
     calls.
     """
-    talk = scene()
-    _, waiting = flooded(talk, weight=weight)
-    assert waiting not in talk.dispatched
-    assert talk.wake_at == pytest.approx(times * SECONDS)
-    talk.wait(times * SECONDS - 1e-6)
-    assert waiting not in talk.dispatched
-    talk.wait(2e-6)
-    assert waiting in talk.dispatched
+    scene = new_scene()
+    _, waiting = flooded(scene, weight=weight)
+    assert waiting not in scene.dispatched
+    assert scene.wake_at == pytest.approx(times * SECONDS)
+    scene.wait(times * SECONDS - 1e-6)
+    assert waiting not in scene.dispatched
+    scene.wait(2e-6)
+    assert waiting in scene.dispatched
 
 
 def test_a_hold_ends_with_the_last_call_that_it_is_for() -> None:
     """No call is left that the flood could slow."""
-    talk = scene()
-    hon, waiting = flooded(talk)
-    talk.finish(hon)
-    assert waiting in talk.dispatched
+    scene = new_scene()
+    hon, waiting = flooded(scene)
+    scene.finish(hon)
+    assert waiting in scene.dispatched
 
 
 def test_a_hold_ends_when_its_clients_deficits_are_used_up() -> None:
     """From then on they would need a refill themselves."""
-    talk = scene()
-    hon, waiting = flooded(talk)
-    talk.progress(hon, 100)
-    assert waiting not in talk.dispatched
-    talk.progress(hon, 1000)
-    assert waiting in talk.dispatched
+    scene = new_scene()
+    hon, waiting = flooded(scene)
+    scene.progress(hon, 100)
+    assert waiting not in scene.dispatched
+    scene.progress(hon, 1000)
+    assert waiting in scene.dispatched
 
 
 def test_without_isolation_a_refill_never_waits() -> None:
     """As in Algorithm 1."""
-    talk = scene(0.0)
-    _, waiting = flooded(talk)
-    assert waiting in talk.dispatched
+    scene = new_scene(0.0)
+    _, waiting = flooded(scene)
+    assert waiting in scene.dispatched
 
 
 def test_an_idle_worker_waits_for_no_refill() -> None:
     """No call runs there that could be slowed."""
-    talk = scene()
-    _, waiting = flooded(talk)
-    talk.join("w2")
-    assert talk.worker_of(waiting) == "w2"
+    scene = new_scene()
+    _, waiting = flooded(scene)
+    scene.join("w2")
+    assert scene.worker_of(waiting) == "w2"
 
 
 def test_a_client_alone_is_never_held() -> None:
     """However many calls it has running, and however deep its debt is."""
-    talk = scene()
-    calls = [talk.arrive("flo", letter * HEAVY) for letter in "abc"]
+    scene = new_scene()
+    calls = [scene.arrive("flo", letter * HEAVY) for letter in "abc"]
     for call in calls:
-        assert call in talk.dispatched
-        talk.start(call)
+        assert call in scene.dispatched
+        scene.start(call)
 
 
 def test_debts_stay_while_anything_is_in_flight() -> None:
     """A flood that leaves no queue behind still owes what it took from the clients that it slowed."""
-    talk = scene(0.0)
-    hon, _ = flooded(talk)
-    owed = talk.deficit("flo").order
-    talk.serve(talk.arrive("eve", "e"))
-    assert talk.deficit("flo").order == owed
-    for call in [call for call in talk.order if call.startswith("flo")]:
-        talk.finish(call)
-    talk.finish(hon)
-    talk.serve(talk.arrive("eve", "f"))
-    assert talk.deficit("flo").order == 1000
+    scene = new_scene(0.0)
+    hon, _ = flooded(scene)
+    owed = scene.deficit("flo").order
+    scene.serve(scene.arrive("eve", "e"))
+    assert scene.deficit("flo").order == owed
+    for call in [call for call in scene.order if call.startswith("flo")]:
+        scene.finish(call)
+    scene.finish(hon)
+    scene.serve(scene.arrive("eve", "f"))
+    assert scene.deficit("flo").order == 1000
 
 
 @pytest.mark.parametrize("isolation", [-0.1, 0.01, 1.1])

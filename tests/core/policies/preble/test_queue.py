@@ -19,7 +19,7 @@ from tests.core.scenario import ONE_AT_A_TIME, Scene, key
 POLICY = "rr+priority_groups"
 
 
-def scene(groups: int = 10) -> Scene:
+def new_scene(groups: int = 10) -> Scene:
     return Scene(POLICY, PriorityGroupsParameters(groups), settings=ONE_AT_A_TIME)
 
 
@@ -27,54 +27,54 @@ def test_each_group_goes_in_proportion_to_its_rank() -> None:
     """In one round the group with nine tenths cached has ten turns, an uncached one has one, and no group is left
     out.
     """
-    talk = scene()
-    running = talk.arrive("ada", "abcdefghij")
+    scene = new_scene()
+    running = scene.arrive("ada", "abcdefghij")
     for number in range(30):
-        talk.arrive("cold", chr(48 + number) * 10)
-        talk.arrive("half", "abcde" + chr(48 + number) * 5)
-        talk.arrive("warm", "abcdefghi" + chr(48 + number))
-    talk.serve(running)
+        scene.arrive("cold", chr(48 + number) * 10)
+        scene.arrive("half", "abcde" + chr(48 + number) * 5)
+        scene.arrive("warm", "abcdefghi" + chr(48 + number))
+    scene.serve(running)
     for _ in range(34):
-        talk.serve(talk.order[-1])
-    clients = [talk.requests[request].client for request in talk.order[1:35]]
+        scene.serve(scene.order[-1])
+    clients = [scene.requests[request].client for request in scene.order[1:35]]
     assert Counter(clients[:17]) == Counter(clients[17:34]) == {"warm": 10, "half": 6, "cold": 1}
     assert clients[:17] == ["warm"] * 10 + ["half"] * 6 + ["cold"]
 
 
 def test_in_a_group_the_oldest_request_goes_first() -> None:
     """Even one that enters the group late, because its prefix was computed while it waited."""
-    talk = scene(groups=2)
-    running = talk.arrive("ada", "xxxx")
-    early = talk.arrive("ada", "abcdef1")
-    late = [talk.arrive("bob", "xxxx" + letter) for letter in "pq"]
-    opener = talk.arrive("cyd", "xxxxabcdef")
-    talk.serve(running, answer="abcdef")
-    assert talk.order[1] == early
-    talk.serve_all()
-    assert [request for request in talk.order if request in (early, *late)] == [early, *late]
-    assert opener in talk.order
+    scene = new_scene(groups=2)
+    running = scene.arrive("ada", "xxxx")
+    early = scene.arrive("ada", "abcdef1")
+    late = [scene.arrive("bob", "xxxx" + letter) for letter in "pq"]
+    opener = scene.arrive("cyd", "xxxxabcdef")
+    scene.serve(running, answer="abcdef")
+    assert scene.order[1] == early
+    scene.serve_all()
+    assert [request for request in scene.order if request in (early, *late)] == [early, *late]
+    assert opener in scene.order
 
 
 def test_a_request_changes_group_with_its_match() -> None:
     """While a request waits, an eviction moves it down and a computed prefix moves it up."""
-    talk = scene(groups=2)
-    running = talk.arrive("ada", "abcdefgh")
-    other, warm = talk.arrive("bob", "pqrstuv"), talk.arrive("ada", "abcdefg1")
-    talk.evict("w1")
-    talk.serve(running)
-    assert talk.order == [running, other]
-    talk.serve_all()
-    assert talk.order == [running, other, warm]
+    scene = new_scene(groups=2)
+    running = scene.arrive("ada", "abcdefgh")
+    other, warm = scene.arrive("bob", "pqrstuv"), scene.arrive("ada", "abcdefg1")
+    scene.evict("w1")
+    scene.serve(running)
+    assert scene.order == [running, other]
+    scene.serve_all()
+    assert scene.order == [running, other, warm]
 
 
 def test_no_request_passes_a_head_that_does_not_fit() -> None:
     """So the head cannot starve."""
     window = FixedWindow(requests=9, unstarted_tokens=7 * 32)
-    talk = Scene(POLICY, PriorityGroupsParameters(), settings=SchedulerSettings(window=window))
-    first, large, small = (talk.arrive("ada", letter) for letter in ("aaaaa", "bbbbb", "c"))
-    assert talk.order == [first]
-    talk.start(first)
-    assert talk.order == [first, large, small]
+    scene = Scene(POLICY, PriorityGroupsParameters(), settings=SchedulerSettings(window=window))
+    first, large, small = (scene.arrive("ada", letter) for letter in ("aaaaa", "bbbbb", "c"))
+    assert scene.order == [first]
+    scene.start(first)
+    assert scene.order == [first, large, small]
 
 
 class Matches(FleetView):
