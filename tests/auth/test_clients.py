@@ -1,4 +1,4 @@
-"""Keys, limits, groups and their file, from end to end on real sockets."""
+"""Keys, limits and groups of the clients file, end to end on real sockets."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ ALICE, BOB = "sk-alice", "sk-bob"
 
 
 def written(path: Path, text: str) -> Path:
-    """The file, replaced in one step, as an editor or `d2lpm keys` does it."""
+    """Replace the file in one step, as an editor or `d2lpm keys` does."""
     beside = path.with_suffix(".part")
     beside.write_text(text)
     os.replace(beside, path)
@@ -31,7 +31,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def entry(name: str, key: str, **more: object) -> str:
-    """A client's line; JSON is YAML."""
+    """Return a client's line of the file. JSON is valid YAML."""
     return f"  {name}: {json.dumps({'key': hash_of(key), **more})}\n"
 
 
@@ -46,14 +46,14 @@ def path(tmp_path: Path) -> Path:
 async def ask(
     router: RunningRouter, engine: ScriptedEngine, key: str | None, prompt: int = 10, completion: int = 3
 ) -> Any:
-    """The answer to a call that its engine answers at once, with such a usage."""
+    """Send a call that the engine answers at once with this usage; return the response."""
     async with router.post(chat(), **(bearer(key) if key else {})) as post:
         await (await engine.call()).answer(prompt=prompt, completion=completion)
         return await post.response()
 
 
 async def refused(router: RunningRouter, key: str | None, **body: str) -> tuple[int, dict[str, Any], Any]:
-    """Status, error and headers of a call that no engine sees."""
+    """Send a call that is refused; return status, error and headers."""
     async with router.post(chat(**body), **(bearer(key) if key else {})) as post:
         response = await post.response()
         return response.status, json.loads(await post.read())["error"], response.headers
@@ -66,7 +66,7 @@ async def usage(router: RunningRouter, key: str) -> Any:
 
 
 async def test_a_valid_key_is_served_and_sees_its_own_usage(path: Path) -> None:
-    """It is served under its name in the file; `/v1/usage` shows each client its own usage only."""
+    """A call is served under its client's name in the file, and `/v1/usage` shows each client only its own usage."""
     async with scripted_engine() as engine, running_router(engine.url, clients=path) as router:
         response = await ask(router, engine, ALICE)
         assert (response.status, response.headers["x-d2lpm-client"]) == (200, "alice")
@@ -88,7 +88,7 @@ async def test_a_valid_key_is_served_and_sees_its_own_usage(path: Path) -> None:
 
 @pytest.mark.parametrize("key", [None, "sk-mallory", "EMPTY"])
 async def test_a_call_without_a_valid_key_is_refused(path: Path, key: str | None) -> None:
-    """With 401 before the body is read, on every path of the engines, and without the key in the answer."""
+    """Without a valid key every engine path answers 401 before the body is read, and never repeats the key."""
     async with scripted_engine() as engine, running_router(engine.url, clients=path) as router:
         status, error, headers = await refused(router, key)
         assert (status, error["code"], headers["www-authenticate"]) == (401, "invalid_api_key", "Bearer")
@@ -102,7 +102,7 @@ async def test_a_call_without_a_valid_key_is_refused(path: Path, key: str | None
 
 
 async def status_line_without_body(router: RunningRouter, key: str | None) -> bytes:
-    """How a call is answered of which no more than the head is sent."""
+    """Send only the head of a call and return the status line of the answer."""
     address = urlsplit(router.url)
     lines = [
         "POST /v1/chat/completions HTTP/1.1",
@@ -121,7 +121,9 @@ async def status_line_without_body(router: RunningRouter, key: str | None) -> by
 
 
 async def test_limits_and_models_hold_on_every_path(path: Path) -> None:
-    """429 with when to come again and why, 403 for another's model; what ends makes room."""
+    """Each path answers 429 with a reason and a retry time, 403 for a forbidden model, and 200 after a call has
+    ended.
+    """
     written(path, "clients:\n" + entry("alice", ALICE, limits={"in_flight": 1}, models=["m"]))
     async with scripted_engine("m", "other") as engine, running_router(engine.url, clients=path) as router:
         async with router.post(chat(), **bearer(ALICE)) as post:
@@ -142,7 +144,7 @@ async def test_limits_and_models_hold_on_every_path(path: Path) -> None:
 
 
 async def test_tokens_are_counted_as_the_engine_says(path: Path) -> None:
-    """Of 2000 a minute the first call uses 1200, the second too, and so there is none left for a third."""
+    """Tokens per minute count the engine's usage: two calls of 1200 tokens use up a limit of 2000."""
     written(path, "clients:\n" + entry("alice", ALICE, limits={"tokens_per_minute": 2000}))
     async with scripted_engine() as engine, running_router(engine.url, clients=path) as router:
         for _ in range(2):
@@ -153,7 +155,7 @@ async def test_tokens_are_counted_as_the_engine_says(path: Path) -> None:
 
 
 async def test_a_changed_file_takes_effect_and_no_call_is_lost(path: Path) -> None:
-    """Under load the file is replaced again and again, now and then by a wrong one: each call is answered in full."""
+    """While the file changes repeatedly under load, at times into an invalid one, every call is answered in full."""
     router_settings = {"clients": path, "policy": "dlpm_home"}
     with emulated_workers(1) as workers:
         async with running_router(*workers, **router_settings) as router:
@@ -182,7 +184,7 @@ async def test_a_changed_file_takes_effect_and_no_call_is_lost(path: Path) -> No
 
 
 async def test_a_revoked_key_ends_no_call_in_flight(path: Path) -> None:
-    """What was let in is answered; what comes after is refused."""
+    """A call in flight is answered although its key is revoked meanwhile, and later calls with that key are refused."""
     async with scripted_engine() as engine, running_router(engine.url, clients=path) as router:
         async with router.post(chat(), **bearer(ALICE)) as post:
             call = await engine.call()
@@ -202,9 +204,9 @@ async def test_a_revoked_key_ends_no_call_in_flight(path: Path) -> None:
 
 
 async def measured(router: RunningRouter, at_once: Mapping[str, int], calls: int) -> dict[str, float]:
-    """The cost of what each key was served between a third of so many answers and the last.
+    """Return the cost that each key was served between a third of `calls` answers and the last of them.
 
-    Each has as many calls under way as told, each with a prompt like no other.
+    Each key keeps `at_once[key]` calls in flight, and no two calls have the same prompt.
     """
     answered, numbers, done = 0, count(), asyncio.Event()
 
@@ -230,7 +232,7 @@ async def measured(router: RunningRouter, at_once: Mapping[str, int], calls: int
 
 
 async def test_ten_keys_of_a_group_have_as_much_as_one_key(tmp_path: Path) -> None:
-    """Live: a group of weight 1 is served what a single client of weight 1 is, within a tenth."""
+    """On a running router, ten keys of a group of weight 1 get within 10 % the service of one client of weight 1."""
     members = [f"sk-member-{number}" for number in range(10)]
     text = "groups: {team: {weight: 1}}\nclients:\n" + entry("single", "sk-single")
     text += "".join(entry(f"member{number}", key, group="team") for number, key in enumerate(members))
@@ -245,9 +247,7 @@ async def test_ten_keys_of_a_group_have_as_much_as_one_key(tmp_path: Path) -> No
 
 
 async def test_twice_the_weight_is_twice_the_service(path: Path) -> None:
-    """`/v1/usage` reports twice the service for twice the weight, live, for two keys that always have requests
-    waiting.
-    """
+    """On a running router, of two backlogged keys the one with twice the weight gets twice the service."""
     limits = {"window": "fixed", "max_inflight": 2, "dlpm_home": {"quantum": 200}}
     with emulated_workers(1) as workers:
         async with running_router(*workers, clients=path, **limits) as router:
@@ -258,7 +258,7 @@ async def test_twice_the_weight_is_twice_the_service(path: Path) -> None:
 
 @pytest.mark.parametrize("isolate", ["none", "client", "group"])
 async def test_prefixes_are_isolated_as_configured(tmp_path: Path, isolate: str) -> None:
-    """The engine receives a different salt for each side, and no cached tokens are predicted across sides."""
+    """The engine receives one salt per client or group, and no cached tokens are predicted across salts."""
     clients = "".join(entry(name, f"sk-{name}", group="team") for name in ("ann", "ben")) + entry("cyd", "sk-cyd")
     path = written(tmp_path / "clients.yaml", "groups: {team: {}}\nclients:\n" + clients)
     content = "the same long prompt " * 100
@@ -279,7 +279,7 @@ async def test_prefixes_are_isolated_as_configured(tmp_path: Path, isolate: str)
 
 
 async def test_a_clients_own_salt_still_separates_its_prompts(path: Path) -> None:
-    """Two of its own are two of ours, and nobody gets to another's side by naming a salt."""
+    """Two salts of one client stay distinct, and no client can reach another's prefixes by sending its salt."""
     async with scripted_engine() as engine, running_router(engine.url, clients=path, isolate="client") as router:
         salts = []
         for key, own in ((ALICE, {}), (ALICE, {"cache_salt": "a"}), (ALICE, {"cache_salt": "b"}), (BOB, {})):

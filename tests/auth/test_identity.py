@@ -80,7 +80,7 @@ def test_unknown_source_is_a_configuration_error() -> None:
 
 
 def clients(**anonymous: Any) -> ClientDirectory:
-    """Alice, whose key this is, and Bob, whose key has expired; others as `allowed` says."""
+    """Return a directory with Alice, whose key is `KEY`, and Bob, whose key has expired."""
     alice = ResolvedClient(Identity(ClientId("alice"), 3.0))
     bob = ResolvedClient(Identity(ClientId("bob")), until=1000.0)
     keys = {sha256(KEY).digest(): alice, sha256(b"sk-old").digest(): bob}
@@ -94,7 +94,7 @@ def bearer(key: bytes) -> dict[bytes, bytes]:
 
 
 def test_a_known_key_names_its_client() -> None:
-    """It has the name and weight of the file, and is not anonymous."""
+    """The client has the name and weight of the file and is not anonymous."""
     found = Identifier(directory=clients()).identify(bearer(KEY), "mallory", "10.0.0.7")
     assert (found.client, found.weight, found.anonymous) == ("alice", 3.0, False)
 
@@ -110,7 +110,7 @@ def test_an_invalid_key_is_refused(key: bytes, anonymous: bool) -> None:
 
 
 def test_a_key_is_valid_until_it_expires() -> None:
-    """To the last moment."""
+    """A key is accepted one second before it expires."""
     assert Identifier(directory=clients(), clock=lambda: 999.0).identify(bearer(b"sk-old"), None, None).client == "bob"
 
 
@@ -140,7 +140,7 @@ def test_who_has_no_key_is_anonymous_or_refused(headers: dict[bytes, bytes]) -> 
     ],
 )
 def test_a_header_counts_only_from_trusted_addresses(address: str | None, client: str) -> None:
-    """Whoever else sends it is who he is without it."""
+    """A client header from an untrusted address is ignored, and the call is identified by its other sources."""
     identifier = Identifier(
         trusted_headers=["x-client-id"], proxies=["127.0.0.1", "10.0.0.0/8"], directory=clients(allowed=True)
     )
@@ -155,7 +155,7 @@ def test_by_default_only_this_machine_is_trusted() -> None:
 
 @given(st.sampled_from([*IdentitySource]), st.text(min_size=1, max_size=30))
 def test_no_name_in_the_file_equals_the_id_of_another_client(source: IdentitySource, name: str) -> None:
-    """The ids of those that it does not know are none that it may give."""
+    """The file cannot give a client a name that the router gives to unknown clients."""
     assert not is_allowed_name(f"{source}-{name}")
     assert not is_allowed_name(ANONYMOUS)
     assert is_allowed_name("alice")

@@ -1,4 +1,4 @@
-"""The commands that edit the clients file change what they should and nothing else."""
+"""The commands that edit the clients file change what they are asked to change and nothing else."""
 
 import stat
 from pathlib import Path
@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_new_client_is_inserted_after_the_others(path: Path) -> None:
-    """Every line that was there stays, comments too; the key is one that the file knows by its hash."""
+    """All lines, comments included, are kept, and the file holds the new key's hash instead of the key."""
     fields = {"weight": "2.5", "group": "research", "limits.in_flight": "4"}
     key = key_edits.add(path, "carol", fields, ["m", 'with "quotes"'])
     text = path.read_text()
@@ -61,7 +61,7 @@ def test_a_new_client_is_inserted_after_the_others(path: Path) -> None:
     ],
 )
 def test_a_client_finds_its_place_in_any_file(path: Path, text: str) -> None:
-    """Also in one that is empty, has no clients, or has no last newline; two in turn stand beside each other."""
+    """Two clients can be added to any valid file: empty, without clients, or without a last newline."""
     path.write_text(text)
     before = parse(text)
     for name in ("zoe", "zed"):
@@ -72,7 +72,7 @@ def test_a_client_finds_its_place_in_any_file(path: Path, text: str) -> None:
 
 
 def test_a_missing_file_is_created(tmp_path: Path) -> None:
-    """For its owner alone."""
+    """The new file can be read by its owner alone."""
     path = tmp_path / "new.yaml"
     key_edits.add(path, "ann", {}, [])
     assert load(path).names.keys() == {"ann"}
@@ -81,7 +81,7 @@ def test_a_missing_file_is_created(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["alice", "bob"])
 def test_a_revoked_key_is_refused(path: Path, name: str) -> None:
-    """One value is another; a rotation makes it good again, with a new key."""
+    """A revocation changes one line, and a rotation gives the client a new valid key."""
     path.chmod(0o644)
     old = load(path)
     key_edits.revoke(path, name)
@@ -95,7 +95,7 @@ def test_a_revoked_key_is_refused(path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["alice", "bob"])
 def test_an_old_key_stays_valid_for_the_grace_period(path: Path, name: str) -> None:
-    """After two rotations each has its own end, and those that are over are forgotten."""
+    """After two rotations each old key has its own expiry, and expired keys are removed."""
     first = parse(COMMENTED).clients[name].key[0].digest
     second = key_edits.rotate(path, name, 100.0, 1000.0)
     third = key_edits.rotate(path, name, 100.0, 1050.0)
@@ -120,7 +120,7 @@ def test_an_old_key_stays_valid_for_the_grace_period(path: Path, name: str) -> N
     ],
 )
 def test_a_mistake_changes_nothing(path: Path, name: str, fields: dict[str, str], message: str) -> None:
-    """The error names the file."""
+    """The error names the mistake, and the file stays as it is."""
     with pytest.raises(ConfigError, match=message) as caught:
         key_edits.add(path, name, fields, [])
     assert path.read_text() == COMMENTED
@@ -128,7 +128,7 @@ def test_a_mistake_changes_nothing(path: Path, name: str, fields: dict[str, str]
 
 
 def test_a_wrong_file_is_not_changed(path: Path) -> None:
-    """Nor one that is written in a way that cannot be changed without harm."""
+    """A file that is invalid, or written in a way that cannot be edited safely, is left unchanged."""
     for text in ("clients: {a: {key: revoked}}\n", "clients: 3\n", "clients: &x {}\ngroups: *x\n"):
         path.write_text(text)
         with pytest.raises(ConfigError):
@@ -137,7 +137,7 @@ def test_a_wrong_file_is_not_changed(path: Path) -> None:
 
 
 def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
-    """What it points to is replaced."""
+    """The file behind a symbolic link is replaced, and the link stays."""
     link = tmp_path / "link.yaml"
     link.symlink_to(path)
     key_edits.add(link, "carol", {}, [])
@@ -146,7 +146,7 @@ def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_commands(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Add prints the key alone, list shows everybody without a key; mistakes are one line and exit code 2."""
+    """`add` prints only the key, `list` shows all clients without keys, and a mistake is one line with exit code 2."""
     file = ["--file", str(path)]
     assert main(["keys", "add", "carol", "--weight", "2", "--group", "research", "--in-flight", "3", *file]) == 0
     key = capsys.readouterr().out.strip()

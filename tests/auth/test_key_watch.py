@@ -18,7 +18,7 @@ def names(directories: list[ClientDirectory]) -> list[set[str]]:
 
 
 async def test_the_file_is_read_at_the_start_and_after_a_change() -> None:
-    """Not where it stayed as it is; nor is anything where no file is given."""
+    """Without a file the watch reads nothing."""
     directories: list[ClientDirectory] = []
     watch = KeyWatch(None, directories.append)
     await watch.reload_if_changed()
@@ -26,7 +26,7 @@ async def test_the_file_is_read_at_the_start_and_after_a_change() -> None:
 
 
 async def test_a_change_is_seen_however_it_was_made(tmp_path: Path) -> None:
-    """Written over, or put in its place with the same time and size."""
+    """A change is noticed if the file is overwritten, and if another file of equal time and size replaces it."""
     path, directories = tmp_path / "clients", list[ClientDirectory]()
     path.write_text(ONE)
     watch = KeyWatch(path, directories.append)
@@ -44,7 +44,7 @@ async def test_a_change_is_seen_however_it_was_made(tmp_path: Path) -> None:
 
 
 async def test_a_wrong_file_is_refused_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The old clients stay, until it is right again; one that is gone is as wrong."""
+    """An invalid or missing file is logged once and keeps the old clients until the file is valid again."""
     path, directories = tmp_path / "clients", list[ClientDirectory]()
     path.write_text(ONE)
     watch = KeyWatch(path, directories.append)

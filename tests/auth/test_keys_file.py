@@ -33,7 +33,7 @@ anonymous:
 
 
 def test_the_file_defines_the_known_clients() -> None:
-    """Each key stands for its client's name, weight, group, limits, models and end."""
+    """Each key has its client's name, weight, group, limits, models and expiry."""
     directory = build_directory(parse(WHOLE))
     (identity, until) = directory.keys[DIGEST]
     assert directory.checks
@@ -58,7 +58,7 @@ def test_an_empty_file_admits_nobody() -> None:
 
 
 def test_a_key_may_have_its_own_expiry() -> None:
-    """As an old one has after a rotation: the earlier of its own end and its client's."""
+    """A key expires at its own expiry or its client's, whichever is earlier."""
     other = hash_of("sk-new")
     text = f'clients: {{a: {{key: ["{other}", "{hash_of(KEY)} until 2026-12-01T00:00:00Z"], expires: 2027-01-31}}}}'
     ends = [entry.until for entry in build_directory(parse(text)).keys.values()]
@@ -93,7 +93,7 @@ def test_a_key_may_have_its_own_expiry() -> None:
     ],
 )
 def test_a_mistake_is_reported_in_one_line(text: str, message: str) -> None:
-    """With its place, and without a value that may be a key."""
+    """The line names the place of the mistake and does not repeat a value that may be a key."""
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert message in str(caught.value)
@@ -102,7 +102,7 @@ def test_a_mistake_is_reported_in_one_line(text: str, message: str) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """Be it missing, no text, or wrong."""
+    """The error for a file that is missing, binary or invalid names the file."""
     missing, binary, wrong = tmp_path / "missing", tmp_path / "binary", tmp_path / "wrong"
     binary.write_bytes(b"\xff\xfe")
     wrong.write_text("clients: 3")

@@ -1,4 +1,4 @@
-"""The file of settings with comments: complete, true to the settings, and without a secret."""
+"""The commented settings file: it is complete, equals the settings, and contains no secret."""
 
 import re
 from pathlib import Path
@@ -13,20 +13,20 @@ DEPLOYED = Path(__file__).parents[2] / "deploy/router.yaml"
 
 
 def read(text: str, directory: Path) -> Settings:
-    """The settings of a file with this text."""
+    """Return the settings of a file with this text."""
     file = directory / "router.yaml"
     file.write_text(text)
     return load({"--config": str(file)}, {}).model_copy(update={"config": None})
 
 
 def uncommented(text: str) -> str:
-    """The file with every setting taken out of its comment that has a value or a group below it."""
+    """Return the text with every setting uncommented that has a value or a group below it."""
     valued = re.sub(r"^#(\w+: .+| +\w+: .+)$", r"\1", text, flags=re.MULTILINE)
     return re.sub(r"^#(\w+:)$(?=\n  )", r"\1", valued, flags=re.MULTILINE)
 
 
 def test_the_template_has_every_key_once_with_its_description() -> None:
-    """Nobody needs another list of settings; but for the file's own name, which is no setting of a file."""
+    """The template lists every setting of a file with its description."""
     text = commented(Settings())
     for key in keys():
         if key.path != ("config",):
@@ -37,14 +37,14 @@ def test_the_template_has_every_key_once_with_its_description() -> None:
 
 
 def test_the_templates_defaults_are_the_defaults(tmp_path: Path) -> None:
-    """Whoever takes all comments away changes nothing."""
+    """A template with all settings uncommented gives the default settings."""
     text = uncommented(commented(Settings()))
     assert read(text, tmp_path) == Settings()
     assert len(yaml.safe_load(text)) > 50
 
 
 def test_set_values_are_read_back_unchanged(tmp_path: Path) -> None:
-    """Scalars that look like others, lists, workers with and without names, and one parameter of a group."""
+    """Ambiguous scalars, lists, workers with and without names, and a parameter of a group survive a round trip."""
     given = {
         "window": "off",
         "port": 1,
@@ -61,7 +61,7 @@ def test_set_values_are_read_back_unchanged(tmp_path: Path) -> None:
 
 
 def test_the_template_contains_no_secret() -> None:
-    """A comment stands for each, that says where to give it."""
+    """In place of each secret a comment says where to set it."""
     secrets = {"admin_key": "a" * 16, "hash_secret": "h" * 16, "worker_api_key": "sk-all"}
     settings = Settings.model_validate({**secrets, "worker": [{"url": "http://a", "api_key": "sk-one"}]})
     text = commented(settings)
@@ -71,6 +71,6 @@ def test_the_template_contains_no_secret() -> None:
 
 
 def test_the_deployed_file_is_current() -> None:
-    """What `d2lpm config --config deploy/router.yaml` prints."""
+    """The deployed file equals the output of `d2lpm config --config deploy/router.yaml`."""
     settings = load({"--config": str(DEPLOYED)}, {})
     assert DEPLOYED.read_text() == commented(settings)

@@ -1,4 +1,4 @@
-"""The command `d2lpm`, as a process: its mistakes of one line, its greeting, and its end."""
+"""The command `d2lpm` as a process: one-line errors, its greeting, and its end."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from router.front.http.connection import ACCEPTS_PER_TURN
 
 README = Path(__file__).parents[2] / "README.md"
 PATIENCE = 60.0
-"""Seconds after which a process or a server hangs."""
+"""Seconds after which a process or a server counts as hung."""
 
 
 def environment() -> dict[str, str]:
@@ -42,7 +42,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def mistake(*arguments: str) -> str:
-    """The one line on standard error of a command that ends with exit code 2 and says nothing else."""
+    """Run a command that must end with exit code 2 and one line on standard error; return the line."""
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert re.fullmatch(r"d2lpm: .+\n", done.stderr), done.stderr
@@ -50,7 +50,7 @@ def mistake(*arguments: str) -> str:
 
 
 class Router:
-    """A router as a process of its own."""
+    """A router in its own process."""
 
     def __init__(self, process: subprocess.Popen[str], log: IO[str]) -> None:
         assert process.stdout is not None
@@ -69,7 +69,7 @@ class Router:
         os.killpg(self.process.pid, number)
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end; the exit code and all that was logged."""
+        """Wait for the process to end; return its exit code and its log."""
         code = self.process.wait(PATIENCE)
         self._log.seek(0)
         return code, self._log.read()
@@ -77,7 +77,7 @@ class Router:
 
 @contextmanager
 def serving(directory: Path, *flags: str, files: int | None = None) -> Iterator[Router]:
-    """`files`: how many it may have open."""
+    """Run a router. `files`: its limit of open files."""
     command = [sys.executable, "-m", "router", "serve", "--port", "0", *flags]
     if files is not None:
         command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
@@ -95,7 +95,7 @@ def serving(directory: Path, *flags: str, files: int | None = None) -> Iterator[
 
 @pytest.fixture(scope="module")
 def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
-    """A router before two emulated workers, for all who do not end it."""
+    """Run a router in front of two emulated workers, for all tests that do not stop it."""
     with serving(tmp_path_factory.mktemp("router"), "--emulate", "2", "--policy", "least_requests") as made:
         yield made
 
@@ -110,7 +110,7 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
     ],
 )
 def test_a_wrong_command_line_is_one_line(arguments: list[str], named: str) -> None:
-    """Exit code 2 and one line that names what is wrong; no usage, no traceback."""
+    """A wrong command line gives exit code 2 and one line that names the mistake, without usage or traceback."""
     assert named in mistake(*arguments)
 
 
@@ -122,7 +122,7 @@ def test_an_unknown_key_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_busy_port_is_one_line() -> None:
-    """Found before any emulated worker is started."""
+    """A port in use is reported before any emulated worker starts."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = mistake("serve", "--emulate", "1", "--port", str(port))
@@ -130,7 +130,7 @@ def test_a_busy_port_is_one_line() -> None:
 
 
 def test_help_and_version_end_well() -> None:
-    """They say what they are asked, and exit with 0."""
+    """Help and version print what they should and exit with 0."""
     done = run("serve", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "--help-all" in done.stdout
@@ -139,7 +139,7 @@ def test_help_and_version_end_well() -> None:
 
 
 def test_the_line_in_the_readme_works(router: Router) -> None:
-    """The README and the greeting show the same call, up to the port, and it is answered to its end."""
+    """The greeting shows the README's curl call at the router's own port, and the call is answered completely."""
     shown = next(line for line in README.read_text("utf-8").splitlines() if line.startswith("curl -N"))
     assert router.curl == shown.replace("http://127.0.0.1:8000", router.url)
     _, _, url, _, header, _, body = shlex.split(router.curl)
@@ -159,7 +159,7 @@ def test_the_client_in_the_readme_works(router: Router) -> None:
 
 
 def test_the_flags_in_the_readme_exist() -> None:
-    """Its section on settings names nothing that is gone."""
+    """Every flag in the README's section on settings exists."""
     section = README.read_text("utf-8").split("\n## Settings\n")[1].split("\n## ")[0]
     of_others = {"--weight", "--file", "--api-key", "--seconds", "--workload", "--seed"}
     shown = set(re.findall(r"--[a-z][a-z0-9.-]+", section)) - of_others
@@ -177,13 +177,13 @@ def test_the_listening_socket_is_opened_once_per_accept_of_a_turn(router: Router
 
 
 def test_the_greeting_says_that_the_workers_are_emulated(router: Router) -> None:
-    """Nobody takes made-up text for a model's; policy and number of workers stand there too."""
+    """The greeting names the policy and the number of workers, and warns that the workers are emulated."""
     assert "policy least_requests, workers: 2" in router.greeting[0]
     assert "2 of the workers are emulated: they run no model" in router.greeting[1]
 
 
 def test_real_workers_need_not_be_there_at_start(tmp_path: Path) -> None:
-    """The router listens, and points to the list of models, which it does not know yet."""
+    """A router whose workers are down listens, and its greeting shows the list of models, which is still empty."""
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         worker = f"http://127.0.0.1:{deaf.getsockname()[1]}"
@@ -196,7 +196,7 @@ def test_real_workers_need_not_be_there_at_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("flags", "warned"), [((), True), (("--max-connections", "50"), False)])
 def test_too_few_open_files_are_logged_at_the_start(flags: tuple[str, ...], warned: bool, tmp_path: Path) -> None:
-    """With the number that the connections may need; nothing where these are few enough."""
+    """A warning says how many files the connections may need, and is absent if the limit suffices."""
     with serving(tmp_path, "--worker", "http://127.0.0.1:9", *flags, files=256) as router:
         router.signal(signal.SIGTERM)
         _, log = router.end()
@@ -204,7 +204,7 @@ def test_too_few_open_files_are_logged_at_the_start(flags: tuple[str, ...], warn
 
 
 def test_the_access_log_contains_no_query(tmp_path: Path) -> None:
-    """Some put a key there; and what a client writes into its path cannot forge a line."""
+    """The log omits query strings, which may hold keys, and a path cannot forge a log line."""
     with serving(tmp_path, "--worker", "http://127.0.0.1:9", "--access-log") as router:
         httpx.get(f"{router.url}/health?api_key=sk-secret&x=%C3%A9", timeout=PATIENCE)
         httpx.get(f"{router.url}/no%0Asuch", timeout=PATIENCE)
@@ -219,7 +219,7 @@ def test_the_access_log_contains_no_query(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_router_and_workers(number: signal.Signals, tmp_path: Path) -> None:
-    """Exit code 0, no traceback, and nobody listens any more at a worker's address."""
+    """SIGINT and SIGTERM give exit code 0 without a traceback, and the emulated workers stop listening."""
     with serving(tmp_path, "--emulate", "2") as router:
         workers = [worker["url"] for worker in httpx.get(f"{router.url}/workers", timeout=PATIENCE).json()["workers"]]
         router.signal(number)
@@ -233,7 +233,7 @@ def test_a_signal_ends_router_and_workers(number: signal.Signals, tmp_path: Path
 
 
 def test_a_stream_is_finished_before_the_end(tmp_path: Path) -> None:
-    """Ctrl-C takes no answer away that is done within the grace, from workers in the same terminal either."""
+    """After Ctrl-C a stream is still completed, also by emulated workers of the same terminal."""
     call = {"model": "emulated", "stream": True, "max_tokens": 99, "messages": [{"role": "user", "content": "Hello"}]}
     with serving(tmp_path, "--emulate", "1") as router:
         with httpx.stream("POST", f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE) as answer:
@@ -253,7 +253,7 @@ def streamed_call(**more: object) -> dict[str, object]:
 
 
 def test_a_router_that_drains_refuses_new_calls_until_the_last_one_has_ended(tmp_path: Path) -> None:
-    """It is not ready any more, refuses calls, and closes the connections of refused calls."""
+    """A draining router is not ready, answers new calls with 503, and closes their connections."""
     with serving(tmp_path, "--emulate", "1") as router:
         url = f"{router.url}/v1/chat/completions"
         call = streamed_call(max_tokens=200, ignore_eos=True)

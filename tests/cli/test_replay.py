@@ -1,4 +1,4 @@
-"""A journal, written by a router that served real calls, replays to the same commands."""
+"""The journal of a router that served real calls replays to the same commands."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +22,7 @@ CLIENTS = ("ann", "bob", "cy")
 ROUNDS = 4
 CROWD = 30
 TIGHT = {"max_inflight": 2, "max_queued": 8, "d2lpm": {"quantum": 900.5}, "dlpm": {"quantum": 300}, "seed": 7}
-"""So that requests wait, are refused, and use up their credit."""
+"""Limits so low that requests wait, are refused, and use up their deficits."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def workers() -> Iterator[list[str]]:
 
 
 async def rounds(router: RunningRouter, client: str) -> None:
-    """Calls of one client, one after the other: streamed, whole, left, and with a prefix that others share."""
+    """Send one client's calls in turn: streamed, whole, abandoned, and with a prefix that all clients share."""
     shared = "The same document for all. " * 40
     for turn in range(ROUNDS):
         content = f"{shared} {client} asks {turn}"
@@ -49,7 +49,7 @@ async def rounds(router: RunningRouter, client: str) -> None:
 
 
 async def crowd(router: RunningRouter) -> None:
-    """More calls at once than may wait."""
+    """Send more calls at once than can be queued."""
     posts = [router.post(chat(f"{n} " * n, stream=True, max_tokens=20, user=CLIENTS[n % 3])) for n in range(CROWD)]
     for post in posts:
         async with post:
@@ -82,7 +82,7 @@ def entries_of(path: Path) -> list[JournalEntry]:
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home", "two_choices+vtc", "pooled_fcfs"])
 async def test_a_live_journal_replays_to_the_same_commands(policy: str, workers: list[str], tmp_path: Path) -> None:
-    """Whatever was asked, refused and left; every kind of event that a call makes was there."""
+    """The journal holds every kind of event of a call, and its replay gives the same commands."""
     path = tmp_path / "journal"
     await record(path, workers, policy)
     entries = entries_of(path)
@@ -99,14 +99,14 @@ async def test_a_live_journal_replays_to_the_same_commands(policy: str, workers:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def journal(workers: list[str], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
-    """One that is read by many."""
+    """A journal for several tests, which only read it."""
     path = tmp_path_factory.mktemp("replay") / "journal"
     await record(path, workers, "d2lpm")
     yield path
 
 
 def test_the_command_prints_one_line(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And ends with 0."""
+    """A replay without a difference prints one line and exits with 0."""
     assert main(["replay", str(journal)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("runs 1, events ")
@@ -115,7 +115,7 @@ def test_the_command_prints_one_line(journal: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_second_run_has_a_scheduler_of_its_own(journal: Path) -> None:
-    """Nothing of the first is left in it."""
+    """A journal of two runs is replayed with a new scheduler for each run."""
     lines = journal.read_bytes().splitlines()
     once, twice = replay(lines), replay(lines * 2)
     assert twice.difference is None
@@ -124,7 +124,7 @@ def test_a_second_run_has_a_scheduler_of_its_own(journal: Path) -> None:
 
 
 def test_a_line_cut_off_by_a_crash_is_skipped_and_reported(journal: Path) -> None:
-    """The rest is replayed."""
+    """All lines before the incomplete one are replayed."""
     whole = replay_file(journal)
     cut = replay(journal.read_bytes()[:-3].splitlines())
     assert (cut.difference, cut.torn, cut.events) == (None, 1, whole.events - 1)
@@ -132,7 +132,7 @@ def test_a_line_cut_off_by_a_crash_is_skipped_and_reported(journal: Path) -> Non
 
 
 def test_the_first_difference_is_reported(journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where it was, what was recorded and what came; the command ends with 1."""
+    """The report has line number, expected and actual command, and the exit code is 1."""
     lines = journal.read_bytes().splitlines(keepends=True)
     number, line = next((n, line) for n, line in enumerate(lines) if b'"Dispatch"' in line)
     lines[number] = line.replace(b'"why":"', b'"why":"not ')
@@ -153,14 +153,14 @@ def test_the_first_difference_is_reported(journal: Path, tmp_path: Path, capsys:
     [(b'"max_inflight":2', b'"max_inflight":3'), (b'"quantum":900.5', b'"quantum":90000.0'), (b":8,", b":7,")],
 )
 def test_a_run_under_other_settings_differs(journal: Path, setting: bytes, other: bytes) -> None:
-    """The header is what the scheduler is built from."""
+    """A replay under a changed header differs, because the scheduler is built from the header."""
     header, *lines = journal.read_bytes().splitlines()
     assert setting in header
     assert replay([header.replace(setting, other), *lines]).difference is not None
 
 
 def test_the_header_holds_what_the_scheduler_depends_on_and_no_address() -> None:
-    """It gives the same settings back, but for where things are and how to get in."""
+    """The header restores all settings except addresses and secrets."""
     given = {"policy": "rr+dlpm", "seed": 3, "extend_weight": 0.1, "queue_ttl": 1 / 3, "dlpm": {"quantum": 1e-7}}
     secret = {"worker_api_key": "sk-x", "hash_secret": "0123456789abcdef", "worker": ["http://there:1"]}
     header = Settings.model_validate({**given, **secret}).without_addresses()
@@ -172,7 +172,7 @@ def test_the_header_holds_what_the_scheduler_depends_on_and_no_address() -> None
 def test_what_cannot_be_replayed_is_one_line(
     content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It names the file; the exit code is neither that of a difference nor that of none."""
+    """The error is one line that names the file, and the exit code is 2."""
     path = tmp_path / "file"
     if content is not None:
         path.write_text(content)
@@ -183,7 +183,7 @@ def test_what_cannot_be_replayed_is_one_line(
 
 
 def test_unknown_settings_are_named(journal: Path) -> None:
-    """As those of a later router may be."""
+    """The error names settings that only another version of the router has."""
     lines = journal.read_bytes().replace(b'"max_inflight"', b'"max_in_orbit"').splitlines()
     with pytest.raises(ConfigError, match="settings unknown here: max_in_orbit"):
         replay(lines)

@@ -1,4 +1,4 @@
-"""Flags, environment and YAML: who wins, what a list does, and one line for each mistake."""
+"""Flags, environment and YAML: precedence, lists, and one line for each mistake."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ def settings(*flags: str, environment: Mapping[str, str] | None = None) -> Setti
 
 
 def mistake(*flags: str, environment: Mapping[str, str] | None = None) -> str:
-    """The one line with which these are refused."""
+    """Return the one-line error with which this command line and environment are refused."""
     with pytest.raises(ConfigError) as caught:
         settings(*flags, environment=environment)
     line = str(caught.value)
@@ -46,7 +46,7 @@ def test_nothing_given_is_the_default() -> None:
 
 
 def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(file: Path) -> None:
-    """For each key alone: what the better source does not say comes from the next."""
+    """The precedence applies to each key separately."""
     file.write_text("port: 1\nmax_queued: 1\nseed: 1\n")
     environment = {"D2LPM_PORT": "2", "D2LPM_MAX_QUEUED": "2", "D2LPM_CONFIG": str(file)}
     given = settings("--port", "3", environment=environment)
@@ -54,7 +54,7 @@ def test_a_flag_goes_before_a_variable_before_the_file_before_the_default(file: 
 
 
 def test_groups_are_merged_by_parameter(file: Path) -> None:
-    """A flag for one parameter leaves the file's value of another in the same group."""
+    """A flag for one parameter of a group keeps the file's values of the others."""
     file.write_text("d2lpm: {quantum: 1, load_slack: 1}\n")
     given = settings(
         "--config", str(file), "--d2lpm.quantum", "3", environment={"D2LPM_D2LPM__CHARGE_FULL_INPUT": "yes"}
@@ -63,12 +63,12 @@ def test_groups_are_merged_by_parameter(file: Path) -> None:
 
 
 def test_a_flag_repeated_is_a_list() -> None:
-    """Each repetition is one entry, whatever characters it has."""
+    """Each repetition is one entry, whatever characters it contains."""
     assert urls(settings("--worker", "http://a", "--worker", "http://b:2")) == ["http://a", "http://b:2"]
 
 
 def test_a_better_list_replaces_the_one_below(file: Path) -> None:
-    """Lists are not added up: who names workers on the command line gets these and no others."""
+    """Lists are not merged: workers on the command line replace those of the file."""
     file.write_text("worker:\n  - http://a\n  - url: http://b\n    id: bee\n")
     config = ("--config", str(file))
     assert [worker.id for worker in settings(*config).worker] == ["a", "bee"]
@@ -79,7 +79,7 @@ def test_a_better_list_replaces_the_one_below(file: Path) -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("on", True), ("off", False), ("true", True), ("no", False)])
 def test_a_switch_is_the_same_in_every_source(text: str, value: bool, file: Path) -> None:
-    """YAML's own idea of a boolean plays no part."""
+    """Every source reads the same words as true and false, whatever YAML itself takes for a boolean."""
     file.write_text(f"access_log: {text}\n")
     assert settings("--config", str(file)).access_log is value
     assert settings(environment={"D2LPM_ACCESS_LOG": text}).access_log is value
@@ -87,7 +87,7 @@ def test_a_switch_is_the_same_in_every_source(text: str, value: bool, file: Path
 
 
 def test_a_word_that_yaml_takes_for_something_else_stays_a_word(file: Path) -> None:
-    """`off` is a window, and digits of a secret are no octal number."""
+    """`off` is read as a window and not as false, and a secret of digits keeps its leading zero."""
     file.write_text("window: off\nhash_secret: 0123012301230123\n")
     given = settings("--config", str(file))
     assert given.window == "off"
@@ -96,12 +96,12 @@ def test_a_word_that_yaml_takes_for_something_else_stays_a_word(file: Path) -> N
 
 
 def test_an_empty_variable_is_not_set() -> None:
-    """A compose file passes variables on that have no value."""
+    """A variable with an empty value counts as not set, because compose files pass unset variables on as empty ones."""
     assert settings(environment={"D2LPM_PORT": "", "D2LPM_WORKER": ""}) == Settings()
 
 
 def test_an_empty_file_sets_nothing(file: Path) -> None:
-    """A file of comments is fine."""
+    """A file with nothing but comments sets nothing."""
     file.write_text("# port: 1\n")
     assert settings("--config", str(file)).port == Settings().port
 
@@ -123,7 +123,7 @@ def test_an_empty_file_sets_nothing(file: Path) -> None:
     ],
 )
 def test_a_wrong_flag_is_named(flags: list[str], named: str) -> None:
-    """The line names the flag as it was written."""
+    """The line names the flag as the user wrote it."""
     assert named in mistake(*flags)
 
 
@@ -140,7 +140,7 @@ def test_a_wrong_flag_is_named(flags: list[str], named: str) -> None:
     ],
 )
 def test_a_wrong_variable_is_named(variable: str, value: str, named: str) -> None:
-    """A variable with our prefix that is no setting is a mistake, not somebody else's variable."""
+    """An unknown variable with the router's prefix is a mistake."""
     assert named in mistake(environment={variable: value, "HOME": "/", "d2lpm_port": "x"})
 
 
@@ -170,20 +170,20 @@ def test_a_wrong_file_is_named(text: str, named: str, file: Path) -> None:
 
 
 def test_a_missing_file_is_named(file: Path) -> None:
-    """Also where the environment named it; a directory is no file."""
+    """A missing file is named also if the environment gives it, and a directory is refused like a missing file."""
     assert f"{file}: No such file" in mistake("--config", str(file))
     assert f"{file}: No such file" in mistake(environment={"D2LPM_CONFIG": str(file)})
     assert "Is a directory" in mistake("--config", str(file.parent))
 
 
 def test_a_mistake_does_not_repeat_a_secret(file: Path) -> None:
-    """The line may end in a log that others read."""
+    """The message does not repeat a secret's value, because it may end in a log."""
     file.write_text("worker: [{url: 'http://hush@a', api_key: hush}]\nhash_secret: hush\n")
     assert "hush" not in mistake("--config", str(file))
 
 
 def test_every_setting_is_a_key_and_a_flag() -> None:
-    """The command line is derived: nothing in the model is left out, groups one level deep."""
+    """The command line is derived from the model: every setting has a flag, groups one level deep."""
     paths = [key.path for key in keys()]
     assert {path[0] for path in paths} == set(Settings.model_fields)
     assert len(paths) == len(set(paths))
@@ -191,13 +191,13 @@ def test_every_setting_is_a_key_and_a_flag() -> None:
 
 
 def test_every_setting_is_in_one_section() -> None:
-    """A new setting gets a place in the help text and in the commented file."""
+    """Every setting belongs to one section of the help text and of the commented file."""
     placed = [name for section in SECTIONS for name in (*section.basic, *section.advanced)]
     assert sorted(placed) == sorted(key.path[0] for key in keys() if len(key.path) == 1)
 
 
 def test_help_all_lists_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each flag has its help text and its default, percent signs and all."""
+    """Each flag is shown with its help text and default, percent signs included."""
     with pytest.raises(SystemExit):
         parser().parse_args(["--help-all"])
     text = " ".join(capsys.readouterr().out.split())
@@ -209,7 +209,7 @@ def test_help_all_lists_every_setting_with_its_default(capsys: pytest.CaptureFix
 
 
 def test_help_lists_the_basic_settings_on_one_screen() -> None:
-    """The short help shows what most operators set and nothing else."""
+    """The short help fits on one screen and shows only what most operators set."""
     text = parser().format_help()
     basic = {name for section in SECTIONS for name in section.basic}
     for key in keys():
@@ -218,7 +218,7 @@ def test_help_lists_the_basic_settings_on_one_screen() -> None:
 
 
 def test_help_shows_a_percent_sign_as_it_is() -> None:
-    """The text of a setting may have one, though argparse takes it for a format."""
+    """A percent sign in a help text is printed as it is, although argparse formats with it."""
     made = Parser(prog="d2lpm")
     made.add_argument("--share", help=Key(("share",), float, 95.0, "A share in %.").help)
     assert "A share in %. (default: 95.0)" in made.format_help()
