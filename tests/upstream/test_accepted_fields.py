@@ -42,7 +42,7 @@ def just_before(version: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def test_no_streamed_chat_at_sglang_is_asked_for_token_ids() -> None:
-    """Its newest version refuses that; a completion may be asked."""
+    """SGLang's newest version still refuses the field in a streamed chat and accepts it in a completion."""
     newest = AcceptedFields("sglang", None)
     assert newest[CHAT] == ALL_FIELDS - {Addition.TOKEN_IDS}
     assert newest[COMPLETIONS] == ALL_FIELDS
@@ -74,7 +74,7 @@ def test_a_refusal_is_remembered_for_its_path_and_version() -> None:
 
 
 def test_paths_on_which_an_engine_shares_prefixes() -> None:
-    """Where no version does, where this one is too old, and everywhere at an engine that nobody knows."""
+    """Prefixes are shared on paths without a salt, on all paths of a version too old for it, and at unknown engines."""
     assert unsalted_paths("vllm", "0.32.0") == []
     assert unsalted_paths("vllm", "0.9.2") == [COMPLETIONS, "/v1/responses", "/v1/messages"]
     assert unsalted_paths("sglang", None) == ["/v1/messages"]

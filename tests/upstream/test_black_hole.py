@@ -13,13 +13,13 @@ from tests.support.running import CHAT, chat, running_router, until
 from tests.support.scripted_engine import Call, ScriptedEngine, scripted_engine
 
 REFUSALS = [301, 401, 402, 403, 404, 405, 407, 408]
-"""Statuses that say something about the worker, its address or its key, and nothing about the call."""
+"""Statuses that concern the worker, its address or its key, and not the call."""
 CALLS, AT_ONCE = 320, 32
 
 
 @asynccontextmanager
 async def answered_by(engine: ScriptedEngine, answer: Callable[[Call], asyncio.Future[None]]) -> AsyncIterator[None]:
-    """Answer every call to this engine, as long as the context is entered."""
+    """Answer every call to this engine while the context is entered."""
 
     async def serve() -> None:
         while True:
@@ -34,7 +34,7 @@ async def answered_by(engine: ScriptedEngine, answer: Callable[[Call], asyncio.F
 
 
 def refuse(status: int) -> Callable[[Call], asyncio.Future[None]]:
-    """An answer as a gateway before an engine gives it."""
+    """Return an answer as a gateway in front of an engine gives it."""
     said = json.dumps({"error": {"message": "Incorrect API key provided.", "code": "invalid_api_key"}}).encode()
     return lambda call: asyncio.ensure_future(call.respond(status, said, "location: http://elsewhere/"))
 
@@ -97,7 +97,7 @@ NO_PATH = (b'{"detail":"Not Found"}', b'{"error":{"message":"Not Found","type":"
 
 
 def lack_path(said: bytes) -> Callable[[Call], asyncio.Future[None]]:
-    """What a vLLM that makes embeddings alone says of a chat."""
+    """Return the refusal of a chat by a vLLM that only serves embeddings."""
     return lambda call: asyncio.ensure_future(call.respond(404, said))
 
 
@@ -122,7 +122,7 @@ async def test_a_path_that_the_models_workers_lack_is_not_found(said: bytes) -> 
 
 
 async def test_a_worker_that_lacks_what_another_has_is_no_black_hole() -> None:
-    """All calls are answered by the other one, and this one's breaker opens."""
+    """The other worker answers all calls, and the breaker of the worker that lacks the path opens."""
     async with (
         scripted_engine() as hole,
         scripted_engine() as good,
@@ -196,7 +196,7 @@ async def test_a_refusal_that_every_worker_gives_opens_no_breaker() -> None:
 async def test_an_error_that_may_be_the_clients_fault_is_passed_on_unchanged(
     path: str, body: dict[str, object], status: int
 ) -> None:
-    """A path that the engine lacks, and a call that it cannot read."""
+    """The error for a path that the engine lacks, or for a call that it cannot parse, is the engine's own."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,

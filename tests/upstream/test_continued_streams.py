@@ -1,4 +1,6 @@
-"""A worker that dies amid a stream: another goes on, and the client sees one answer, without a gap or a repetition."""
+"""A worker that dies amid a stream: another worker continues, and the client gets one answer without gap or
+repetition.
+"""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +17,7 @@ PROMPT = list(range(100, 110))
 
 
 def said(text: str, ids: Sequence[int] | None, output: int, finish: str | None = None, **more: object) -> bytes:
-    """A chunk as vLLM sends it to whoever asks for ids, or, with `ids` None, to whoever does not."""
+    """Return a chunk of a chat from vLLM: with token ids if the call asked for them, else `ids` is None."""
     end = {"stop_reason": None} if finish else {}
     choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": finish, **end}
     return event(
@@ -32,7 +34,7 @@ HEAD = {"id": "first", "object": "chat.completion.chunk", "created": 7, "model":
 
 
 def counts(output: int, prompt: int = len(PROMPT)) -> dict[str, int]:
-    """Usage in a chunk."""
+    """Return the usage in a chunk."""
     return {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
 
 
@@ -45,7 +47,7 @@ def role(ids: Sequence[int] | None) -> bytes:
 
 
 def piece(text: str, ids: Sequence[int] | None, output: int, finish: str | None = None, prompt: int = 12) -> bytes:
-    """A chunk of /v1/completions, from the engine that goes on."""
+    """Return a chunk of /v1/completions, from the engine that continues."""
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
     sent_ids = {"prompt_token_ids": None, "token_ids": None if ids is None else list(ids)}
     return event(
@@ -57,13 +59,13 @@ def piece(text: str, ids: Sequence[int] | None, output: int, finish: str | None 
 
 
 def final(prompt: int, output: int) -> bytes:
-    """The last chunk."""
+    """Return the last chunk, with the usage."""
     return event({"id": "other", "object": "text_completion", "choices": [], "usage": usage(prompt, output, 8)})
 
 
 @asynccontextmanager
 async def pair(**settings: Any) -> AsyncIterator[tuple[list[ScriptedEngine], RunningRouter]]:
-    """Two engines behind a router."""
+    """Run a router in front of two engines."""
     async with scripted_engine() as one, scripted_engine() as two:
         for engine in (one, two):
             engine.poll_answers["/v1/models"] = (200, json.dumps({"object": "list", "data": [CARD]}).encode())
@@ -72,25 +74,25 @@ async def pair(**settings: Any) -> AsyncIterator[tuple[list[ScriptedEngine], Run
 
 
 async def read_until(post: Post, text: bytes) -> bytes:
-    """What came of the answer, up to this text."""
+    """Read the client's stream until this text."""
     content = (await post.response()).content
     return await content.readuntil(text)
 
 
 def events(stream: bytes) -> list[dict[str, Any]]:
-    """The chunks of a stream that is complete."""
+    """Return the chunks of a complete stream."""
     *chunks, done, nothing = stream.split(b"\n\n")
     assert (done, nothing) == (b"data: [DONE]", b"")
     return [json.loads(each.removeprefix(b"data: ")) for each in chunks]
 
 
 def content_of(chunks: list[dict[str, Any]]) -> str:
-    """What a chat says."""
+    """Return the text of a chat's chunks."""
     return "".join(each["delta"].get("content", "") for chunk in chunks for each in chunk["choices"])
 
 
 async def begin(engine: ScriptedEngine, post: Post) -> tuple[Call, bytes]:
-    """Two tokens of a chat; the call and what its client has."""
+    """Stream two tokens of a chat; return the call and what the client has received."""
     call = await engine.call()
     await call.begin()
     await call.write(role(PROMPT))
@@ -101,7 +103,9 @@ async def begin(engine: ScriptedEngine, post: Post) -> tuple[Call, bytes]:
 
 @pytest.mark.parametrize("wanted", [False, True], ids=["without usage", "with usage"])
 async def test_a_chat_continues_from_its_tokens(wanted: bool) -> None:
-    """Prompt and answer so far are the next engine's prompt; its chunks come as the first one's would have."""
+    """The next engine gets prompt and output so far as its prompt, and its chunks are converted to the first one's
+    form.
+    """
     options: dict[str, Any] = {"stream_options": {"include_usage": True}} if wanted else {}
     async with pair() as ((one, two), router):
         async with router.post(chat(stream=True, max_tokens=5, temperature=0, user="ann", **options)) as post:
@@ -152,7 +156,7 @@ async def test_a_second_death_is_survived_too() -> None:
 
 
 async def test_tokens_without_text_are_chosen_again() -> None:
-    """Half a character is in the first engine's memory alone, so the next engine is not sent its token."""
+    """A token of half a character is left out of the prompt, because the client has no text of it."""
     async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=9)) as post:
         call = await one.call()
         await call.begin()
@@ -184,7 +188,7 @@ async def test_without_token_ids_the_text_is_continued() -> None:
 
 
 async def test_a_limit_that_the_client_did_not_set_is_the_models() -> None:
-    """A completion would stop after 16 tokens, and a chat does not."""
+    """Without a limit the continued completion gets the model's, where its own default would be 16 tokens."""
     async with pair() as ((one, two), router), router.post(chat(stream=True)) as post:
         call, before = await begin(one, post)
         call.reset()
@@ -195,7 +199,7 @@ async def test_a_limit_that_the_client_did_not_set_is_the_models() -> None:
 
 
 async def test_an_answer_whose_end_alone_is_missing_ends() -> None:
-    """All that may come has come, or the last chunk has: no engine is asked for more."""
+    """If only the end of the answer is missing, the router adds it and asks no other engine."""
     async with pair() as ((one, two), router):
         options: dict[str, Any] = {"stream_options": {"include_usage": True}}
         for limit, finish in ((2, None), (9, "stop")):
@@ -209,7 +213,7 @@ async def test_an_answer_whose_end_alone_is_missing_ends() -> None:
                 chunks = events(before + await post.read())
                 assert content_of(chunks) == "one two "
                 reasons = [each["finish_reason"] for chunk in chunks for each in chunk["choices"]]
-                assert reasons[-1] == finish or "length"
+                assert reasons[-1] == (finish or "length")
                 assert sum(reason is not None for reason in reasons) == 1
                 assert chunks[-1]["usage"] == counts(2)
         assert one.calls.empty()
@@ -239,7 +243,7 @@ async def test_a_stream_that_cannot_be_continued_ends_in_an_error(asked: dict[st
 
 @pytest.mark.parametrize("how", ["text", "off"])
 async def test_continuation_can_be_switched_off(how: str) -> None:
-    """By text alone, no ids are asked for; off, the client hears of the death."""
+    """With `text` the call does not ask for token ids; with `off` the client gets the error."""
     async with pair(continuation=how) as ((one, two), router), router.post(chat(stream=True)) as post:
         call, before = await begin(one, post)
         assert "return_token_ids" not in call.json
@@ -251,7 +255,7 @@ async def test_continuation_can_be_switched_off(how: str) -> None:
 
 
 async def test_an_unfinished_tool_call_is_not_continued() -> None:
-    """Its half could not be parsed; plain text before any call can."""
+    """Half a tool call cannot be continued, because no engine can parse it as part of its prompt."""
     async with pair() as ((one, two), router), router.post(chat(stream=True, tools=[{"type": "function"}])) as post:
         call = await one.call()
         await call.begin()
@@ -266,7 +270,7 @@ async def test_an_unfinished_tool_call_is_not_continued() -> None:
 
 
 async def test_an_error_amid_the_stream_is_hidden_by_a_retry() -> None:
-    """The engine says that it dies, before it does."""
+    """An engine that reports its failure inside the stream is replaced like one that disconnects."""
     dead = event({"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}})
     async with pair() as ((one, two), router), router.post(chat(stream=True, max_tokens=5)) as post:
         call, before = await begin(one, post)
@@ -287,7 +291,7 @@ NONSENSE = [
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 async def test_invalid_data_amid_the_stream_is_hidden_by_a_retry(nonsense: bytes) -> None:
-    """Whoever said it, the first worker or the one that went on, another goes on from what came before it."""
+    """After invalid data of the first or of a later worker, the next one continues from the last valid chunk."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -317,7 +321,7 @@ async def test_invalid_data_after_a_complete_answer_is_harmless() -> None:
 
 
 async def test_a_worker_that_falls_silent_is_left() -> None:
-    """Amid a stream and before it: another does what it does not."""
+    """A worker that stops sending, before or amid its stream, is given up after the token timeout."""
     timeouts = {"first_token_timeout": 0.2, "token_timeout": 0.2}
     async with pair(**timeouts) as ((one, two), router), router.post(chat(stream=True, max_tokens=5)) as post:
         silent = await one.call()
@@ -329,7 +333,7 @@ async def test_a_worker_that_falls_silent_is_left() -> None:
 
 
 async def test_a_completion_continues_from_its_tokens() -> None:
-    """Its chunks keep their form, and the id of the first."""
+    """Its chunks have the form of a completion and the id of the first one."""
     body = {"model": "m", "prompt": "Hello", "stream": True, "max_tokens": 5}
     async with pair() as ((one, two), router), router.post(body, COMPLETIONS) as post:
         call = await one.call()
@@ -349,7 +353,7 @@ async def test_a_completion_continues_from_its_tokens() -> None:
 
 
 async def test_a_client_that_leaves_while_its_stream_waits_for_a_worker_leaves_nothing() -> None:
-    """The other worker is full, and the request is in no worker's hands."""
+    """A request that waits for another worker to continue it is removed if its client disconnects."""
     async with pair(max_inflight=1) as ((one, two), router), router.post(chat(stream=True)) as first:
         call, _ = await begin(one, first)
         async with router.post(chat("other", stream=True)) as second:

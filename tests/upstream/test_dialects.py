@@ -62,12 +62,14 @@ def models(*cards: str) -> bytes:
 def test_load_is_summed_over_ranks_and_nothing_else(
     dialect: Dialect, path: str, body: bytes, load: ReportedLoad
 ) -> None:
-    """Data-parallel ranks add up; tensor ranks, priorities and longer metric names do not."""
+    """Load is the sum over data-parallel ranks; tensor ranks, priorities and metrics with longer names are not
+    added.
+    """
     assert dialect.load_readers[path](body) == load
 
 
 def test_capacity_may_be_missing() -> None:
-    """An engine that does not report its capacity, or not yet, still reports its load."""
+    """An engine that does not report its capacity still reports its load."""
     lines = [line for line in VLLM_METRICS.splitlines(keepends=True) if b"cache_config" not in line]
     unready = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n'
     for body in (b"".join(lines), b"".join([*lines, unready])):
@@ -77,7 +79,7 @@ def test_capacity_may_be_missing() -> None:
 
 
 def test_metric_may_stand_first_last_and_without_labels() -> None:
-    """The place of a line in the text does not matter."""
+    """The metric is found anywhere in the page, with or without labels."""
     body = b"vllm:num_requests_running 1.0\nvllm:num_requests_waiting 2.0"
     assert VLLM.load_readers["/metrics"](body) == ReportedLoad(1, 2)
 
@@ -104,14 +106,14 @@ def test_metric_may_stand_first_last_and_without_labels() -> None:
     ],
 )
 def test_garbage_is_one_kind_of_error(reader: object, body: bytes) -> None:
-    """Whatever a worker answers, its poller has to expect WorkerBroke only."""
+    """Any invalid answer raises WorkerBroke, the only error that a poller handles."""
     assert callable(reader)
     with pytest.raises(WorkerBroke):
         reader(body)
 
 
 def test_engine_is_detected_by_the_owner_of_its_models() -> None:
-    """Each engine signs its model list; one that does not is a generic OpenAI server."""
+    """Each engine is named as owner in its list of models; with another owner it is a generic OpenAI server."""
     assert detect_dialect(models('{"id": "a", "owned_by": "vllm"}', '{"id": "b", "owned_by": "me"}')) is VLLM
     assert detect_dialect(models('{"id": "a", "owned_by": "sglang"}')) is SGLANG
     assert detect_dialect(models('{"id": "a", "owned_by": "openai"}')) is GENERIC
@@ -120,7 +122,7 @@ def test_engine_is_detected_by_the_owner_of_its_models() -> None:
 
 
 def test_models_are_read_with_their_adapters() -> None:
-    """Every id that an engine lists is a name that it answers to; what is no card is passed over."""
+    """Every listed id is a name that the engine serves; entries that are not model cards are skipped."""
     assert read_models(models('{"id": "base"}', '{"id": "lora", "parent": "base"}', "7", "{}")) == {"base", "lora"}
     assert read_parents(models('{"id": "base", "parent": null}', '{"id": "lora", "parent": "base"}')) == {
         "lora": "base"
@@ -129,7 +131,7 @@ def test_models_are_read_with_their_adapters() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"data": {}}', b'{"data": null}'])
 def test_no_list_of_models_is_an_error(body: bytes) -> None:
-    """An answer that is no model list does not count as an engine without models."""
+    """An answer that is not a list of models is an error, and not an engine without models."""
     with pytest.raises(WorkerBroke):
         read_models(body)
     with pytest.raises(WorkerBroke):
@@ -137,14 +139,16 @@ def test_no_list_of_models_is_an_error(body: bytes) -> None:
 
 
 def test_sglang_is_asked_in_the_cheap_way() -> None:
-    """SGLang's /health computes a token and its /metrics may be stale or off: neither is the first choice."""
+    """SGLang is not polled at /health, which computes a token, nor first at /metrics, which may be stale or
+    disabled.
+    """
     assert SGLANG.health_path != "/health"
     assert list(SGLANG.load_readers) == ["/v1/loads", "/metrics"]
 
 
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "hrrn"])
 def test_an_engine_that_reorders_is_detected(policy: str) -> None:
-    """Anything but the order of arrival works against the router's own."""
+    """Any order but first-come-first-served counts as reordering, since it works against the router's order."""
     assert read_engine_info(b'{"schedule_policy":"%s"}' % policy.encode()).reorders
     assert not read_engine_info(b'{"schedule_policy":"fcfs"}').reorders
     with pytest.raises(WorkerBroke):
@@ -153,13 +157,13 @@ def test_an_engine_that_reorders_is_detected(policy: str) -> None:
 
 @pytest.mark.parametrize(("value", "version"), [(b'"0.5.23"', "0.5.23"), (b"5", None), (b"null", None)])
 def test_the_version_is_read_where_there_is_one(value: bytes, version: str | None) -> None:
-    """As text; anything else is none."""
+    """The version is a string; any other value gives None."""
     assert read_engine_info(b'{"version": ' + value + b"}").version == version
 
 
 @pytest.mark.parametrize(("mode", "half"), [(b'"prefill"', True), (b'"decode"', True), (b'"null"', False)])
 def test_half_of_a_disaggregated_pair_is_detected(mode: bytes, half: bool) -> None:
-    """SGLang calls a worker that does both "null"."""
+    """SGLang reports "null" for a worker that does both prefill and decode."""
     assert read_engine_info(b'{"disaggregation_mode": ' + mode + b"}").disaggregated is half
 
 
@@ -203,23 +207,25 @@ sglang:max_total_num_tokens{tp_rank="0"} 19168.0
     ],
 )
 def test_reports_about_the_cache_are_read(dialect: Dialect, body: bytes, report: CacheReport) -> None:
-    """Each engine reports different fields, possibly none; SGLang shows a counter from its first increment on."""
+    """Each engine reports other fields, or none; SGLang shows a counter only after its first increment."""
     assert dialect.read_cache(body) == report
 
 
 def test_an_sglang_that_has_computed_nothing_has_nothing_to_do() -> None:
-    """Its gauges of requests come with the first batch; without them it would never get one."""
+    """An SGLang lacks its request gauges before its first batch; counted as unknown load, it would never get a
+    batch.
+    """
     assert SGLANG.load_readers["/metrics"](SGLANG_BEGINS) == ReportedLoad(0, 0, 19168)
 
 
 def test_a_number_that_was_cut_off_is_not_taken_for_a_smaller_one() -> None:
-    """A counter that seems to fall would mean that the engine restarted."""
+    """A truncated counter would look like a smaller one, and so like a restart of the engine."""
     assert VLLM.read_cache(b"vllm:prompt_tokens_total 123\nvllm:prefix_cache_hits_total 4").hit_tokens is None
 
 
 @pytest.mark.parametrize("value", [b"NaN", b"+Inf", b"-1.0", b"many", b""])
 def test_a_value_that_is_not_a_count_is_refused(value: bytes) -> None:
-    """Whatever stands there, no such number reaches the mirror."""
+    """A value that is not a count raises an error before it reaches the cache mirror."""
     with pytest.raises(WorkerBroke):
         VLLM.read_cache(b"vllm:prompt_tokens_total " + value + b"\n")
 
@@ -228,13 +234,13 @@ def test_a_value_that_is_not_a_count_is_refused(value: bytes) -> None:
     ("size", "tokens"), [(b"8192", 8192), (b"-1", None), (b"null", None), (b'"8192"', None), (b"true", None)]
 )
 def test_the_size_of_a_batch_is_read_where_there_is_one(size: bytes, tokens: int | None) -> None:
-    """SGLang's -1 means that it has no limit."""
+    """An absurd block size is ignored, and the rest of the report is still read."""
     assert read_engine_info(b'{"chunked_prefill_size": ' + size + b"}").batch_tokens == tokens
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, "²", "-1", "1.5", ""])
 def test_an_absurd_size_is_ignored(size: str) -> None:
-    """Nor does it make anything of the rest unreadable."""
+    """An absurd batch size is ignored, and the rest of the report is still read."""
     page = VLLM_METRICS.replace(b'block_size="32"', b'block_size="%b"' % size.encode())
     assert VLLM.load_readers["/metrics"](page) == ReportedLoad(7, 5, None)
     assert VLLM.read_cache(page).block_tokens is None
@@ -245,14 +251,14 @@ def test_an_absurd_size_is_ignored(size: str) -> None:
     [(b'enable_prefix_caching="False"', False), (b'enable_prefix_caching="True"', True), (b"", None)],
 )
 def test_vllm_metrics_show_whether_it_keeps_a_prefix_cache(labels: bytes, caches: bool | None) -> None:
-    """One that does not say it is not taken for either."""
+    """The answer is unknown if the metrics do not say whether prefixes are cached."""
     body = b'vllm:cache_config_info{block_size="16",%b} 1.0\n' % labels
     assert VLLM.read_cache(body).caches is caches
 
 
 @pytest.mark.parametrize(("disabled", "caches"), [(b"true", False), (b"false", True), (b"null", True)])
 def test_sglang_reports_whether_it_keeps_a_prefix_cache(disabled: bytes, caches: bool) -> None:
-    """Unless it says that it does not, it does."""
+    """An SGLang keeps a prefix cache unless it reports that the cache is disabled."""
     assert read_engine_info(b'{"disable_radix_cache": ' + disabled + b"}").caches is caches
 
 
@@ -288,5 +294,5 @@ sglang:generation_tokens_total{is_streaming="true"} 11.0
     ],
 )
 def test_reports_about_computed_tokens_are_read(dialect: Dialect, body: bytes, report: WorkReport) -> None:
-    """Input that it computed, without what it found in its cache, and output; over all its ranks."""
+    """The report has computed input, without cached tokens, and output, summed over all ranks."""
     assert dialect.read_work(body) == report

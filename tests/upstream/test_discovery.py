@@ -1,4 +1,4 @@
-"""Finding workers by name and file: what comes is used, what goes is drained, and what fails changes nothing."""
+"""Finding workers by DNS name and file: new ones are used, missing ones drained, and errors change nothing."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ from tests.support.scripted_engine import scripted_engine
 
 
 class Names:
-    """A resolver whose answers a test sets; `asked` counts the questions."""
+    """A resolver whose answers a test sets; `asked` counts the lookups."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses: Sequence[str] | OSError = addresses
@@ -35,7 +35,7 @@ def urls(workers: Workers | None) -> list[str]:
 
 
 async def test_each_address_of_a_name_is_a_worker() -> None:
-    """Once each, in an order that does not change with the answer's, with the port of the URL."""
+    """Each address is one worker at the URL's port, in an order that does not depend on the answer's."""
     source = DnsSource("http://workers:8001", Names("10.0.0.2", "10.0.0.1", "10.0.0.2"))
     found = await source.read()
     assert found == (
@@ -47,13 +47,13 @@ async def test_each_address_of_a_name_is_a_worker() -> None:
 
 
 async def test_a_host_of_two_families_is_one_worker() -> None:
-    """By the loop's own resolver: an address is found as it is, and loopback's name has one address of one family."""
+    """The loop's own resolver returns an IP address unchanged, and one address of one family for localhost."""
     assert await resolve("127.0.0.1", 80) == ["127.0.0.1"]
     assert await resolve("localhost", 80) == ["127.0.0.1"]
 
 
 async def test_a_worker_behind_a_name_is_used_and_drained_when_its_address_is_gone() -> None:
-    """A new address serves; one that is gone ends what it has and gets nothing more, and comes back when it is back."""
+    """A new address is used; one that disappears completes its calls without getting new ones, and can come back."""
     names = Names("127.0.0.1")
     async with scripted_engine() as one, scripted_engine(host="127.0.0.2", port=one.port) as two:
         dns = {"worker_dns": [f"http://workers:{one.port}"], "discovery_interval": 0.02}
@@ -114,7 +114,7 @@ async def test_a_name_that_cannot_be_resolved_keeps_its_workers(caplog: pytest.L
 
 
 async def test_a_file_is_read_when_it_changes_and_refused_when_it_is_wrong(tmp_path: Path) -> None:
-    """Its workers are those of the last file without a mistake; an empty one, as while it is written, is a mistake."""
+    """The workers are those of the last valid file; an empty file, as during a write, is not valid."""
     file = tmp_path / "workers.yaml"
     file.write_text("- http://gpu-1:8000\n- {url: 'http://gpu-2:8000', id: west, api_key: sk-x}\n")
     source = FileSource(file)
@@ -139,7 +139,7 @@ async def test_a_file_is_read_when_it_changes_and_refused_when_it_is_wrong(tmp_p
 
 
 async def test_the_workers_of_a_file_serve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """From the start; a second one from when it is written there, and a mistake takes none away."""
+    """Workers of the file serve from the start, one added later also, and an invalid file removes none."""
     file = tmp_path / "workers.yaml"
     async with scripted_engine() as one, scripted_engine() as two:
         file.write_text(f"- {one.url}\n")
@@ -153,6 +153,6 @@ async def test_the_workers_of_a_file_serve(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_a_file_that_is_wrong_at_the_start_is_refused(tmp_path: Path) -> None:
-    """Before anything is served, as every other mistake in the settings."""
+    """The error is raised at start, as for every other setting."""
     with pytest.raises(ConfigError, match="No such file"):
         read_workers(tmp_path / "none.yaml")

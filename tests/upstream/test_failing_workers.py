@@ -1,4 +1,4 @@
-"""Workers that fail, refuse, die and come back: what their clients receive, and what they are charged."""
+"""Workers that fail, refuse, die and recover: what their clients receive and are charged."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "wh
 
 
 async def served(router: RunningRouter) -> tuple[int, int]:
-    """Extend and output tokens of all clients, once everything has ended."""
+    """Return the extend and output tokens of all clients after every call has ended."""
     await router.check_at_rest()
     service = [entry["service"] for entry in (await router.fairness())["clients"].values()]
     return sum(s["extend"] for s in service), sum(s["output"] for s in service)
@@ -74,7 +74,7 @@ async def bad_chunk(call: Call) -> None:
     ],
 )
 async def test_a_worker_that_fails_before_its_answer(stream: bool, act: Act, code: str) -> None:
-    """Its client has a 502 in OpenAI's shape, and the next call is served."""
+    """The client gets a 502 in OpenAI's shape, and the worker serves the next call."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat(stream=stream)) as post:
             await act(await engine.call())
@@ -99,7 +99,7 @@ async def test_a_refused_connection_costs_nothing() -> None:
 
 
 async def test_a_call_is_offered_to_every_worker_until_one_takes_the_connection() -> None:
-    """What asks for a connection in vain is no try; when none is left, the client hears of it."""
+    """A refused connection is not counted as a try; if every worker refuses, the client gets 503."""
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(scripted_engine()) for _ in range(DEFAULT_RULES.tries + 1)]
         router = await stack.enter_async_context(running_router(*(e.url for e in engines), poll_interval=3600))
@@ -112,7 +112,7 @@ async def test_a_call_is_offered_to_every_worker_until_one_takes_the_connection(
 
 
 async def test_descriptors_that_run_out_are_no_fault_of_the_worker() -> None:
-    """The router has no connection left to give, which a client may wait for."""
+    """Without a free descriptor the call raises NoWorker, which blames no worker and lets the client wait."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with scripted_engine() as engine:
         free = os.dup(0)
@@ -141,7 +141,7 @@ async def early_end(call: Call) -> None:
 @pytest.mark.parametrize("options", [{}, {"include_usage": True, "continuous_usage_stats": True}], ids=["cut", "all"])
 @pytest.mark.parametrize("act", [reset, close, broken_chunk, half_an_event, early_end])
 async def test_a_worker_that_fails_amid_a_stream(act: Act, options: dict[str, Any]) -> None:
-    """The client gets the output so far, an error event and [DONE]; it is charged for what was computed."""
+    """The client gets the output so far, an error event and [DONE], and is charged for what was computed."""
     first = chunk("a", usage=usage(9, 1))
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat(stream=True, stream_options=options)) as post:
@@ -169,7 +169,7 @@ async def test_a_worker_that_fails_amid_a_stream(act: Act, options: dict[str, An
     ],
 )
 async def test_a_refusal_is_passed_on_unchanged_and_costs_nothing(stream: bool, status: int, body: bytes) -> None:
-    """Status, body, type and Retry-After are the engine's own; it computed nothing, so nothing is owed."""
+    """Status, body, type and Retry-After are the engine's own, and the client is charged nothing."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat(stream=stream)) as post:
             await (await engine.call()).respond(
@@ -185,7 +185,7 @@ async def test_a_refusal_is_passed_on_unchanged_and_costs_nothing(stream: bool, 
 
 @STREAMED
 async def test_an_engines_own_failure_is_passed_on(stream: bool) -> None:
-    """A 500 goes through as it is; the engine may have worked for it, so it is not refunded."""
+    """A 500 is passed on unchanged and charged, because the engine may have computed something."""
     said = b'{"error":{"message":"Internal Server Error"}}'
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat("x" * 400, stream=stream)) as post:
@@ -209,7 +209,7 @@ async def test_an_engines_own_failure_is_passed_on(stream: bool) -> None:
     ],
 )
 async def test_a_failure_in_another_format_is_passed_on_in_openais(status: int, page: bytes, expected: str) -> None:
-    """What a proxy before the worker says of it, or the frame it is built on, is none of OpenAI's errors."""
+    """An error page of a proxy or of the engine's web framework is converted to OpenAI's error shape."""
     async with scripted_engine() as engine, running_router(engine.url) as router, router.post(chat()) as post:
         await (await engine.call()).respond(status, page, content_type="text/html")
         response = await post.response()
@@ -255,7 +255,7 @@ async def test_a_queue_that_is_full_amid_a_stream_is_a_failure() -> None:
 
 
 async def test_an_error_with_status_200_is_an_error() -> None:
-    """It goes through as it is, and the prompt counts as computed, but not as answered."""
+    """The error is passed on unchanged, and the request counts as failed."""
     body = b'{"object":"error","message":"oops","type":"abort","param":null,"code":500}'
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat()) as post:
@@ -266,7 +266,7 @@ async def test_an_error_with_status_200_is_an_error() -> None:
 
 
 async def test_a_connection_with_unread_data_is_not_reused() -> None:
-    """Its answer was all here when its client left, except for what the socket was made to hold back."""
+    """A connection on which a part of the last answer was not read is closed instead of reused."""
     async with scripted_engine() as engine:
         worker = WorkerClient(engine.url, connect_timeout=5.0)
         pending = asyncio.ensure_future(worker.send("POST", "/x", {}, b"{}"))
@@ -282,7 +282,7 @@ async def test_a_connection_with_unread_data_is_not_reused() -> None:
 
 
 async def answered_by(router: RunningRouter, *engines: ScriptedEngine, model: str = "m") -> ScriptedEngine:
-    """Make a call; the engine that got it."""
+    """Make a call; return the engine that received it."""
     async with router.post({**chat(), "model": model}) as post:
         gets = {asyncio.ensure_future(engine.call()): engine for engine in engines}
         (got,), others = await asyncio.wait(gets, return_when=asyncio.FIRST_COMPLETED)
@@ -295,7 +295,7 @@ async def answered_by(router: RunningRouter, *engines: ScriptedEngine, model: st
 
 
 async def test_a_model_of_one_worker_goes_only_there() -> None:
-    """However often it is asked for; and a model of nobody is unknown."""
+    """A model is routed to the one worker that has it, and a model of no worker gives 404."""
     async with (
         scripted_engine("m", "a") as one,
         scripted_engine("m", "b") as two,
@@ -313,7 +313,7 @@ def healthy(router: RunningRouter) -> set[str]:
 
 
 async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:
-    """The moment a connection is refused, with the calls that found it out, one of which ran there."""
+    """When a connection is refused, all calls that wait for that worker, and the one that ran there, go to another."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -335,7 +335,7 @@ async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:
 
 
 async def test_a_worker_that_has_recovered_is_used_again() -> None:
-    """It was left out while its engine was ill, whatever ran there went on, and then it has its turn again."""
+    """An unhealthy worker gets no new calls, keeps its running one, and is used again once it is healthy."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -354,7 +354,7 @@ async def test_a_worker_that_has_recovered_is_used_again() -> None:
 
 
 async def test_without_a_worker_a_call_is_refused_with_the_reason() -> None:
-    """Those that wait for the last one, too; its models are still known."""
+    """Both waiting and new calls get 503 with the reason; a known model does not become an unknown one."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1) as router,
@@ -375,7 +375,7 @@ async def test_without_a_worker_a_call_is_refused_with_the_reason() -> None:
 
 @STREAMED
 async def test_a_reused_connection_that_closes_as_the_call_is_sent_is_no_failure(stream: bool) -> None:
-    """An engine closes what has been idle for long; a call that crosses that goes once more on a fresh connection."""
+    """A call that crosses with the close of an idle connection is sent once more on a new connection."""
     async with scripted_engine() as engine, running_router(engine.url, breaker_failures=1) as router:
         for act in (close, reset, close, reset, close):
             async with router.post(chat(stream=stream)) as post:
@@ -390,7 +390,7 @@ async def test_a_reused_connection_that_closes_as_the_call_is_sent_is_no_failure
 
 
 async def test_a_fresh_connection_that_closes_is_the_workers_failure() -> None:
-    """It is tried once more, and no oftener; and not where the worker had the call for a while before it closed."""
+    """A call is sent again only once, so a new connection that closes is reported as 502."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         async with router.post(chat()) as post:
             await (await engine.call()).answer()

@@ -1,4 +1,4 @@
-"""Whether workers' flags fit: seen on emulated workers of both dialects and on scripted engines, over real sockets."""
+"""The check of workers' flags, on emulated workers of both dialects and on scripted engines over real sockets."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ SGLANG_METRICS = b"sglang:num_running_reqs 0.0\nsglang:num_queue_reqs 0.0\n"
 
 @asynccontextmanager
 async def answering(details: object = None) -> AsyncIterator[ScriptedEngine]:
-    """An engine that answers every prompt, with these details of what was cached."""
+    """Run an engine that answers every prompt, with these details in its usage."""
     async with scripted_engine() as engine:
 
         async def answer() -> None:
@@ -51,13 +51,13 @@ async def examined(url: str, *, generate: bool = True, isolated: bool = False) -
 
 
 async def changes(url: str, *, generate: bool = True) -> list[str]:
-    """What should be changed."""
+    """Return the proposed changes."""
     return [finding.change for finding in (await examined(url, generate=generate)).findings]
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_a_correctly_started_worker_has_no_findings(dialect: str) -> None:
-    """There are no findings, and the card names engine, model and cache size."""
+    """The check finds nothing, and the card names engine, model and cache size."""
     with worker(dialect=dialect, block_size=16, kv_tokens=4096) as url:
         result = await examined(url)
     assert result.findings == []
@@ -75,14 +75,14 @@ async def test_a_correctly_started_worker_has_no_findings(dialect: str) -> None:
     ],
 )
 async def test_wrong_flags_of_an_emulated_worker_are_found(flags: dict[str, object], flag: str) -> None:
-    """One finding with the exact flag, also without a prompt."""
+    """Each wrong flag gives one finding that names the right flag, also without a test prompt."""
     with worker(**flags) as url:
         (change,) = await changes(url, generate=False)
     assert flag in change
 
 
 async def test_a_refused_field_is_reported_with_its_consequence() -> None:
-    """By the engine's version, or as the worker says when it is tried; neither is something to change."""
+    """A field that the engine's version lacks, or that a test call shows to be refused, is a note and no finding."""
     with worker(dialect="sglang", block_size=16, kv_tokens=4096) as url:
         result = await examined(url)
     assert result.findings == []
@@ -108,7 +108,7 @@ async def test_a_refused_field_is_reported_with_its_consequence() -> None:
 
 @pytest.mark.parametrize(("dialect", "paths"), [("vllm", []), ("sglang", ["/v1/messages"])])
 async def test_paths_without_prefix_isolation_are_found(dialect: str, paths: list[str]) -> None:
-    """Where the operator wants them apart; else there is nothing to say."""
+    """Paths that ignore the salt are findings only if the operator wants prefixes isolated."""
     with worker(dialect=dialect, block_size=16, kv_tokens=4096) as url:
         found = (await examined(url, isolated=True)).findings
         assert (await examined(url)).findings == []
@@ -117,7 +117,9 @@ async def test_paths_without_prefix_isolation_are_found(dialect: str, paths: lis
 
 @pytest.mark.parametrize("role", [{"disaggregation_mode": "prefill"}, {"is_embedding": True}])
 async def test_a_worker_that_generates_nothing_is_sent_nothing(role: dict[str, object]) -> None:
-    """A prefill or decode worker may never answer a call of its own, and an SGLang that only embeds dies of it."""
+    """No test call is sent to a prefill worker, which may never answer it, or to an embedding SGLang, which would
+    crash.
+    """
     async with scripted_engine() as engine:
         engine.poll_answers["/v1/models"] = (200, json.dumps(SGLANG).encode())
         engine.poll_answers["/metrics"] = (200, SGLANG_METRICS)
@@ -127,7 +129,7 @@ async def test_a_worker_that_generates_nothing_is_sent_nothing(role: dict[str, o
 
 
 async def test_a_usage_without_cached_tokens_is_found() -> None:
-    """By the second answer to the same prompt; none is sent where that is not asked for."""
+    """The second answer to one prompt must report cached tokens; without test prompts nothing is checked."""
     async with answering() as engine:
         (change,) = await changes(engine.url)
         assert "--enable-prompt-tokens-details" in change
@@ -137,7 +139,7 @@ async def test_a_usage_without_cached_tokens_is_found() -> None:
 
 
 async def test_a_vllm_without_metrics_or_cache_is_found() -> None:
-    """A page that is not there, one that is another's, and one that says that prefixes are not cached."""
+    """A missing metrics page, another server's page, and a disabled prefix cache are one finding each."""
     async with answering({"cached_tokens": 1}) as engine:
         for page in ((404, b""), (200, b"other 1\n")):
             engine.poll_answers["/metrics"] = page
@@ -160,7 +162,7 @@ async def test_a_vllm_without_metrics_or_cache_is_found() -> None:
     ],
 )
 async def test_sglang_reports_its_start_flags(result: dict[str, object], flag: str | None) -> None:
-    """Each flag that does not fit is one finding."""
+    """Each wrong start flag is one finding."""
     async with scripted_engine() as engine:
         engine.poll_answers |= {
             "/v1/models": (200, json.dumps(SGLANG).encode()),
@@ -174,7 +176,7 @@ async def test_sglang_reports_its_start_flags(result: dict[str, object], flag: s
 
 
 async def test_an_sglang_that_has_served_nothing_yet_fits() -> None:
-    """Until its first prompt its metrics lack its load and its cache."""
+    """The metrics of an SGLang before its first prompt lack load and cache, which is no finding."""
     async with scripted_engine() as engine:
         engine.poll_answers |= {
             "/v1/models": (200, json.dumps(SGLANG).encode()),
@@ -187,7 +189,7 @@ async def test_an_sglang_that_has_served_nothing_yet_fits() -> None:
 
 
 async def test_a_worker_that_is_down_or_rejects_the_key_is_found() -> None:
-    """With what to do about it."""
+    """The finding says how to correct the URL or the key."""
     assert "correct its URL" in (await changes("http://127.0.0.1:9"))[0]
     async with scripted_engine() as engine:
         engine.poll_answers["/v1/models"] = (401, b"")
@@ -197,7 +199,7 @@ async def test_a_worker_that_is_down_or_rejects_the_key_is_found() -> None:
 
 
 async def test_findings_are_logged_once_when_a_worker_joins(caplog: pytest.LogCaptureFixture) -> None:
-    """No prompt is sent for it, and a worker that comes back as it was is not warned of again."""
+    """The check at join sends no prompt, and a worker that returns unchanged causes no second warning."""
     async with scripted_engine() as engine:
         engine.poll_answers |= {
             "/v1/models": (200, json.dumps(SGLANG).encode()),
@@ -218,7 +220,7 @@ async def test_findings_are_logged_once_when_a_worker_joins(caplog: pytest.LogCa
 
 
 def test_the_command_reports_settings_and_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 where all fits, 1 where something does not, with a line for each; 2 for a file that is wrong."""
+    """The exit code is 0 without findings, 1 with findings, each in its own line, and 2 for an invalid file."""
     file, more = tmp_path / "router.yaml", tmp_path / "workers.yaml"
     with worker(block_size=16) as one, worker(dialect="sglang", order="lpm") as two:
         file.write_text(f"worker: [{one}]\nmax_queued: 7\nadmin_key: kkkkkkkkkkkkkkkk\n")
@@ -240,7 +242,7 @@ def test_the_command_reports_settings_and_workers(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize("page", [b"<html>login</html>", b'["0.32.0"]', b'"0.32.0"', b""])
 async def test_an_unexpected_answer_is_reported(page: bytes) -> None:
-    """It does answer, and what it says of itself is no JSON object: a proxy in front, perhaps."""
+    """An answer to /version that is no JSON object, such as a proxy's page, is a finding."""
     async with scripted_engine() as engine:
         engine.poll_answers["/version"] = (200, page)
         (found,) = (await examined(engine.url, generate=False)).findings

@@ -112,7 +112,7 @@ async def test_an_error_of_the_sink_is_raised_by_push() -> None:
 
 
 async def test_a_worker_that_breaks_off_ends_the_push() -> None:
-    """Then `read` reports what is wrong."""
+    """`push` returns, and the next `read` raises the error."""
     async with answering() as (call, response):
         sink = Sink()
         pushing = asyncio.create_task(response.push(sink))

@@ -8,7 +8,7 @@ from router.upstream.kv_endpoints import KvPublisher, reachable, read_sglang_sou
 
 
 def test_the_publishers_of_a_vllm_are_read() -> None:
-    """One publisher a rank, at the worker's own host where it listens everywhere."""
+    """Each rank has a publisher; one that listens on all interfaces is reached at the worker's own host."""
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv"}
     ranks = {
         "1": config | {"endpoint": "tcp://*:5558", "replay_endpoint": None},
@@ -23,7 +23,7 @@ def test_the_publishers_of_a_vllm_are_read() -> None:
 
 
 def test_the_publishers_of_an_sglang_are_read() -> None:
-    """Ports count up by rank; a server without events names none."""
+    """Ports count up by rank; a server without KV events has no publisher."""
     told = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv", "dp_size": 2}
     body = _json({"kv_events": told | {"replay_endpoint_port_base": 6000}})
     assert read_sglang_sources(body, "::1") == (

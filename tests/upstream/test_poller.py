@@ -29,7 +29,7 @@ from tests.support.scripted_engine import VLLM_METRICS, ScriptedEngine, scripted
 
 @dataclass
 class Watch:
-    """A probe of one engine, polled step by step; `events` holds what it has fed since they were last taken."""
+    """A probe of one engine, polled step by step; `events` holds the events fed since the last call of `fed`."""
 
     engine: ScriptedEngine
     backend: WorkerEndpoint
@@ -38,7 +38,7 @@ class Watch:
     client: httpx.AsyncClient
 
     async def fed(self, polls: int = 1) -> list[Event]:
-        """Poll once and return the names of the events fed."""
+        """Poll this many times and return the events fed."""
         for _ in range(polls):
             await self.probe.poll(self.client)
         events = self.events.copy()
@@ -46,7 +46,7 @@ class Watch:
         return events
 
     async def kinds(self, polls: int = 1) -> list[str]:
-        """The same by name."""
+        """Poll this many times and return the names of the events fed."""
         return [type(event).__name__ for event in await self.fed(polls)]
 
 
@@ -59,7 +59,7 @@ async def watched(*models: str) -> AsyncIterator[Watch]:
 
 
 async def test_a_worker_joins_with_its_models_and_reports_its_load() -> None:
-    """The first poll asks for everything; the next one only for what may have changed."""
+    """The first poll reports models and load, the next one only the load."""
     async with watched("m", "adapter") as watch:
         joined, reported = await watch.fed()
         assert isinstance(joined, WorkerJoined)
@@ -71,7 +71,7 @@ async def test_a_worker_joins_with_its_models_and_reports_its_load() -> None:
 
 
 async def test_a_refused_connection_ends_it_at_once_and_an_answer_brings_it_back() -> None:
-    """A refused connection is enough to report a worker as gone, and it is reported once."""
+    """One refused connection reports the worker as gone, once, and the next answer lets it join again."""
     async with watched() as watch:
         await watch.fed()
         await watch.engine.stop()
@@ -84,7 +84,7 @@ async def test_a_refused_connection_ends_it_at_once_and_an_answer_brings_it_back
 
 
 async def test_an_engine_that_answers_with_errors_is_down_after_several_polls() -> None:
-    """One bad answer is no death, several in a row are."""
+    """A worker leaves after several failed polls in a row, not after one."""
     async with watched() as watch:
         await watch.fed()
         watch.engine.poll_answers["/health"] = (503, b"")
@@ -96,7 +96,7 @@ async def test_an_engine_that_answers_with_errors_is_down_after_several_polls() 
 
 
 async def test_an_engine_whose_health_is_bad_does_not_join() -> None:
-    """Its server answers, but its engine is dead: it is sent nothing, at no moment."""
+    """An engine whose server answers but whose health check fails never joins."""
     async with watched() as watch:
         watch.engine.poll_answers["/health"] = (503, b"")
         assert await watch.fed(2 * MISSED_POLLS) == []
@@ -117,7 +117,7 @@ async def test_an_engine_without_metrics_is_alive(answer: tuple[int, bytes]) -> 
 
 
 async def test_an_engine_of_unknown_kind_is_detected_anew_each_time() -> None:
-    """For its list of models, where there is nothing else: or a poll would say that it answers, and have no answer."""
+    """A server of unknown kind is polled by its list of models, without which it leaves."""
     async with watched() as watch:
         watch.engine.poll_answers["/v1/models"] = (200, b'{"data": [{"id": "m", "owned_by": "me"}]}')
         assert await watch.kinds(3) == ["WorkerJoined", "WorkerAnswered", "WorkerAnswered"]
@@ -127,7 +127,7 @@ async def test_an_engine_of_unknown_kind_is_detected_anew_each_time() -> None:
 
 
 async def test_metrics_that_were_gone_are_read_again() -> None:
-    """The next reading of the list of models tries the paths again."""
+    """Metrics that were missing are tried again with the next poll of the list of models."""
     async with watched() as watch:
         await watch.fed()
         watch.engine.poll_answers["/metrics"] = (404, b"")
@@ -138,14 +138,14 @@ async def test_metrics_that_were_gone_are_read_again() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"no JSON", b"[]", b'{"data":1}'])
 async def test_an_invalid_answer_is_not_a_worker(body: bytes) -> None:
-    """Something else listens there."""
+    """A server whose list of models is invalid never joins."""
     async with watched() as watch:
         watch.engine.poll_answers["/v1/models"] = (200, body)
         assert await watch.fed(2 * MISSED_POLLS) == []
 
 
 async def test_a_new_list_of_models_is_noticed() -> None:
-    """Adapters come and go while the engine runs."""
+    """A model added while the engine runs is reported with the next poll of the list."""
     async with watched() as watch:
         await watch.fed()
         watch.engine.serve("m", "adapter")
@@ -155,7 +155,7 @@ async def test_a_new_list_of_models_is_noticed() -> None:
 
 
 async def test_sglang_is_asked_in_its_own_way() -> None:
-    """Never at /health, which computes a token; and at /metrics only where it has no /v1/loads."""
+    """SGLang is never polled at /health, which computes a token, and at /metrics only if it lacks /v1/loads."""
     metrics = VLLM_METRICS.replace(b"vllm:num_requests_running", b"sglang:num_running_reqs")
     metrics = metrics.replace(b"vllm:num_requests_waiting", b"sglang:num_queue_reqs")
     async with watched() as watch:
@@ -181,7 +181,7 @@ async def test_sglang_is_asked_in_its_own_way() -> None:
     ],
 )
 async def test_an_engine_that_reorders_is_reported(answer: tuple[int, bytes], reorders: bool) -> None:
-    """Its order works against the router's, and the scheduler must know."""
+    """An engine that orders by match is reported as reordering, which works against the router's order."""
     async with watched() as watch:
         models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
         watch.engine.poll_answers["/v1/models"] = (200, json.dumps(models).encode())
@@ -194,7 +194,7 @@ async def test_an_engine_that_reorders_is_reported(answer: tuple[int, bytes], re
 
 
 async def test_an_engine_without_a_prefix_cache_is_reported() -> None:
-    """No hit may be predicted there."""
+    """An SGLang with its radix cache disabled joins as a worker without a cache, so that no hits are predicted."""
     async with watched() as watch:
         models = {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}
         watch.engine.poll_answers["/v1/models"] = (200, json.dumps(models).encode())
@@ -207,7 +207,7 @@ async def test_an_engine_without_a_prefix_cache_is_reported() -> None:
 
 
 async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged, and the worker is asked again."""
+    """An error while an event is handled is logged, and polling continues."""
     reports: list[Event] = []
     again = asyncio.Event()
 
@@ -238,7 +238,7 @@ vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0.0
 
 
 async def test_cache_metrics_are_reported() -> None:
-    """On the page with its load, which is read once."""
+    """Load and cache are read from one request of the metrics page."""
     async with watched() as watch:
         watch.engine.poll_answers["/metrics"] = (200, VLLM_METRICS + CACHE_METRICS)
         _, reported = await watch.fed()
@@ -260,7 +260,7 @@ async def test_cache_metrics_are_reported() -> None:
 async def test_unusable_metrics_are_counted_and_the_worker_stays_in_service(
     page: tuple[int, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line a minute says so, however often it happens."""
+    """Each unusable page is counted, and logged at most once a minute."""
     async with watched() as watch:
         await watch.fed()
         watch.engine.poll_answers["/metrics"] = page
@@ -272,7 +272,7 @@ async def test_unusable_metrics_are_counted_and_the_worker_stays_in_service(
 
 
 async def test_a_flushed_cache_is_reported_as_empty() -> None:
-    """One that refused, or does not know how to, is not."""
+    """A flush that the engine refuses or does not have raises WorkerBroke and reports nothing."""
     async with watched() as watch:
         await watch.fed()
         watch.engine.poll_answers["/reset_prefix_cache"] = (200, b'{"success": false}')
@@ -305,7 +305,7 @@ async def test_slow_metrics_do_not_make_a_worker_silent() -> None:
 
 
 async def test_metrics_in_time_are_the_only_sign_of_life() -> None:
-    """A worker that tells its load is not also said to tell none, however health and load are asked in turn."""
+    """A worker whose metrics arrive in time is never reported by a bare sign of life as well."""
     async with scripted_engine() as engine:
         fed: list[Event] = []
         reported = asyncio.Event()

@@ -22,7 +22,7 @@ def refusal(message: str) -> bytes:
 
 @asynccontextmanager
 async def before(**settings: Any) -> AsyncIterator[tuple[ScriptedEngine, RunningRouter]]:
-    """A router before one engine."""
+    """Run a router in front of one engine."""
     async with scripted_engine() as engine, running_router(engine.url, **settings) as router:
         yield engine, router
 
@@ -34,7 +34,9 @@ async def refused_fields(router: RunningRouter) -> Any:
 
 @pytest.mark.parametrize("status", [400, 422])
 async def test_a_refused_field_is_left_out_from_then_on(status: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The call is sent again at once without it, the client sees the answer alone, and the next call goes without."""
+    """The call is sent again at once without the field, the client sees only the answer, and later calls omit the
+    field.
+    """
     async with before() as (engine, router):
         async with router.post(chat(stream=True)) as post:
             call = await engine.call()
@@ -57,7 +59,7 @@ async def test_a_refused_field_is_left_out_from_then_on(status: int, caplog: pyt
 
 
 async def test_a_refusal_counts_for_its_path_alone() -> None:
-    """Completions still ask for what chats at this worker do not."""
+    """A field refused in chats is still added to completions."""
     async with before() as (engine, router):
         async with router.post(chat(stream=True)) as post:
             await (await engine.call()).respond(400, refusal(FLAT))
@@ -72,7 +74,7 @@ async def test_a_refusal_counts_for_its_path_alone() -> None:
 
 
 async def test_fields_that_are_refused_one_after_the_other_all_go() -> None:
-    """Usage is then what its chunks or its end tell; the client pays for what was counted."""
+    """After three refusals the call is sent unchanged, and its tokens are counted from its chunks."""
     refusals = [FLAT, "Extra inputs are not permitted: continuous_usage_stats", "unknown field stream_options"]
     async with before() as (engine, router):
         async with router.post(chat(stream=True)) as post:
@@ -133,7 +135,7 @@ async def test_a_refusal_that_names_nothing_is_passed_on() -> None:
 
 
 async def test_a_worker_that_dies_over_its_refusal_loses_no_call() -> None:
-    """A refusal that breaks off is the worker's fault: another one is asked."""
+    """If the connection breaks during a refusal, the worker is at fault and another one gets the call."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
@@ -149,7 +151,7 @@ async def test_a_worker_that_dies_over_its_refusal_loses_no_call() -> None:
 
 
 async def test_a_chat_continues_by_its_text_if_there_are_no_token_ids() -> None:
-    """Begun at SGLang, which tells no ids of a streamed chat, and gone on with at another worker."""
+    """A chat that began at SGLang, which sends no token ids in chats, is continued elsewhere from its text."""
     card = {"id": "m", "object": "model", "owned_by": "sglang", "max_model_len": 1000}
     async with scripted_engine() as one, scripted_engine() as two:
         for engine in (one, two):

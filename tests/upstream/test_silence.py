@@ -35,41 +35,41 @@ LIMIT = 4.0
 def new_scene(
     *workers: str, policy: str = "rr+fcfs", requests: int = 9, failures: int = 2, silence: float = LIMIT
 ) -> Scene:
-    """A scheduler before these workers, each with room for this many requests."""
+    """Return a scheduler with these workers, each with room for this many requests."""
     rules = HealthRules(failures=failures, cooldown=10.0, silence=silence)
     return Scene(policy, workers=workers, settings=SchedulerSettings(window=FixedWindow(requests, 10**6), health=rules))
 
 
 def send_to(scene: Scene, worker: WorkerId) -> RequestId:
-    """Requests until one goes there; the others are answered."""
+    """Submit requests until one goes to this worker; finish the others."""
     while scene.worker_of(request := scene.arrive("ada", "a")) != worker:
         scene.serve(request)
     return request
 
 
-def says_only_w2(scene: Scene, seconds: float) -> None:
-    """So much time passes, in which the second worker answers its polls."""
+def pass_time_with_w2_alive(scene: Scene, seconds: float) -> None:
+    """Let time pass in which only the second worker answers its polls."""
     for _ in range(round(seconds / 0.5)):
         scene.wait(0.5)
         scene.feed(WorkerAnswered(W2))
 
 
-def where_six_go(scene: Scene) -> set[WorkerId]:
-    """The workers that the next requests are sent to."""
+def workers_of_six(scene: Scene) -> set[WorkerId]:
+    """Submit six requests; return the workers that received one."""
     sent = [scene.arrive("ada", letter) for letter in "bcdefg"]
     return {scene.worker_of(request) for request in sent if request in scene.dispatched}
 
 
 @pytest.mark.parametrize("policy", ["rr+fcfs", "d2lpm", "dlpm_home", "least_requests+fcfs", "preble", "rr+vtc"])
 def test_a_silent_worker_is_sent_no_requests(policy: str) -> None:
-    """From the end of the time for which it may; before that it does."""
+    """The worker is silent from the end of its time limit on, and not before."""
     scene = new_scene("w1", "w2", policy=policy)
     send_to(scene, W1)
-    says_only_w2(scene, LIMIT - 0.5)
+    pass_time_with_w2_alive(scene, LIMIT - 0.5)
     assert not scene.scheduler.cluster[W1].silent
-    says_only_w2(scene, 0.5)
+    pass_time_with_w2_alive(scene, 0.5)
     assert scene.scheduler.cluster[W1].silent
-    assert where_six_go(scene) == {W2}
+    assert workers_of_six(scene) == {W2}
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_a_silent_worker_is_sent_no_requests(policy: str) -> None:
     ids=["first token", "more tokens", "its error", "it is full", "a poll", "a report", "its models"],
 )
 def test_a_silent_worker_is_readmitted_at_its_first_sign_of_life(sign: Callable[[RequestId], Event]) -> None:
-    """Without a probe: what hung was not broken."""
+    """A sign of life readmits the worker without a probe, because the worker was not broken."""
     scene = new_scene("w1", "w2")
     request = send_to(scene, W1)
-    says_only_w2(scene, LIMIT)
+    pass_time_with_w2_alive(scene, LIMIT)
     assert set(scene.scheduler.cluster.ejected) == {W1}
     scene.feed(sign(request))
     assert not scene.scheduler.cluster.ejected
@@ -98,17 +98,17 @@ def test_a_silent_worker_is_readmitted_at_its_first_sign_of_life(sign: Callable[
     assert [scene.worker_of(request) for request in sent].count(W1) == 3
 
 
-def test_the_end_of_a_call_is_a_sign_of_life() -> None:
-    """Of a whole answer it is the first one."""
+def test_the_end_step_of_request_is_a_sign_of_life() -> None:
+    """The end of an answer without streaming is the only sign of life of its call."""
     scene = new_scene("w1", "w2")
     request = send_to(scene, W1)
-    says_only_w2(scene, LIMIT)
+    pass_time_with_w2_alive(scene, LIMIT)
     scene.finish(request, 3)
-    assert where_six_go(scene) == {W1, W2}
+    assert workers_of_six(scene) == {W1, W2}
 
 
 def test_any_sign_of_life_counts() -> None:
-    """While a worker answers polls, or one of its streams goes on, no other call makes it silent."""
+    """While a worker answers polls or continues one of its streams, no other call makes it silent."""
     scene = new_scene("w1")
     stream = scene.arrive("ada", "a")
     scene.arrive("bob", "b")
@@ -123,36 +123,36 @@ def test_any_sign_of_life_counts() -> None:
 
 
 def test_a_failure_without_an_answer_is_not_a_sign_of_life() -> None:
-    """A connection that is given up, or reset by a kernel, says nothing of the process behind it."""
+    """A connection that was given up, or reset by the kernel, shows nothing of the process behind it."""
     scene = new_scene("w1", "w2", failures=0)
     request = send_to(scene, W1)
-    says_only_w2(scene, LIMIT)
+    pass_time_with_w2_alive(scene, LIMIT)
     scene.feed(Returned(request, accepted=True, fault=Fault.BROKEN))
     assert scene.worker_of(request) == W2
-    assert where_six_go(scene) == {W2}, "although nothing runs there any more"
+    assert workers_of_six(scene) == {W2}, "although nothing runs there any more"
 
 
 def test_an_idle_worker_is_not_silent() -> None:
-    """Nothing is due from it; the time begins with the first thing that is sent there."""
+    """The time limit begins with the first request in flight at the worker."""
     scene = new_scene("w1", "w2")
     scene.wait(100.0)
     request = send_to(scene, W1)
-    says_only_w2(scene, LIMIT - 0.5)
+    pass_time_with_w2_alive(scene, LIMIT - 0.5)
     assert not scene.scheduler.cluster[W1].silent
     scene.serve(request)
     scene.wait(100.0)
-    assert where_six_go(scene) == {W1, W2}
+    assert workers_of_six(scene) == {W1, W2}
 
 
 def test_the_queue_of_a_silent_worker_is_reassigned() -> None:
-    """Its queue is reassigned, and is sent as the others have room."""
+    """Requests queued for the silent worker are dispatched to others as those have room."""
     scene = new_scene("w1", "w2", requests=1)
     first, second, third, fourth = [scene.arrive("ada", letter) for letter in "abcd"]
     assert scene.worker_of(first) == W1
     scene.serve(second)
     scene.serve(fourth)
     assert third not in scene.dispatched, "it waits for the first worker"
-    says_only_w2(scene, LIMIT)
+    pass_time_with_w2_alive(scene, LIMIT)
     assert scene.worker_of(third) == W2
 
 
@@ -168,9 +168,9 @@ def test_the_only_worker_keeps_its_queue() -> None:
     assert list(scene.dispatched) == [first, *others]
 
 
-def test_when_all_are_silent_the_first_to_speak_takes_what_waits() -> None:
-    """Whoever of them it waited for."""
-    for speaker in ("w1", "w2"):
+def test_when_all_are_silent_the_first_to_answer_takes_the_queues() -> None:
+    """If all workers are silent, the first one that answers gets the waiting requests, also those of the others."""
+    for first_alive in ("w1", "w2"):
         scene = new_scene("w1", "w2", requests=1)
         for letter in "ab":
             scene.arrive("ada", letter)
@@ -179,22 +179,22 @@ def test_when_all_are_silent_the_first_to_speak_takes_what_waits() -> None:
         assert len(scene.dispatched) == 2
         for request in waiting:
             assert request not in scene.dispatched
-        first = next(r for r in scene.order if scene.worker_of(r) == speaker)
+        first = next(r for r in scene.order if scene.worker_of(r) == first_alive)
         scene.serve(first)
         for _ in range(2):
             (last,) = scene.order[-1:]
             assert last in waiting
-            assert scene.worker_of(last) == speaker
+            assert scene.worker_of(last) == first_alive
             waiting.remove(last)
             scene.serve(last)
         assert not waiting
 
 
 def test_the_last_worker_of_a_model_keeps_its_queue() -> None:
-    """The other one leaves: requests wait and are not refused, as there is a worker."""
+    """When the other worker leaves, requests wait for the silent one instead of being refused."""
     scene = new_scene("w1", "w2")
     first = send_to(scene, W1)
-    says_only_w2(scene, LIMIT)
+    pass_time_with_w2_alive(scene, LIMIT)
     scene.leave("w2")
     waiting = scene.arrive("ada", "z")
     assert waiting not in scene.dispatched
@@ -204,10 +204,10 @@ def test_the_last_worker_of_a_model_keeps_its_queue() -> None:
 
 
 def test_the_breaker_opens_independently_of_silence() -> None:
-    """Its calls time out: when it speaks, it is still left out for the cooldown, and then probed."""
+    """A worker whose calls failed stays ejected for the cooldown although it answers again, and is then probed."""
     scene = new_scene("w1", "w2")
     there = [send_to(scene, W1) for _ in range(3)]
-    says_only_w2(scene, LIMIT)
+    pass_time_with_w2_alive(scene, LIMIT)
     for request in there[:2]:
         scene.feed(Returned(request, accepted=True, fault=Fault.BROKEN))
     for request in there[:2]:
@@ -222,34 +222,34 @@ def test_the_breaker_opens_independently_of_silence() -> None:
 
 
 def test_an_open_breaker_does_not_close_while_the_worker_is_silent() -> None:
-    """Its time is over, and it has said nothing: it is not tried before it does."""
+    """An open breaker stays open after its cooldown until the worker shows a sign of life."""
     scene = new_scene("w1", "w2")
     there = [send_to(scene, W1) for _ in range(3)]
     for request in there[:2]:
         scene.feed(Returned(request, accepted=True, fault=Fault.BROKEN))
-    says_only_w2(scene, 20.0)
+    pass_time_with_w2_alive(scene, 20.0)
     assert scene.scheduler.cluster[W1].health.condition is Condition.OPEN
-    assert where_six_go(scene) == {W2}
+    assert workers_of_six(scene) == {W2}
     scene.start(there[2])
     assert scene.scheduler.cluster[W1].health.condition is Condition.HALF_OPEN
 
 
 def test_a_long_prefill_does_not_count_as_silence() -> None:
-    """An engine that answers nothing while it computes is left the time that this should take, and some more."""
+    """The time limit is extended by a multiple of the expected duration of the prefill."""
     scene = new_scene("w1", "w2")
     prompt = "a" * 4000
     request = scene.arrive("ada", prompt)
     assert scene.worker_of(request) == W1
     due = SILENCE_PREFILLS * 32 * len(prompt) * FIRST_SECONDS_PER_TOKEN
     assert due > 5 * LIMIT
-    says_only_w2(scene, due - 1.0)
+    pass_time_with_w2_alive(scene, due - 1.0)
     assert not scene.scheduler.cluster[W1].silent
-    says_only_w2(scene, 2.0)
+    pass_time_with_w2_alive(scene, 2.0)
     assert scene.scheduler.cluster[W1].silent
 
 
 def test_a_slow_engine_is_judged_by_its_own_speed() -> None:
-    """One that was seen to need 10 ms per token may say nothing for longer over the same prompt."""
+    """The time limit follows the measured speed: at 10 ms per token the same prompt may take longer."""
     scene = new_scene("w1")
     for letter in "abc":
         request = scene.arrive("ada", 10 * letter)
@@ -263,18 +263,18 @@ def test_a_slow_engine_is_judged_by_its_own_speed() -> None:
 
 
 def test_the_silence_timeout_can_be_switched_off() -> None:
-    """With 0, a worker may say nothing for ever."""
+    """With 0, a worker is never silent."""
     scene = new_scene("w1", "w2", silence=0.0)
     send_to(scene, W1)
-    says_only_w2(scene, 500.0)
-    assert where_six_go(scene) == {W1, W2}
+    pass_time_with_w2_alive(scene, 500.0)
+    assert workers_of_six(scene) == {W1, W2}
 
 
-def test_no_alarm_rings_for_one_that_is_silent() -> None:
-    """That it is still silent is no reason to look again, or the timer would never rest."""
+def test_a_silent_worker_sets_no_timer() -> None:
+    """A silent worker sets no timer, because time alone cannot change its state."""
     scene = new_scene("w1", "w2")
     send_to(scene, W1)
-    says_only_w2(scene, LIMIT)
+    pass_time_with_w2_alive(scene, LIMIT)
     assert scene.wake_at is None
 
 
@@ -292,48 +292,48 @@ STEPS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.sampled_from(["rr+fcfs", "d2lpm", "dlpm_home"]))
 def test_no_request_is_sent_to_a_silent_worker(steps: list[tuple[str, int]], policy: str) -> None:
-    """Whatever happens: by a reckoning of its own of who said what when. And when all speak, all that waits goes."""
+    """A model of the signs of life confirms each dispatch, and nothing waits once all workers answer."""
     scene = new_scene("w1", "w2", "w3", policy=policy, requests=3)
-    run = Reckoning(scene)
+    run = SilenceModel(scene)
     for kind, number in steps:
         run.step(kind, number)
-    run.let_all_speak()
+    run.let_all_answer()
     assert not scene.scheduler.waiting or not list(scene.scheduler.cluster)
 
 
-class Reckoning:
-    """Plays steps, and knows of each worker when it was heard last, or got something to do after that."""
+class SilenceModel:
+    """Plays random steps and keeps, for each worker, the time since when it owes a sign of life."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self.quiet_since = dict.fromkeys(["w1", "w2", "w3"], 0.0)
+        self.owes_since = dict.fromkeys(["w1", "w2", "w3"], 0.0)
         self.silent: set[str] = set()
 
     def step(self, kind: str, number: int) -> None:
-        """Let one thing happen, and check all that was sent."""
+        """Play one step and check every dispatch that follows."""
         running = self.running()
         worker = f"w{number % 3 + 1}"
         if kind == "arrive":
-            self.tell(lambda: self.scene.arrive(f"client{number % 3}", "abcdefgh"[number]))
+            self.check_dispatches(lambda: self.scene.arrive(f"client{number % 3}", "abcdefgh"[number]))
         elif kind == "wait":
             self.scene.now += number / 2
-            self.note_time()
-            self.tell(lambda: self.scene.wait(0.0))
+            self.record_silence()
+            self.check_dispatches(lambda: self.scene.wait(0.0))
         elif kind == "answer":
-            self.heard(worker)
-            self.tell(lambda: self.scene.feed(WorkerAnswered(WorkerId(worker))))
+            self.record_life(worker)
+            self.check_dispatches(lambda: self.scene.feed(WorkerAnswered(WorkerId(worker))))
         elif kind == "join":
-            self.heard(worker)
-            self.tell(lambda: self.scene.join(worker))
+            self.record_life(worker)
+            self.check_dispatches(lambda: self.scene.join(worker))
         elif kind == "leave":
-            self.tell(lambda: self.scene.leave(worker))
+            self.check_dispatches(lambda: self.scene.leave(worker))
         elif running:
-            self.of_a_call(kind, running[number % len(running)])
+            self.step_of_request(kind, running[number % len(running)])
 
-    def of_a_call(self, kind: str, request: RequestId) -> None:
-        """One that is in flight."""
+    def step_of_request(self, kind: str, request: RequestId) -> None:
+        """Play a step of a request in flight."""
         if kind not in ("give back", "cancel"):
-            self.heard(self.scene.worker_of(request))
+            self.record_life(self.scene.worker_of(request))
         acts: dict[str, Callable[[], object]] = {
             "start": lambda: self.scene.start(request),
             "progress": lambda: self.scene.progress(request, 5),
@@ -341,10 +341,10 @@ class Reckoning:
             "give back": lambda: self.scene.feed(Returned(request, accepted=True, fault=Fault.BROKEN)),
             "cancel": lambda: self.scene.cancel(request),
         }
-        self.tell(acts[kind])
+        self.check_dispatches(acts[kind])
 
-    def let_all_speak(self) -> None:
-        """Answers of every worker, and an end of all that runs, until nothing does."""
+    def let_all_answer(self) -> None:
+        """Let every worker answer, and finish all requests."""
         for worker in ("w1", "w2", "w3"):
             self.step("join", int(worker[1]) - 1)
         self.scene.wait(200.0)
@@ -355,18 +355,18 @@ class Reckoning:
     def running(self) -> list[RequestId]:
         return [request for state in self.scene.scheduler.cluster for request in state.running]
 
-    def heard(self, worker: str) -> None:
+    def record_life(self, worker: str) -> None:
         self.silent.discard(worker)
-        self.quiet_since[worker] = self.scene.now
+        self.owes_since[worker] = self.scene.now
 
-    def note_time(self) -> None:
-        """Who has been silent for too long by now."""
+    def record_silence(self) -> None:
+        """Record which workers have been silent for too long."""
         for state in self.scene.scheduler.cluster:
-            if state.running and self.scene.now - self.quiet_since[state.worker.id] >= LIMIT:
+            if state.running and self.scene.now - self.owes_since[state.worker.id] >= LIMIT:
                 self.silent.add(state.worker.id)
 
-    def tell(self, act: Callable[[], object]) -> None:
-        """Do it; nothing is sent to one that is silent."""
+    def check_dispatches(self, act: Callable[[], object]) -> None:
+        """Run an act and check that it dispatches nothing to a silent worker."""
         sent: list[Dispatch] = []
         before = {state.worker.id for state in self.scene.scheduler.cluster if state.running}
         known = dict(self.scene.dispatched)
@@ -376,14 +376,14 @@ class Reckoning:
             assert dispatch.worker not in self.silent
             if dispatch.worker not in before:
                 before.add(dispatch.worker)
-                self.quiet_since[dispatch.worker] = self.scene.now
+                self.owes_since[dispatch.worker] = self.scene.now
 
 
 # On real sockets
 
 
 async def test_a_hung_worker_is_skipped() -> None:
-    """It takes connections and answers neither calls nor polls; when it goes on with the call, it is back."""
+    """A worker that accepts connections and answers nothing is skipped, and used again once it answers."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
