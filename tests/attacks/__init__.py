@@ -1,3 +1,1 @@
-"""One hostile address beside ten polite clients: what the attack costs the clients, and what it makes the router
-hold.
-"""
+"""One hostile address beside ten polite clients: what the attack costs the clients and makes the router hold."""

@@ -1,7 +1,7 @@
-"""`python -m tests.attacks`: five attacks of one address on a router with 1 GiB of memory, beside ten polite clients.
+"""`python -m tests.attacks`: five attacks from one address on a router with 1 GiB of memory, beside ten polite clients.
 
-Ends with 0 if it stays below 600 MiB, no polite call fails, the p95 of their calls, to the last token, is at most twice
-what it is while a plain sink is attacked likewise on the same machine, and nothing is left behind.
+The exit code is 0 if the router stays below 600 MiB, no polite call fails, their p95 to the last token is at most twice
+that beside the same attack on a plain sink on the same machine, and nothing is left behind.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from .run import run, table
 
 
 def main() -> int:
-    """Run, print what was seen, and say whether all is well."""
+    """Run, print the results, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.attacks", description=__doc__)
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="of each attack, and again of the sink (%(default)g)"
@@ -28,9 +28,9 @@ def main() -> int:
     print(table(seen))
     objections = [line for each in seen for line in (*each.harm, *each.delay)]
     for line in objections:
-        print(f"NOT WELL: {line}")
+        print(f"violation: {line}")
     if not objections:
-        print("All is well.")
+        print("No violation was found.")
     return 1 if objections else 0
 
 

@@ -1,6 +1,6 @@
-"""The hostile address, as a process of its own: `python -m tests.attacks.attacker NAME HOST PORT SECONDS`.
+"""The hostile address as a process: `python -m tests.attacks.attacker NAME HOST PORT SECONDS`.
 
-Each attack goes at a pace of its own, whatever is answered, so that a router and a plain sink are sent the same.
+Each attack keeps its own pace, whatever it is answered, so that a router and a plain sink are sent the same load.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ import uvloop
 from router.runtime.open_files import raise_limit
 
 ADDRESS: Final = "127.0.0.2"
-"""Where it comes from; everybody else is at 127.0.0.1."""
+"""The source address of the attack; all other clients are at 127.0.0.1."""
 LARGE: Final = 15 * 2**20
-"""Bytes of a body that is just taken."""
+"""Bytes of a body just below the router's limit."""
 NUMBER: Final = count()
 
 
@@ -48,7 +48,7 @@ class Caller:
             writer.transport.abort()
 
     async def call(self, body: bytes, *, read: bool, seconds: float, key: int | None = None) -> None:
-        """Send a call, with a key of its own or this one; read its answer, or leave it unread, for so long at most."""
+        """Send a call under a new key or under `key`; read its answer, or leave it unread, for at most `seconds`."""
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         head += b"authorization: Bearer key-%d\r\ncontent-length: %d\r\n\r\n" % (
             next(NUMBER) if key is None else key,
@@ -74,43 +74,43 @@ class Caller:
 
 
 def body(start: bytes, filling: bytes = b"") -> bytes:
-    """A chat of two letters, with anything before and behind that."""
+    """Return a chat of two letters, with `start` before the messages and `filling` after them."""
     return b'{"model":"m",' + start + b'"messages":[{"role":"user","content":"hi"}]' + filling + b"}"
 
 
 async def paced(seconds: float, call: Awaitable[None]) -> None:
-    """Take so long for a call, however soon it is answered."""
+    """Make a call that takes `seconds` in total, even if its answer comes earlier."""
     await asyncio.gather(call, asyncio.sleep(seconds))
 
 
 async def long_names(caller: Caller, number: int) -> None:
-    """A `user`, or a model, of megabytes that nobody has sent before."""
+    """Send a new `user`, or a new model name, of 15 MiB."""
     name = b"%d-" % next(NUMBER) + b"%" * LARGE
     sent = body(b'"user":"' + name + b'",') if number % 2 else b'{"model":"' + name + b'","messages":[]}'
     await paced(1.0, caller.call(sent, read=True, seconds=5.0))
 
 
 async def large_bodies(caller: Caller, number: int) -> None:
-    """Streams with megabytes of junk beside a short prompt; of each four, one is of as many objects as fit."""
+    """Ask for a stream with 15 MiB of junk beside a short prompt; every fourth body consists of tiny objects."""
     junk = b"[{}" + b',{"":0}' * (LARGE // 7) + b"]" if number % 4 == 0 else b'"' + b"x" * LARGE + b'"'
     sent = body(b'"stream":true,"max_tokens":300,', b',"junk":' + junk)
     await paced(5.0, caller.call(sent, read=True, seconds=4.0))
 
 
 async def long_answers(caller: Caller, number: int) -> None:
-    """Whole answers of 50 MB; of each four, three are not read."""
+    """Ask for a whole answer of 50 MB; only every fourth one is read."""
     sent = body(b'"logprobs":true,"max_tokens":3200,')
     await paced(5.0, caller.call(sent, read=number % 4 == 0, seconds=5.0))
 
 
 async def slow_readers(caller: Caller, number: int) -> None:  # noqa: ARG001 - as all of them
-    """Streams of a megabyte each, of one key, that are not read."""
+    """Ask for a stream of a megabyte under one key, and do not read it."""
     sent = body(b'"stream":true,"logprobs":true,"max_tokens":64,')
     await paced(10.0, caller.call(sent, read=False, seconds=10.0, key=0))
 
 
 async def unfinished_bodies(caller: Caller, number: int) -> None:  # noqa: ARG001 - as all of them
-    """Connections on which a body begins and does not go on."""
+    """Begin a body and send no more of it."""
     await paced(5.0, caller.begin_body(5.0))
 
 
@@ -122,22 +122,22 @@ ATTACKS: Final[Mapping[str, tuple[int, float, Attack]]] = {
     "slow-readers": (64, 8.0, slow_readers),
     "unfinished-bodies": (1000, 1.0, unfinished_bodies),
 }
-"""How many do it at a time, and in how many seconds they begin; each does it again and again."""
+"""By name: concurrent connections, seconds over which they begin, and the attack that each one repeats."""
 
 
 async def attack(name: str, host: str, port: int, seconds: float) -> None:
-    """Attack for so long, and leave everything as it is then."""
+    """Attack for `seconds`, and leave all connections as they are then."""
     at_a_time, begin, one = ATTACKS[name]
     caller = Caller(host, port)
 
-    async def again_and_again(number: int) -> None:
+    async def repeat(number: int) -> None:
         await asyncio.sleep(begin * number / at_a_time)
         while True:
             await one(caller, number)
 
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await asyncio.gather(*[again_and_again(number) for number in range(at_a_time)])
+            await asyncio.gather(*[repeat(number) for number in range(at_a_time)])
 
 
 if __name__ == "__main__":

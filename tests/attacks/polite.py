@@ -26,7 +26,7 @@ class Polite:
     failures: list[str] = field(default_factory=list)
 
     async def call(self, host: str, port: int, name: str) -> None:
-        """Make one call; a failure is recorded."""
+        """Make one call, and record a failure if it fails."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(PATIENCE):
@@ -42,7 +42,7 @@ class Polite:
 
 
 async def _stream(host: str, port: int, name: str) -> tuple[float, bytes]:
-    """When the first token came, and the whole answer."""
+    """Return the time of the first token, and the whole answer."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(
@@ -62,14 +62,14 @@ async def _stream(host: str, port: int, name: str) -> tuple[float, bytes]:
 
 @contextlib.asynccontextmanager
 async def polite_clients(host: str, port: int) -> AsyncIterator[Polite]:
-    """They call as long as the context is entered, and end the calls that are under way then."""
+    """Run the polite clients while the context is entered; calls in flight at its end are completed."""
     seen, over = Polite(), False
 
-    async def again_and_again(name: str) -> None:
+    async def repeat(name: str) -> None:
         while not over:
             await seen.call(host, port, name)
 
-    tasks = [asyncio.ensure_future(again_and_again(f"polite-{number}")) for number in range(CLIENTS)]
+    tasks = [asyncio.ensure_future(repeat(f"polite-{number}")) for number in range(CLIENTS)]
     yield seen
     over = True
     await asyncio.gather(*tasks)

@@ -14,17 +14,17 @@ from typing import Final
 from .polite import Polite, p95, polite_clients
 
 MEMORY: Final = 2**30
-"""Bytes that the router may have (RLIMIT_DATA): beyond them it would fail."""
+"""Bytes of memory that the router can allocate (RLIMIT_DATA)."""
 RSS_MIB: Final = 600
 SLOWER: Final = 2.0
-"""Times the p95 beside the same attack on a sink."""
+"""Limit of the p95, as a multiple of the p95 beside the same attack on a sink."""
 SOON: Final = 20.0
-"""Seconds in which nothing may be left behind an attack."""
+"""Seconds after an attack within which nothing of it may be left."""
 START: Final = 60.0
 PACKAGE: Final = "tests.attacks"
-"""Under which these modules are run, from the root of the repository."""
+"""The package that holds the modules run here, from the root of the repository."""
 SETTLE: Final = 1.0
-"""Seconds for which polite clients call before an attack, and behind it."""
+"""Seconds of polite calls before an attack, and after it."""
 LISTENS: Final = re.compile(rb"listening on http://([0-9.]+):(\d+)")
 LEFT: Final = re.compile(
     r"^(d2lpm_(?:held_bytes|connections|client_unread_bytes|client_queued_requests|client_running_requests"
@@ -36,7 +36,7 @@ FLAGS: Final = {
     "slow-readers": ("--window", "fixed", "--max-inflight", "16"),
     "unfinished-bodies": ("--max-connections", "500"),
 }
-"""Of the router, by attack."""
+"""Flags of the router, by attack."""
 
 Address = tuple[str, int]
 
@@ -47,15 +47,15 @@ class Seen:
 
     name: str
     rss_mib: float
-    """The most that the router ever had."""
+    """The router's peak memory in MiB."""
     beside_router: Polite
     beside_sink: Polite
     left: Sequence[str]
-    """What was not zero behind it."""
+    """Counts that were not zero after the attack."""
 
     @property
     def slower(self) -> float:
-        """How many times the p95 of a call beside the attack on the sink that beside the attack on the router is."""
+        """Return the p95 of a polite call as a multiple of the p95 beside the attack on the sink."""
         return p95(self.beside_router.wholes) / p95(self.beside_sink.wholes)
 
     @property
@@ -63,7 +63,7 @@ class Seen:
         """Describe every violation that does not depend on the speed of the machine."""
         found = [f"{self.name}: {each} is left" for each in self.left]
         if self.rss_mib > RSS_MIB:
-            found.append(f"{self.name}: {self.rss_mib:.0f} MiB of memory, and {RSS_MIB} may be")
+            found.append(f"{self.name}: {self.rss_mib:.0f} MiB of memory, and the limit is {RSS_MIB}")
         found += [f"{self.name}: a polite call failed: {each}" for each in self.beside_router.failures[:3]]
         if not self.beside_router.wholes:
             found.append(f"{self.name}: no polite call was served")
@@ -71,15 +71,17 @@ class Seen:
 
     @property
     def delay(self) -> list[str]:
-        """Report polite calls that took too much longer; a delay of their first tokens alone is no objection."""
+        """Report polite calls that took too much longer; a delay of their first tokens alone is no violation."""
         if self.slower <= SLOWER:
             return []
-        return [f"{self.name}: p95 of a call is {self.slower:.2f} times that beside the sink, and {SLOWER:g} may be"]
+        return [
+            f"{self.name}: p95 of a call is {self.slower:.2f} times that beside the sink, and the limit is {SLOWER:g}"
+        ]
 
 
 @contextlib.asynccontextmanager
 async def process(module: str, *flags: str) -> AsyncIterator[Process]:
-    """A Python module that runs as long as the context is entered."""
+    """Run a Python module while the context is entered."""
     started = await asyncio.create_subprocess_exec(sys.executable, "-m", module, *flags, stdin=PIPE, stdout=PIPE)
     try:
         yield started
@@ -90,7 +92,7 @@ async def process(module: str, *flags: str) -> AsyncIterator[Process]:
 
 
 async def address(server: Process) -> Address:
-    """Where it listens, once it does. RuntimeError if it never does."""
+    """Wait until a server listens; return its address. Raises RuntimeError if it never does."""
     assert server.stdout is not None
     async with asyncio.timeout(START):
         async for line in server.stdout:
@@ -101,7 +103,7 @@ async def address(server: Process) -> Address:
 
 @contextlib.asynccontextmanager
 async def routed(*flags: str) -> AsyncIterator[tuple[int, Address]]:
-    """A router of little memory before a worker: its process id, and where it listens."""
+    """Run a router with little memory in front of a worker; yield its process id and its address."""
     async with process(f"{PACKAGE}.worker") as worker:
         host, port = await address(worker)
         named = ("--worker", f"http://{host}:{port}", "--port", "0", "--log-level", "error")
@@ -112,7 +114,7 @@ async def routed(*flags: str) -> AsyncIterator[tuple[int, Address]]:
 
 
 async def attacked(name: str, seconds: float, target: Address, router: Address) -> Polite:
-    """What polite clients of the router see while this is attacked."""
+    """Attack this target while polite clients call the router; return what these experience."""
     async with polite_clients(*router) as polite:
         await asyncio.sleep(SETTLE)
         polite.firsts.clear()
@@ -123,7 +125,7 @@ async def attacked(name: str, seconds: float, target: Address, router: Address) 
 
 
 async def run(name: str, seconds: float, *, sink: bool = True) -> Seen:
-    """One attack, beside polite clients; without a sink there is nothing to compare their times to."""
+    """Run one attack beside polite clients; without a sink there is no comparison of times."""
     async with routed(*FLAGS.get(name, ())) as (pid, router):
         beside_sink = Polite()
         if sink:
@@ -141,7 +143,7 @@ def rss_peak(pid: int) -> float:
 
 
 async def left_over(router: Address) -> list[str]:
-    """What is still held, open or under way, `SOON` at the latest behind the end of everybody."""
+    """Wait at most `SOON` after the last client; return what the router still holds or has open."""
     left = [""]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(SOON):
@@ -164,7 +166,7 @@ async def _metrics(host: str, port: int) -> str:
 
 
 def table(seen: Sequence[Seen]) -> str:
-    """What was seen, a line for each attack."""
+    """Return a table with a line for each attack."""
     head = f"{'attack':20}{'RSS MiB':>9}{'calls':>7}{'failed':>8}{'first p95':>11}{'beside sink':>13}"
     lines = [head + f"{'whole p95':>11}{'beside sink':>13}"]
     for each in seen:

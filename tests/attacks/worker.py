@@ -1,7 +1,7 @@
-"""A server that answers as a vLLM would, at a steady pace and at no cost: `python -m tests.attacks.worker`.
+"""A server that answers like a vLLM, at a steady pace and little cost: `python -m tests.attacks.worker`.
 
-It looks at the first bytes of a call alone: `max_tokens` is how many tokens come, `stream` whether one by one, and
-`logprobs` makes them long. It serves as the router's worker, and as the plain sink that is sent what the router is.
+It looks only at the first bytes of a call: `max_tokens` is the number of tokens, `stream` sends them one by one, and
+`logprobs` makes them long. It serves as the router's worker, and as the plain sink that gets the same attacks.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import uvloop
 
 SECONDS_PER_TOKEN: Final = 0.02
 LONG_BYTES: Final = 16 * 1024
-"""Of a token with its log probabilities."""
+"""Bytes of a token with its log probabilities."""
 METRICS: Final = b"""\
 vllm:num_requests_running{engine="0",model_name="m"} 0.0
 vllm:num_requests_waiting{engine="0",model_name="m"} 0.0
@@ -29,7 +29,7 @@ POLLED: Final = {
     b"/v1/models": b'{"object":"list","data":[{"id":"m","object":"model","owned_by":"vllm"}]}',
 }
 LOOKED_AT: Final = 400
-"""Bytes of a body."""
+"""Bytes of a body that are kept."""
 TOKENS: Final = re.compile(rb'"max_tokens": ?(\d+)')
 ENTRY: Final = b'{"token":"x","logprob":-0.12345678,"bytes":[120],"top_logprobs":[]},'
 JUNK: Final = ENTRY * (LONG_BYTES // len(ENTRY))
@@ -39,7 +39,7 @@ class Connection(asyncio.Protocol):
     """Answers calls one after the other."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Create the parser."""
         self._transport = cast(asyncio.Transport, transport)
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
@@ -49,23 +49,23 @@ class Connection(asyncio.Protocol):
         self._answering: asyncio.Task[None] | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Keep only the first bytes of a body."""
+        """Feed the parser; abort the connection on invalid HTTP."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._transport.abort()
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Stop an answer whose client is gone."""
+        """Stop an answer whose client has disconnected."""
         if self._answering is not None:
             self._answering.cancel()
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Pause: the client does not read."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """It does."""
+        """Resume: the client reads again."""
         self._writable.set()
 
     def on_message_begin(self) -> None:
@@ -125,12 +125,12 @@ class Connection(asyncio.Protocol):
 
 
 def whole(body: bytes) -> bytes:
-    """An answer in one piece."""
+    """Return an answer with a content length."""
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def block(data: bytes) -> bytes:
-    """Return one block of an answer in several."""
+    """Return one block of a chunked answer."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -140,7 +140,7 @@ def usage(tokens: int) -> bytes:
 
 
 def chunk(content: str, junk: bytes, finish: str | None = None) -> bytes:
-    """An event of a streamed chat, with this in its log probabilities."""
+    """Return an event of a streamed chat, with this text in its log probabilities."""
     choice = b'{"index":0,"delta":{"content":%b},"logprobs":{"content":[%b]},"finish_reason":%b}' % (
         json.dumps(content).encode(),
         junk[:-1],

@@ -1,4 +1,6 @@
-"""`python -m tests.chaos`: run ten minutes of faults and check that nothing is lost. Exits with 0 if nothing was."""
+"""`python -m tests.chaos`: ten minutes of faults, and a check that nothing is lost. The exit code is 0 if nothing
+was.
+"""
 
 import argparse
 import sys
@@ -17,7 +19,7 @@ from .service import recovered
 
 
 def main() -> int:
-    """Run, print what was seen, and say whether all is well."""
+    """Run, print the results, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the schedule and of all that clients do")
     parser.add_argument("--seconds", type=float, default=600.0, help="in all, the calm included")
@@ -33,17 +35,17 @@ def main() -> int:
     print(table(result))
     objections = [*result.objections, *result.fairness_objections]
     for line in objections:
-        print(f"NOT WELL: {line}")
+        print(f"violation: {line}")
     if objections:
         print(f"The router's log and journal are in {directory}.")
         return 1
     rmtree(directory)
-    print("All is well.")
+    print("No violation was found.")
     return 0
 
 
 def table(result: Result) -> str:
-    """What was seen."""
+    """Return the results as a table."""
     judgement = result.judgement
     least = min((window.jain for window in result.windows), default=None)
     back = recovered(list(result.windows), JAIN)

@@ -13,7 +13,7 @@ MODEL: Final = "m"
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 OUTPUT_TOKENS: Final = (8, 24)
-"""Of an answer: between these."""
+"""Bounds of the output tokens of an answer."""
 DOCUMENT: Final = "A long text that many ask about, which is why whoever holds it in its cache should be asked. " * 8
 
 
@@ -25,20 +25,20 @@ class Ask:
     path: str
     body: bytes
     texts: tuple[str, ...]
-    """By choice."""
+    """The expected texts, one for each choice."""
     reasons: tuple[str, ...]
-    """For which each ends."""
+    """The finish reason of each choice."""
     prompt_tokens: int
     output_tokens: int
-    """Over all choices."""
+    """Output tokens of all choices together."""
     streamed: bool
     usage_wanted: bool
     continuable: bool
-    """Whether another worker can go on with a half of it."""
+    """True if another worker can continue a part of the answer."""
 
     @property
     def chat(self) -> bool:
-        """Or else a completion."""
+        """True for a chat, False for a completion."""
         return self.path == CHAT
 
 
@@ -46,7 +46,9 @@ class Asks:
     """The sequence of requests of one client."""
 
     def __init__(self, client: str, random: Random, *, shared: bool) -> None:
-        """`shared`: about a document that others ask about too; else nothing of it is in any cache."""
+        """`shared`: prompts are about a document that other clients also ask about; else no cache holds any part of
+        them.
+        """
         self._client = client
         self._random = random
         self._shared = shared

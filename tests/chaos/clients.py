@@ -1,4 +1,4 @@
-"""The clients: each asks, reads and checks the answer, and asks again; some leave before the end."""
+"""The clients: each one sends calls in turn and checks the answers; some disconnect before the end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,12 +12,12 @@ import aiohttp
 from .asks import Ask, Asks
 from .reading import Ending, Reading, Verdict
 
-NEVER: Final = 90.0
-"""Seconds after which a call that has not ended hangs, which is wrong."""
+HUNG_SECONDS: Final = 90.0
+"""Seconds after which an unfinished call counts as hung."""
 BACK_OFF: Final = 0.2
-"""Seconds to wait at least behind an error."""
+"""Least seconds to wait after an error."""
 OUTPUT_WEIGHT: Final = 2
-"""Cost of a token of output, in tokens of input, as the router counts it."""
+"""Cost of an output token in input tokens, as the router charges it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,30 +26,32 @@ class Outcome:
 
     ask: Ask
     request: str
-    """Its id."""
+    """The request id."""
     sent: float
     ended: float
     verdict: Verdict
 
 
 class Client:
-    """One who asks. `waiting` and `service` are what it is owed and was given so far."""
+    """A client. `waiting` counts its calls without an answer so far, `service` is the cost of what it received."""
 
     def __init__(self, name: str, random: Random, *, greedy: bool, vanishing: float) -> None:
-        """`greedy`: always has more waiting; else it thinks between calls. `vanishing`: share of calls it leaves."""
+        """`greedy`: calls without pauses; others think between calls. `vanishing`: share of calls it disconnects
+        from.
+        """
         self.name = name
         self.greedy = greedy
         self.waiting = 0
-        """Calls that nothing came back of yet."""
+        """Calls whose answer has not begun."""
         self.service = 0.0
-        """Cost of what it was given."""
+        """Cost of what it has received."""
         self._asks = Asks(name, random, shared=not greedy)
         self._random = random
         self._vanishing = vanishing
         self._number = 0
 
-    async def ask_on(self, crowd: "Crowd", think: float) -> None:
-        """Ask until it is over; between two calls think for about so many seconds."""
+    async def call_repeatedly(self, crowd: "Crowd", think: float) -> None:
+        """Make calls until the run is over, with pauses of about `think` seconds."""
         await crowd.pause(self._random.uniform(0, think))
         while not crowd.over.is_set():
             ask = self._asks.next()
@@ -61,13 +63,13 @@ class Client:
 
 
 class Crowd:
-    """All clients before one router."""
+    """All clients of one router."""
 
     def __init__(self, url: str, clock: Callable[[], float]) -> None:
         """`clock`: seconds since the clients began."""
         self.outcomes: list[Outcome] = []
         self.over = asyncio.Event()
-        """No call begins any more."""
+        """Set when no more calls are to begin."""
         self._url = url
         self._clock = clock
         self._http = aiohttp.ClientSession(
@@ -79,16 +81,16 @@ class Crowd:
         await self._http.close()
 
     async def pause(self, seconds: float) -> None:
-        """Wait so long, or until it is over."""
+        """Wait for this time, or until the run is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.over.wait()
 
     async def ask(self, client: Client, ask: Ask, name: str, stays: float | None) -> Ending:
-        """Send a call and follow it to its end, or leave it after `stays` seconds."""
+        """Make a call and read its answer to the end, or disconnect after `stays` seconds."""
         sent = self._clock()
         try:
-            async with asyncio.timeout(NEVER if stays is None else stays):
+            async with asyncio.timeout(HUNG_SECONDS if stays is None else stays):
                 verdict = await self._follow(client, ask, name)
         except TimeoutError:
             verdict = Verdict(Ending.VANISHED) if stays is not None else Verdict(Ending.WRONG, "no end")
@@ -120,7 +122,7 @@ class Crowd:
 
 
 def make_clients(seed: int, number: int, greedy: int, vanishing: float = 0.0) -> list[Client]:
-    """So many, of which the first are greedy; what each does follows from the seed."""
+    """Return `number` clients, the first `greedy` of them greedy; the seed determines what each one does."""
     return [
         Client(f"client-{each}", Random(f"{seed} {each}"), greedy=each < greedy, vanishing=vanishing)
         for each in range(number)
@@ -128,8 +130,14 @@ def make_clients(seed: int, number: int, greedy: int, vanishing: float = 0.0) ->
 
 
 async def ask_all(crowd: Crowd, clients: list[Client], calls: int, think: float) -> None:
-    """Let all ask until it is over: the greedy ones so many calls at once, the others one, with pauses between."""
+    """Run all clients until the run is over: greedy ones with `calls` calls at once, others with one and with
+    pauses.
+    """
     asking: list[Awaitable[None]] = []
     for client in clients:
-        asking += [client.ask_on(crowd, 0.0) for _ in range(calls)] if client.greedy else [client.ask_on(crowd, think)]
+        asking += (
+            [client.call_repeatedly(crowd, 0.0) for _ in range(calls)]
+            if client.greedy
+            else [client.call_repeatedly(crowd, think)]
+        )
     await asyncio.gather(*asking)

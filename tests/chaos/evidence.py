@@ -13,7 +13,7 @@ class Harm:
     worker: int
     kind: Kind
     begun: bool
-    """Whether a part of the answer was on its way to the router before."""
+    """True if a part of the answer had already reached the router."""
 
 
 class Evidence:

@@ -12,40 +12,40 @@ class Kind(StrEnum):
     """The kind of a fault."""
 
     KILL = "kill -9"
-    """The worker's process is killed, and another is started on its port."""
+    """The worker's process is killed, and another one is started on its port."""
     LEAVE = "leaves"
-    """The worker is asked to end, does so at once, and comes back."""
+    """The worker gets SIGTERM, exits at once, and comes back."""
     DRAIN = "drained"
-    """The operator takes it out and puts it back; nothing of it fails."""
+    """The operator drains the worker and resumes it; no call fails."""
     HANG = "hangs"
-    """Its process stands still: connections are taken by the kernel, and nobody answers."""
+    """The worker's process is stopped: the kernel accepts connections, and nothing answers."""
     SLOW = "slow"
-    """Each block of its answers is late."""
+    """Each block of the worker's answers is delayed."""
     RESET = "reset"
     """Streams are cut with RST after a few blocks."""
     GARBAGE = "garbage"
-    """It answers with what is no answer, from the first byte on or amid a stream."""
+    """The worker sends invalid data, from the first byte on or amid a stream."""
     ERRORS = "5xx"
-    """It refuses every call with a status of 500 or above."""
+    """The worker refuses every call with a status of 500 or above."""
     BLIND = "no metrics"
-    """Its metrics are gone; it serves on."""
+    """The worker's metrics are missing; it still serves calls."""
 
 
 HARMLESS: Final = frozenset({Kind.DRAIN, Kind.SLOW, Kind.BLIND})
-"""By these no call fails."""
+"""Faults that make no call fail."""
 AWAY: Final = frozenset({Kind.KILL, Kind.LEAVE, Kind.DRAIN, Kind.HANG, Kind.ERRORS, Kind.GARBAGE})
-"""During these a worker does no work: there are always some that do."""
+"""Faults during which a worker does no work; some workers are always without such a fault."""
 SHARES: Final = dict.fromkeys(Kind, 1) | {Kind.KILL: 3, Kind.RESET: 2, Kind.HANG: 2}
-"""How often each kind comes, in proportion."""
+"""Relative frequency of each kind."""
 SHORTEST, LONGEST = 1.0, 4.0
-"""Seconds that a fault lasts; a hang has a length of its own."""
+"""Seconds that a fault lasts; a hang has its own duration."""
 PAUSE: Final = 0.5
-"""Seconds, at least, that a worker has for itself between two faults."""
+"""Least seconds between two faults of one worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong at one worker; times are seconds since the clients began."""
+    """A fault at one worker; times are in seconds since the clients began."""
 
     at: float
     until: float
@@ -54,11 +54,10 @@ class Fault:
 
 
 def schedule(seed: int, seconds: float, workers: int, every: float, hang: float) -> tuple[Fault, ...]:
-    """Faults that end within `seconds`, one in `every` seconds on average; equal for equal arguments.
+    """Return faults that end within `seconds`, one in `every` seconds on average; equal arguments give equal faults.
 
-    `hang`: seconds that a worker stands still, to be longer than the router waits for it.
-
-    Each kind comes once before any comes again, where the time allows; at most half of the workers are away at once.
+    `hang`: seconds that a worker is stopped, which must exceed the router's timeouts. Each kind comes once before any
+    comes again, if time allows, and at most half of the workers are away at once.
     """
     random = Random(seed)
     kinds = _kinds(random)

@@ -1,4 +1,4 @@
-"""Starts the router before emulated workers, and reads what the system reports about its process."""
+"""Starts a router in front of emulated workers, and reads the memory, files and CPU time of its process."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ import aiohttp
 from .processes import Server, worker
 
 READY_SECONDS: Final = 30.0
-"""In which a router finds its workers."""
+"""Seconds in which a router must find its workers."""
 LOOK_SECONDS: Final = 0.25
 
 
@@ -51,7 +51,7 @@ class Process:
 async def routed(
     workers: int, worker_flags: Sequence[str], router_flags: Sequence[str]
 ) -> AsyncIterator[tuple[Process, aiohttp.ClientSession]]:
-    """A router that has found its workers, and a session that has it as its base; ends them on the way out."""
+    """Run a router that has found its workers, and an HTTP session with the router as its base."""
     fleet = [worker("vllm", *worker_flags) for _ in range(workers)]
     named: list[str] = []
     try:

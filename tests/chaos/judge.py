@@ -17,12 +17,12 @@ TRIES: Final = 3
 """Workers at which the router tries a request by default."""
 CUTTING: Final = frozenset({Kind.KILL, Kind.LEAVE, Kind.RESET})
 RESTART: Final = 5.0
-"""Seconds that a process may take to be there again."""
+"""Seconds that a restarted process may take to listen again."""
 SHARE: Final = 0.99
-"""Of the streams whose worker failed amid them and that another can go on with, how many must be completed."""
+"""Least share of completed streams, of those whose worker failed and that another worker can continue."""
 JAIN: Final = 0.95
 RECOVERY: Final = 15.0
-"""Seconds behind the last fault within which Jain's index must have come to that."""
+"""Seconds after the last fault within which Jain's index must reach `JAIN`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Share:
         return self.completed / self.of if self.of else 1.0
 
     def __str__(self) -> str:
-        """For people."""
+        """Return the count and the percentage, for printing."""
         return f"{self.completed} of {self.of} ({self.value:.2%})"
 
 
@@ -50,23 +50,23 @@ class Judgement:
     errors: Counter[str]
     """By status or code."""
     wrong: tuple[str, ...]
-    """Calls that ended as none may."""
+    """Calls that ended in no permitted way."""
     unexplained: tuple[str, ...]
-    """Errors of calls that no fault met."""
+    """Errors of calls that met no fault."""
     errors_amid: tuple[str, ...]
-    """Of the next, those that were not completed."""
+    """The streams of `amid` that were not completed."""
     amid: Share
-    """Streams that lost their worker amid them and that can be gone on with: some of their tries are left."""
+    """Streams whose worker failed amid them, with tries left."""
     exhausted: Share
-    """The others: as many workers failed them as a request may be tried at."""
+    """Streams whose worker failed amid them, as many times as a request is tried."""
     killed: Share
-    """Those of both whose worker was killed or left."""
+    """The streams of both kinds whose worker was killed or left."""
     before: Share
-    """Calls that lost a worker before the first token."""
+    """Calls whose worker failed before the first token."""
 
 
 def judge(outcomes: Sequence[Outcome], evidence: Evidence, faults: Sequence[Fault] = ()) -> Judgement:
-    """Compare what clients saw with what was done to their calls, and to connections that no call had come out of."""
+    """Compare the outcomes with the faults that the calls, or the connections before any call, have met."""
     harms = {outcome.request: _harms(outcome, evidence) for outcome in outcomes}
     stayed = [outcome for outcome in outcomes if outcome.verdict.ending is not Ending.VANISHED]
     lost = [outcome for outcome in stayed if harms[outcome.request]]
@@ -114,7 +114,7 @@ def _harms(outcome: Outcome, evidence: Evidence) -> tuple[Harm, ...]:
 
 
 def _unconnected(outcome: Outcome, faults: Sequence[Fault]) -> bool:
-    """Whether it is about a connection, and some were cut or refused at that time: by a kernel, which tells nobody."""
+    """Return whether a call failed to connect while faults cut connections: the kernel does that without any record."""
     cut = [fault for fault in faults if fault.kind in CUTTING and fault.at <= outcome.ended]
     return outcome.verdict.why.endswith("worker_unreachable") and any(
         outcome.sent <= fault.until + RESTART for fault in cut

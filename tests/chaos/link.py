@@ -1,4 +1,4 @@
-"""One worker's address as the router knows it, which refuses connections while the worker is away."""
+"""The address by which the router knows one worker, which refuses connections while the worker is away."""
 
 import asyncio
 import os
@@ -8,11 +8,11 @@ from random import Random
 
 from .evidence import Evidence
 from .faults import Kind
-from .line import Line
+from .worker_connection import WorkerConnection
 
 
 class Link:
-    """One worker's address. `kind` is the fault that the worker suffers now."""
+    """The address of one worker. `kind` is the worker's current fault."""
 
     def __init__(self, worker: int, evidence: Evidence, random: Random) -> None:
         self.worker = worker
@@ -23,7 +23,7 @@ class Link:
         self._evidence = evidence
         self.random = random
         self._server: asyncio.Server | None = None
-        self._lines: set[Line] = set()
+        self._connections: set[WorkerConnection] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
     @property
@@ -33,45 +33,45 @@ class Link:
 
     @property
     def connections(self) -> int:
-        """The open connections to the router."""
-        return len(self._lines)
+        """Number of open connections from the router."""
+        return len(self._connections)
 
     async def listen(self, target: int) -> None:
-        """Take connections for the process at that port, oneself always at the same."""
+        """Accept connections for the process at the port `target`; the link's own port stays the same."""
         self.target = target
         listener = socket.create_server(("127.0.0.1", self.port)) if self.port else _anywhere()
         self.port = listener.getsockname()[1]
         self._server = await asyncio.start_server(self._accept, sock=listener, backlog=1024)
 
     def refuse(self) -> None:
-        """Take no connection, and cut those there are, as the kernel does when a process dies."""
+        """Stop listening and abort all connections, as the kernel does when a process dies."""
         if self._server is not None:
             self._server.close()
             self._server = None
-        for line in list(self._lines):
-            line.harm(self.kind)
-            line.reset()
+        for connection in list(self._connections):
+            connection.harm(self.kind)
+            connection.reset()
 
     def harm(self, kind: Kind) -> None:
-        """Let every call under way here meet this fault, and cut its connection if the fault does that."""
-        for line in list(self._lines):
-            line.harm(kind)
-            if kind is Kind.RESET and line.busy:
-                line.reset()
+        """Record this fault for every call in flight here, and abort their connections if the fault does that."""
+        for connection in list(self._connections):
+            connection.harm(kind)
+            if kind is Kind.RESET and connection.busy:
+                connection.reset()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection in a task; it is closed even if the task is cancelled before it begins."""
+        """Serve a connection in a task, and close it even if the task is cancelled before it begins."""
         if self._server is None:
             writer.transport.abort()  # accepted in the turn of the event loop in which the worker went away
             return
-        line = Line(self, self.target, reader, writer)
-        self._lines.add(line)
-        serving = asyncio.create_task(line.run())
+        connection = WorkerConnection(self, self.target, reader, writer)
+        self._connections.add(connection)
+        serving = asyncio.create_task(connection.run())
         self._serving.add(serving)
 
         def end(task: "asyncio.Task[None]") -> None:
             self._serving.discard(task)
-            self._lines.discard(line)
+            self._connections.discard(connection)
             writer.close()
 
         serving.add_done_callback(end)
@@ -82,7 +82,7 @@ class Link:
 
 
 def _anywhere() -> socket.socket:
-    """A listener at a port that no outgoing connection takes while nobody listens there."""
+    """Return a listener at a port that the kernel gives to no outgoing connection while nobody listens there."""
     for number in range(10_000):
         with suppress(OSError):
             return socket.create_server(("127.0.0.1", 20_000 + (os.getpid() * 100 + number) % 10_000))

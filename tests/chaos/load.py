@@ -1,4 +1,4 @@
-"""Open-loop load: calls arrive whether or not earlier ones were answered. Records how each of them ended."""
+"""Open-loop load: calls arrive whether or not earlier ones were answered. Records how each call ended."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from .asks import MODEL
-from .lines import Line, Reply, post
+from .raw_connection import RawConnection, Reply, post
 
 LONG: Final = "which is long enough to take a worker some time, and which nobody has asked before; "
 END_SECONDS: Final = 30.0
@@ -16,29 +16,29 @@ END_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """One call; `late` is by how many seconds it was sent late."""
+    """One call; `late` is the delay of its sending in seconds."""
 
     light: bool
     late: float
     reply: Reply
     cut: bool = False
-    """Whether it was under way when all was over."""
+    """True if the call was still in flight at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """The clients: some flood, all alike, and some call seldom."""
+    """The clients: equal ones that flood, and light ones that call seldom."""
 
     flooders: int = 20
     lights: int = 8
     light_rate: float = 0.5
-    """Calls a second of each of the latter; far below an equal share."""
+    """Calls per second of each light client, far below an equal share."""
     output_tokens: int = 48
-    """Of every answer."""
+    """Tokens of every answer."""
 
 
 class Load:
-    """Calls over as many connections as are needed."""
+    """Sends calls over as many connections as they need."""
 
     def __init__(self, address: tuple[str, int], crowd: Crowd, seed: int = 0) -> None:
         self.called: list[Called] = []
@@ -46,8 +46,8 @@ class Load:
         self._address = address
         self._crowd = crowd
         self._random = Random(seed)
-        self._idle: list[Line] = []
-        self._busy: set[Line] = set()
+        self._idle: list[RawConnection] = []
+        self._busy: set[RawConnection] = set()
         self._over = False
         self._tasks: dict[asyncio.Task[None], bool] = {}
         """Of the calls under way; whether they are a light client's."""
@@ -103,7 +103,7 @@ class Load:
             line = self._idle.pop()
             line = None if line.closed else line
         try:
-            line = line or await Line.open(self._address)
+            line = line or await RawConnection.open(self._address)
         except OSError:
             self.called.append(Called(light, 0.0, Reply(due)))
             return

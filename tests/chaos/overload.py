@@ -1,9 +1,10 @@
-"""Ten times more than the fleet can do: `python -m tests.chaos.overload [--seconds S] [--factor F]`.
+"""Ten times more calls than the fleet can serve: `python -m tests.chaos.overload [--seconds S] [--factor F]`.
 
-First as many calls are kept under way as the workers can run: that is their capacity. Then a little more than that is
-offered, and behind that ten times as much, with a few clients among the flood that ask seldom. Ends with 0 if the flood
-cost only those who sent it: the throughput stays, they are refused at once, and the few wait no longer than before.
-The load is a process of its own, and the report says what it sent late and how much of a core the router used.
+The first phase keeps as many calls in flight as the workers can run, which measures their capacity. The second phase
+offers a little more than the capacity, and the third ten times as much; a few light clients call beside the flood. The
+exit code is 0 if the flood costs only its senders: the throughput stays the same, surplus calls are refused at once,
+and light clients wait no longer than before. The load runs in its own process, and the report says which calls were
+sent late and how much of a core the router used.
 """
 
 import argparse
@@ -28,9 +29,9 @@ BATCH: Final = 8
 WORKER_FLAGS: Final = ("--hardware", "a100-mistral-7b", "--max-running", str(BATCH))
 ROUTER_FLAGS: Final = ("--max-queued", "400", "--heartbeat", "0")
 CAPACITY_SHARE: Final = 1 / 3
-"""Of the time of the other two, in which the capacity is found."""
+"""Duration of the phase that measures the capacity, as a share of the other two."""
 MORE: Final = 1.3
-"""Times the capacity, to which overload is compared."""
+"""The load to which overload is compared, as a multiple of the capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +39,32 @@ class Plan:
     """The load of each phase and how long it lasts."""
 
     seconds: float = 60.0
-    """That are measured with each load."""
+    """Seconds of each load that are measured."""
     warm_up: float = 10.0
-    """Before these: the queue fills."""
+    """Seconds before those, in which the queue fills."""
     factor: float = 10.0
-    """Times the capacity."""
+    """The overload, as a multiple of the capacity."""
     crowd: Crowd = field(default_factory=Crowd)
 
     @property
     def all_seconds(self) -> float:
-        """Of the three phases."""
+        """Seconds of the three phases."""
         return 3 * self.warm_up + (2 + CAPACITY_SHARE) * self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment between two phases."""
+    """The state at the boundary of two phases."""
 
     time: float
     cpu_seconds: float
 
 
 class Run:
-    """The phases, one behind the other, before one router."""
+    """The phases in turn, with one router."""
 
     def __init__(self, plan: Plan, router: Process, show: Callable[[float], None]) -> None:
-        """`show` is called now and then with the seconds that have passed."""
+        """`show` is called from time to time with the seconds that have passed."""
         self._plan = plan
         self._router = router
         self._show = show
@@ -71,7 +72,7 @@ class Run:
         self._over = 0.0
 
     async def run(self) -> list[Phase]:
-        """What was seen of each."""
+        """Run all phases; return the measurements of each."""
         plan, load = self._plan, self._load
         first = await self._phase(
             lambda s, show: load.keep(2 * WORKERS * BATCH, s, show), CAPACITY_SHARE * plan.seconds
@@ -92,7 +93,9 @@ class Run:
     async def _phase(
         self, offer: Callable[[float, Callable[[float], None]], Awaitable[None]], seconds: float
     ) -> tuple[Mark, Mark]:
-        """Offer it for as long as it takes to warm up, and then for so many seconds; when these began and ended."""
+        """Offer the load for the warm-up and then for `seconds`; return the marks at the begin and end of the
+        latter.
+        """
         await self._part(offer, self._plan.warm_up)
         begin = self._mark()
         await self._part(offer, seconds)
@@ -107,13 +110,13 @@ class Run:
 
 
 async def overload(plan: Plan, show: Callable[[float], None] = lambda _: None) -> list[Phase]:
-    """Run it all."""
+    """Run the processes and all phases."""
     async with routed(WORKERS, WORKER_FLAGS, ROUTER_FLAGS) as (router, _):
         return await Run(plan, router, show).run()
 
 
 def main() -> int:
-    """Run, print what was seen, and say whether all is well."""
+    """Run, print the results, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.overload", description=__doc__)
     parser.add_argument("--seconds", type=float, default=Plan().seconds, help="measured with each load (%(default)g)")
     parser.add_argument("--factor", type=float, default=Plan().factor, help="times the capacity (%(default)g)")
@@ -126,7 +129,7 @@ def main() -> int:
     print(table(phases))
     found = objections(*phases)
     for objection in found:
-        print(f"NOT WELL: {objection}")
+        print(f"violation: {objection}")
     return 1 if found else 0
 
 

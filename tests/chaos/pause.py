@@ -1,8 +1,8 @@
-"""`python -m tests.chaos.pause`: a process that stands still (SIGSTOP), as a virtual machine does while it is moved.
+"""`python -m tests.chaos.pause`: a stopped process (SIGSTOP), like a virtual machine that is migrated.
 
-A router that stood still has lost nothing: what its workers and clients sent meanwhile lies in its sockets, and is read
-before anybody is judged by the clock. A worker that stands still is silent: its streams go on at another worker, and it
-is used again once it speaks.
+A stopped router loses nothing: what its workers and clients sent meanwhile lies in its sockets, and is read before any
+timeout is applied. A stopped worker is silent: its streams continue at another worker, and it is used again once it
+answers.
 """
 
 import asyncio
@@ -26,42 +26,42 @@ from .processes import Server, get_json, router, until, worker
 
 UNREAD: Final = "a call of which half was sent before the pause"
 SHORT_CALLS: Final = 10
-"""How many are made while a worker stands still."""
+"""Number of calls made while a worker is stopped."""
 HARDWARE: Final = ("--hardware", "a100-mistral-7b")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which process is stopped, for how long, and what is under way then."""
+    """Which process is stopped, for how long, and which calls are in flight then."""
 
     stopped: Literal["router", "worker"]
     seconds: float = 40.0
     streams: int = 12
     tokens: int = 3000
-    """Of each answer: it must last longer than the pause."""
+    """Tokens of each answer, which must last longer than the pause."""
     speed: float = 1.0
-    """Of the emulated hardware."""
+    """Speed of the emulated hardware."""
     flags: tuple[str, ...] = ()
-    """Of the router."""
+    """The router's flags."""
 
 
 class Seen(NamedTuple):
     """The result of a pause."""
 
     complete: int
-    """Streams with the whole answer, byte for byte as an undisturbed worker gives it."""
+    """Streams with the complete answer, byte for byte as an undisturbed worker gives it."""
     wrong: Sequence[str]
-    """Of the others, and of the half call: what they ended with."""
+    """How each other stream, or the half-sent call, ended."""
     given_up: int
     """Times that the router took a call away from a worker."""
     elsewhere: int
-    """Of the calls made once the router knew that a worker stands still: those that another answered meanwhile."""
+    """Calls that another worker answered, of those made once the router knew that a worker is silent."""
     back: bool
-    """Whether the worker that stood still was used again."""
+    """True if the stopped worker was used again."""
 
 
 async def pause(plan: Plan, directory: Path) -> Seen:
-    """Start processes, begin the streams, let one process stand still, and read the streams to their end."""
+    """Start the processes and the streams, stop one process for a while, and read the streams to their end."""
     made = [worker("vllm", *HARDWARE, "--speed", str(plan.speed)) for _ in range(2 if plan.stopped == "worker" else 1)]
     timeout = aiohttp.ClientTimeout(total=None)
     try:
@@ -102,7 +102,7 @@ async def _seen(plan: Plan, http: aiohttp.ClientSession, proxy: Server, stopped:
 async def _stream(
     http: aiohttp.ClientSession, proxy: Server, plan: Plan, number: int, begun: asyncio.Event
 ) -> str | None:
-    """Read a stream to its end; what is wrong with it, or None. Sets `begun` with its first token."""
+    """Read a stream to its end; return what is wrong with it, or None. Sets `begun` at its first token."""
     prompt = f"Stream {number} of those that a pause must not break."
     body = {"model": MODEL, "prompt": prompt, "max_tokens": plan.tokens, "ignore_eos": True, "stream": True}
     text, done = [], False
@@ -157,14 +157,14 @@ class HalfCall:
         await self._writer.drain()
 
     async def end(self) -> str | None:
-        """What is wrong with its answer, or None."""
+        """Return what is wrong with its answer, or None."""
         answered = await self._reader.read()
         self._writer.close()
         return None if answered.startswith(b"HTTP/1.1 200") else f"{UNREAD}: {answered[:200]!r}"
 
 
 async def _calls_meanwhile(http: aiohttp.ClientSession, proxy: Server, stopped: Server) -> int:
-    """How many calls another worker answers from when the router knows that this one says nothing."""
+    """Return how many calls another worker answers once the router knows that this one is silent."""
     name, answered = _name(stopped), 0
 
     async def is_silent() -> bool:
@@ -184,7 +184,7 @@ def _name(each: Server) -> str:
 
 
 async def _is_used(http: aiohttp.ClientSession, proxy: Server, stopped: Server) -> bool:
-    """Ask until the worker that stood still answers; TimeoutError if it never does."""
+    """Make calls until the worker that was stopped answers. Raises TimeoutError if it never does."""
 
     async def answered_there() -> bool:
         body = {"model": MODEL, "prompt": "Once more", "max_tokens": 4}
@@ -196,7 +196,7 @@ async def _is_used(http: aiohttp.ClientSession, proxy: Server, stopped: Server) 
 
 
 async def _given_up(http: aiohttp.ClientSession, proxy: Server) -> int:
-    """How many tries the workers have failed."""
+    """Return how many tries the workers have failed."""
     async with http.get(f"{proxy.url}/metrics") as response:
         lines = (await response.text()).splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("d2lpm_lost_tries_total{"))
@@ -215,7 +215,7 @@ def objections(plan: Plan, seen: Seen) -> list[str]:
 
 
 def main() -> int:
-    """Let the router stand still, then a worker; say whether all is well."""
+    """Stop the router, then a worker; return the exit code."""
     failed = False
     for stopped in ("router", "worker"):
         plan = Plan(stopped)
@@ -225,13 +225,13 @@ def main() -> int:
         print(f"{seen.given_up} calls taken from a worker, {seen.elsewhere} answered meanwhile")
         found = objections(plan, seen)
         for line in found:
-            print(f"NOT WELL: {line}")
+            print(f"violation: {line}")
         if found:
             print(f"The router's log is in {directory}.")
             failed = True
         else:
             rmtree(directory)
-    print("Not all is well." if failed else "All is well.")
+    print("There are violations." if failed else "No violation was found.")
     return int(failed)
 
 

@@ -13,9 +13,9 @@ THROUGHPUT: Final = 0.95
 REFUSAL_SECONDS: Final = 0.05
 TTFT: Final = 2.0
 LATE_SECONDS: Final = 0.02
-"""By which the load may be late; beyond that the figures are this machine's."""
+"""Seconds by which the load may be late; beyond that the figures are this machine's."""
 AT_ONCE: Final = frozenset({"rejected-saturated", "rejected-client-saturated"})
-"""Reasons of refusals for which nobody waited. Who gives way to others waited until they came."""
+"""Reasons of refusals without a wait. A call dropped for another client's has waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,29 +24,29 @@ class Phase:
 
     name: str
     offered: float
-    """Calls a second, as are the next two."""
+    """Calls per second, as are the next two."""
     answered: float
     refused: float
     refusal_p50: float | None
     refusal_p99: float | None
     """Seconds."""
     gave_way: float
-    """Calls a second that had waited and were refused for others."""
+    """Calls per second that had waited and were then refused in favour of others."""
     gave_way_p99: float | None
     ttft_p50: float | None
     ttft_p95: float | None
-    """Of light clients, in seconds."""
+    """Waits of light clients in seconds."""
     light: int
     light_refused: int
     cores: float
-    """That the router used."""
+    """Share of a core that the router used."""
     late_p99: float
     odd: Counter[str]
-    """Calls that ended neither with their answer nor with a refusal."""
+    """Calls that ended with neither an answer nor a refusal."""
 
 
 def measured(name: str, called: Iterable[Called], begin: float, end: float, cpu_seconds: float) -> Phase:
-    """What is to be said of the calls sent, and of the answers that ended, between two times."""
+    """Measure the calls that were sent, and the answers that ended, between two times."""
     called, span = list(called), end - begin
     sent = [each for each in called if begin <= each.reply.sent < end]
     refused = [each for each in sent if each.reply.status == 429]
@@ -100,7 +100,7 @@ def objections(capacity: Phase, plateau: Phase, overload: Phase) -> list[str]:
 
 
 def table(phases: Sequence[Phase]) -> str:
-    """One column for each phase."""
+    """Return a table with one column for each phase."""
     rows: list[tuple[str, Sequence[object]]] = [
         ("", [phase.name for phase in phases]),
         ("offered, calls/s", [f"{phase.offered:.1f}" for phase in phases]),

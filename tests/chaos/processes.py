@@ -1,4 +1,4 @@
-"""The processes: emulated workers that can be killed and come back, and a router before them."""
+"""The processes: emulated workers that can be killed and restarted, and a router in front of them."""
 
 import asyncio
 import contextlib
@@ -17,15 +17,15 @@ from .asks import MODEL
 
 SPEAKS: Final = re.compile(r"(?:workers: \S+ \S+ on|d2lpm: listening on) http://[^:]+:(?P<port>\d+)")
 PATIENCE: Final = 120.0
-"""Seconds after which a process that does not begin to listen will not."""
+"""Seconds in which a process must begin to listen."""
 LOOK: Final = 0.05
-"""Seconds between two looks at what may change at any time."""
+"""Seconds between two polls of a condition."""
 END: Final = 10.0
-"""Time that a process has to exit after SIGTERM."""
+"""Seconds that a process has to exit after SIGTERM."""
 
 
 class Server:
-    """A process that listens on loopback, on another port each time that it is started."""
+    """A process that listens on loopback, on a new port after each start."""
 
     def __init__(self, module: str, *flags: str, log: Path | None = None) -> None:
         self.port = 0
@@ -35,17 +35,17 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL that it listens on."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Of the running process."""
+        """The id of the running process."""
         assert self._process is not None
         return self._process.pid
 
     async def start(self) -> None:
-        """Start it, and wait until it listens. RuntimeError if it does not."""
+        """Start it and wait until it listens. Raises RuntimeError if it does not."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("D2LPM_")}
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(self._log.open("ab")) if self._log else None
@@ -64,19 +64,19 @@ class Server:
         raise RuntimeError(f"{self._command[2]} has ended before it listened")
 
     def signal(self, number: Signals) -> None:
-        """Send a signal, if it runs."""
+        """Send a signal if the process runs."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     async def end(self, number: Signals = SIGKILL) -> int | None:
-        """End it by a signal, and by SIGKILL if that does not help; its exit code."""
+        """End it by a signal, or by SIGKILL after a timeout; return its exit code."""
         process, self._process = self._process, None
         if process is None:
             return None
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
-            process.send_signal(SIGCONT)  # or one that stands still would not hear it
+            process.send_signal(SIGCONT)  # a stopped process does not handle SIGTERM
         try:
             async with asyncio.timeout(END):
                 await process.wait()
@@ -87,13 +87,13 @@ class Server:
 
 
 def worker(dialect: str, *flags: str) -> Server:
-    """An emulated worker, which also ends when this process does."""
+    """Return an emulated worker, which also ends when this process does."""
     return Server("workers", "--dialect", dialect, "--model", MODEL, "--exit-with-parent", *flags)
 
 
 @contextlib.asynccontextmanager
 async def running_workers(number: int, speed: float, batch: int) -> AsyncIterator[list[Server]]:
-    """Half of them speak like vLLM, half like SGLang. `speed`: of their hardware; `batch`: calls run at once."""
+    """Run workers, half of them vLLM and half SGLang. `speed`: of their hardware; `batch`: calls that run at once."""
     flags = ("--hardware", "a100-mistral-7b", "--speed", str(speed), "--max-running", str(batch))
     made = [worker(("vllm", "sglang")[each % 2], *flags) for each in range(number)]
     try:
@@ -104,7 +104,7 @@ async def running_workers(number: int, speed: float, batch: int) -> AsyncIterato
 
 
 def router(log: Path, workers: Sequence[str], *flags: str) -> Server:
-    """The router before workers at these URLs, as `d2lpm serve` starts it."""
+    """Return the router in front of workers at these URLs, as `d2lpm serve` starts it."""
     named = [flag for url in workers for flag in ("--worker", url)]
     return Server("router", "serve", *named, *flags, log=log)
 

@@ -11,25 +11,25 @@ from workers.engine.tokenizer import encode
 from .asks import Ask
 
 STATUSES: Final = frozenset({429, 500, 502, 503, 504})
-"""Of errors that are not the client's fault."""
+"""Codes of errors that are not the client's fault."""
 
 
 class Ending(StrEnum):
     """How a call ended for its client."""
 
     COMPLETE = "complete"
-    """With the right bytes."""
+    """With the expected bytes."""
     ERROR = "error"
     """With an error object that says what happened."""
     VANISHED = "vanished"
-    """The client left on purpose."""
+    """The client disconnected on purpose."""
     WRONG = "wrong"
-    """With anything else."""
+    """In any other way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An ending, and the error's code or what is wrong."""
+    """An ending, with the error's code or what is wrong."""
 
     ending: Ending
     why: str = ""
@@ -143,7 +143,7 @@ def _same(what: str, expected: object, came: object) -> None:
 
 
 def _check_usage(ask: Ask, usages: list[dict[str, Any]]) -> None:
-    """Once, if it was asked for, and that of one undisturbed answer."""
+    """Check that usage came once if it was requested, and equals that of an undisturbed answer."""
     counts = [(usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) for usage in usages]
     prompt, output = ask.prompt_tokens, ask.output_tokens
     _same("usage", [(prompt, output, prompt + output)] * ask.usage_wanted, counts)

@@ -1,7 +1,7 @@
-"""`python -m tests.chaos.restart`: kill -9 of the router under load, and another one in its place.
+"""`python -m tests.chaos.restart`: kill -9 of the router under load, and a second router in its place.
 
-It must be ready within 3 s, with what clients were served and owe as of the last save, and no worker may be left with
-work that nobody waits for, for longer than its engine takes to notice.
+The second router must be ready within 3 s, with the service and deficits of the last save, and a worker must stop
+abandoned work as soon as its engine can notice.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from router.persistence.state_file import FILE_NAME, decode
 from workers.dialects.sglang import SglangWire
 
 from .clients import Crowd, Outcome, ask_all, make_clients
+from .leftovers import busy_workers
 from .processes import LOOK, Server, get_json, router, running_workers, until
 from .reading import Ending
-from .rest import busy_workers
 
 READY: Final = 3.0
-"""Seconds from its start in which a router must be ready."""
+"""Seconds in which a started router must be ready."""
 QUANTUM: Final = 100.0
 FLAGS: Final = ("--log-level", "warning", "--dlpm-home.quantum", str(QUANTUM))
 MOST_OF_A_CALL: Final = 400.0
-"""Cost of the dearest call that a client asks, in cost units."""
+"""Cost of the most expensive call of a client, in cost units."""
 CORRECTION: Final = 20.0
-"""What of a call's service an engine's usage may take back when it ends, or add, in cost units."""
+"""Cost units by which an engine's usage may correct a call's service at its end."""
 SLACK: Final = 1.0
-"""Seconds that a step of an engine, a poll and a busy machine may take besides."""
+"""Seconds allowed for a step of an engine, a poll and a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class Load:
 
     seconds: float = 12.0
     interval: float = 5.0
-    """Seconds between two saves: the router's own default."""
+    """Seconds between two saves: the router's default."""
     clients: int = 40
     workers: int = 4
     speed: float = 1.0
-    """Of the emulated hardware; SGLang's delay before it aborts is divided by it too."""
+    """Speed of the emulated hardware, by which SGLang's delay before an abort is divided, too."""
 
 
 class Books(NamedTuple):
-    """What clients were served and how their counters stood, in cost units, just behind a time of the wall clock."""
+    """The service and the deficit of each client in cost units, read just after the wall-clock time `at`."""
 
     at: float
     service: dict[str, float]
@@ -71,13 +71,13 @@ class Restart:
     unsaved: float
     """Seconds between the last save and the kill."""
     differences: Sequence[str]
-    """Where the books that were loaded are none that there were at the last save."""
+    """Where the loaded books differ from those at the last save."""
     clients: int
-    """In those books."""
+    """Number of clients in the loaded books."""
     orphaned: dict[str, float]
-    """Seconds from the kill until a worker had nothing under way, by its dialect; the longest of each."""
+    """The longest time from the kill until a worker had no request in flight, in seconds, by dialect."""
     after: Sequence[Outcome]
-    """Of calls to the second router."""
+    """Outcomes of calls to the second router."""
 
     @property
     def objections(self) -> list[str]:
@@ -98,7 +98,7 @@ class Restart:
 
 
 async def restart(load: Load, directory: Path) -> Restart:
-    """Do it. `directory`: for the router's state and log."""
+    """Run the load, the kill and the second router. `directory`: for the router's state and log."""
     state = directory / "state"
     flags = (*FLAGS, "--state", str(state), "--state-interval", str(load.interval))
     async with running_workers(load.workers, load.speed, 4) as workers, aiohttp.ClientSession() as http:
@@ -132,9 +132,9 @@ async def restart(load: Load, directory: Path) -> Restart:
 
 
 async def _until_killed(load: Load, proxy: Server, state: Path, http: aiohttp.ClientSession) -> list[Books]:
-    """Put it under load and kill it, some time behind a save; its books as they were, look by look.
+    """Load the router and kill it some time after a save; return the books read meanwhile.
 
-    The last look is behind the last save, so that these bound what was saved: no other save is due for a while.
+    The last books are read after the last save and well before the next one, so that the books bound what was saved.
     """
     crowd, books = Crowd(proxy.url, time.monotonic), list[Books]()
     asking = asyncio.ensure_future(_ask(crowd, load, None))
@@ -170,7 +170,7 @@ async def _read(http: aiohttp.ClientSession, proxy: Server) -> Books:
 
 
 def _covers(state: Path, load: Load, look: float) -> bool:
-    """Whether half of the clients were saved, and a look is behind that and well before the save after it."""
+    """Return whether half of the clients were saved, and `look` is after that save and well before the next one."""
     if not state.exists():
         return False
     pieces = decode(state.read_bytes()).pieces
@@ -180,12 +180,12 @@ def _covers(state: Path, load: Load, look: float) -> bool:
 
 
 def _saved(state: Path) -> tuple[float, float]:
-    """When the writing of a state began, and when it was done, by the wall clock."""
+    """Return the wall-clock times at which the writing of a state began and was done."""
     return decode(state.read_bytes()).header.saved, state.stat().st_mtime
 
 
 def differences(books: Sequence[Books], saved: float, written: float, loaded: Books) -> list[str]:
-    """Where loaded books are none that there were while they were saved, client by client."""
+    """Return, by client, where loaded books differ from all books that were read while they were saved."""
     before = [each for each, after in pairwise(books) if after.at <= saved][-1:] or books[:1]
     behind = next((each for each in books if each.at > written), books[-1])
     around = [each for each in books if before[0].at <= each.at <= behind.at]
@@ -210,7 +210,7 @@ async def _is_ready(http: aiohttp.ClientSession, proxy: Server) -> bool:
 
 
 async def _idle(http: aiohttp.ClientSession, worker: Server, killed: float) -> float:
-    """Seconds from the kill until a worker has nothing under way."""
+    """Return the seconds from the kill until a worker has no request in flight."""
 
     async def idle() -> bool:
         return not await busy_workers(http, worker.url)
@@ -220,7 +220,7 @@ async def _idle(http: aiohttp.ClientSession, worker: Server, killed: float) -> f
 
 
 def main() -> int:
-    """Run, print what was seen, and say whether all is well."""
+    """Run, print the results, and return the exit code."""
     directory = Path(mkdtemp(prefix="chaos-restart-"))
     seen = uvloop.run(restart(Load(), directory))
     print(f"ready {seen.ready:.2f} s from its start")
@@ -231,12 +231,12 @@ def main() -> int:
     print(f"calls to the second router: {len(seen.after)}, of which {len(seen.objections)} are not well")
     objections = [*seen.objections, *seen.late]
     for line in objections:
-        print(f"NOT WELL: {line}")
+        print(f"violation: {line}")
     if objections:
         print(f"The routers' log and state are in {directory}.")
         return 1
     rmtree(directory)
-    print("All is well.")
+    print("No violation was found.")
     return 0
 
 

@@ -14,19 +14,19 @@ import aiohttp
 
 from .clients import Client, Crowd, Outcome, ask_all, make_clients
 from .evidence import Evidence
+from .fault_runner import FaultRunner
 from .faults import Fault, schedule
 from .judge import Judgement, fairness_objections, judge, objections
+from .leftovers import left_in_core, left_over
 from .link import Link
 from .processes import Server, get_json, router, running_workers, sockets
-from .rest import left_in_core, left_over
 from .service import Sample, Window, windows
-from .trouble import Trouble
 
 KEY: Final = "the operator's key"
 CALM: Final = 20.0
-"""Seconds behind the last fault in which the clients go on."""
+"""Seconds after the last fault in which the clients continue."""
 SAMPLES: Final = 0.25
-"""Seconds between two looks at what clients were given."""
+"""Seconds between two samples of the clients' service."""
 ROUTER_FLAGS: Final = (
     *("--log-level", "warning", "--admin-key", KEY, "--poll-interval", "0.5"),
     *("--breaker-cooldown", "1"),
@@ -43,26 +43,28 @@ class Plan:
     trouble: float = 600.0 - CALM
     """Seconds in which there are faults."""
     calm: float = CALM
-    """Seconds behind them in which the clients go on."""
+    """Seconds after them in which the clients continue."""
     every: float = 0.7
     """Seconds between two faults, on average."""
     workers: int = 8
     clients: int = 200
     greedy: int = 30
-    """Of the clients, how many always have more waiting than is served."""
+    """Number of clients that always have more waiting than is served."""
     calls: int = 3
-    """Of a greedy client, at once."""
+    """Calls that a greedy client has open at once."""
     think: float = 15.0
-    """Seconds between two calls of any other, on average."""
+    """Seconds between two calls of any other client, on average."""
     vanishing: float = 0.05
-    """Share of the calls that their clients leave."""
+    """Share of the calls that their clients abandon."""
     speed: float = 0.25
-    """Of the emulated hardware; each step is a token, and takes its time divided by this."""
+    """Speed of the emulated hardware; each step is a token, and its duration is divided by this."""
     batch: int = 4
     """Requests that a worker runs at once."""
 
     patience: float = 3.0
-    """Seconds for which the router waits for a token; for the first one, twice as long; for any sign of life, half."""
+    """Seconds for which the router waits for a token; twice as long for the first one, half as long for a sign of
+    life.
+    """
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -85,24 +87,24 @@ class Result:
     over: float
     """When the last fault was over, in seconds since the clients began."""
     windows: Sequence[Window]
-    """Behind that."""
+    """Windows of service after that."""
     left: Sequence[str]
     """What was not at rest at the end."""
 
     @property
     def objections(self) -> list[str]:
-        """What must not be, whatever the machine; none if all is well."""
+        """Describe violations that no machine excuses; empty if there are none."""
         return [*objections(self.judgement), *(f"left over: {each}" for each in self.left)]
 
     @property
     def fairness_objections(self) -> list[str]:
-        """Likewise of service in the calm, which takes a machine that keeps up."""
+        """Describe violations of fairness after the faults, which need a machine that keeps up."""
         return fairness_objections(self.windows, self.over)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen under load, and behind it."""
+    """What was seen during the load, and after it."""
 
     outcomes: Sequence[Outcome]
     samples: list[Sample]
@@ -111,7 +113,7 @@ class Seen:
 
 
 async def run(plan: Plan, directory: Path) -> Result:
-    """Do all of it. `directory`: for the router's log and journal."""
+    """Do the whole run. `directory`: for the router's log and journal."""
     evidence, journal = Evidence(), directory / "journal"
     async with (
         running_workers(plan.workers, plan.speed, plan.batch) as workers,
@@ -161,7 +163,7 @@ async def _under_load(
     await get_json(http, f"{proxy.url}/fairness")
     before = sockets(proxy.pid)
     clients = make_clients(plan.seed, plan.clients, plan.greedy, plan.vanishing)
-    crowd, trouble, samples = Crowd(proxy.url, clock), Trouble(workers, links, operator), list[Sample]()
+    crowd, trouble, samples = Crowd(proxy.url, clock), FaultRunner(workers, links, operator), list[Sample]()
     asking = asyncio.gather(ask_all(crowd, clients, plan.calls, plan.think), _look(crowd, clients, samples, clock))
     try:
         await trouble.make(plan.faults, clock)
@@ -175,7 +177,7 @@ async def _under_load(
 
 
 async def _look(crowd: Crowd, clients: Sequence[Client], samples: list[Sample], clock: Callable[[], float]) -> None:
-    """Note from time to time what the greedy clients were given."""
+    """Sample from time to time the service of the greedy clients."""
     greedy = [client for client in clients if client.greedy]
     while not crowd.over.is_set():
         service = {client.name: client.service for client in greedy}

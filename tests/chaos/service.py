@@ -9,7 +9,7 @@ WINDOW: Final = 5.0
 
 
 class Sample(NamedTuple):
-    """What clients had at one moment, in seconds since they began."""
+    """The service of the clients at one moment, in seconds since they began."""
 
     at: float
     service: Mapping[str, float]
@@ -17,7 +17,7 @@ class Sample(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Jain's index of what the clients that waited all the time were given in the window that ends here."""
+    """Jain's index of the service of those clients that waited during the whole window, which ends here."""
 
     end: float
     jain: float
@@ -25,13 +25,13 @@ class Window(NamedTuple):
 
 
 def jain_index(shares: list[float]) -> float:
-    """Jain's index: 1 if all are equal, 1/n if one has all."""
+    """Return Jain's index: 1 if all are equal, 1/n if one has everything."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
 def windows(samples: list[Sample], since: float, seconds: float = WINDOW) -> list[Window]:
-    """Those that begin at `since` or later and have somebody in them, one ending at each sample."""
+    """Return the windows from `since` on in which some client waited, one ending at each sample."""
     found = []
     times = [sample.at for sample in samples]
     for last, sample in enumerate(samples):
@@ -47,5 +47,5 @@ def windows(samples: list[Sample], since: float, seconds: float = WINDOW) -> lis
 
 
 def recovered(found: list[Window], least: float) -> float | None:
-    """When the index came to this for the first time; None if it never did."""
+    """Return when the index reached this for the first time, or None."""
     return next((window.end for window in found if window.jain >= least), None)

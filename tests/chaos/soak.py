@@ -1,8 +1,8 @@
-"""A long run: `python -m tests.chaos.soak [--requests N]`. Ends with 0 if the router holds no more behind it.
+"""A long run: `python -m tests.chaos.soak [--requests N]`. The exit code is 0 if the router holds no more at its end.
 
-Many clients come, ask a few times and never again, while others stay; some leave amid their streams, some ask what is
-wrong, some close their connections. Every tenth of the way all of them pause, and once the router is at rest it is
-looked at: its memory, its files and sockets, the tasks of its event loop and the series of its metrics.
+Many clients make a few calls and never return, while others stay; some disconnect amid their streams, some send invalid
+calls, some close their connections. At each tenth of the run all of them pause, and once the router is at rest its
+memory, files and sockets, event loop tasks and metric series are compared.
 """
 
 import argparse
@@ -20,16 +20,16 @@ from bench.report.progress import ProgressBar
 
 from .asks import MODEL
 from .fleet import LOOK_SECONDS, Process, routed
-from .lines import Line, Reply, post
+from .raw_connection import RawConnection, Reply, post
 
 GROWTH: Final = 0.05
-"""What memory may differ by from a fifth of the way to its end."""
+"""Ratio by which memory may grow from a fifth of the run to its end."""
 FROM: Final = 0.2
-"""Of the way, from where on everything is constant."""
+"""Share of the run after which everything must be constant."""
 REST_SECONDS: Final = 15.0
-"""In which the router comes to rest: unused connections to workers close after 3 s."""
+"""Seconds in which the router comes to rest: unused connections to workers close after 3 s."""
 STARTS: Final = 8
-"""Looks before the first request: polls of the workers come and go, and what they have open at most is no leak."""
+"""Looks before the first request: polls come and go, and the most that they have open is no leak."""
 CALLS_ON_A_LINE: Final = 100
 
 
@@ -41,14 +41,14 @@ class Plan:
     lines: int = 48
     """Connections of clients at a time."""
     regulars: int = 400
-    """Clients that come again and again, with every fourth call."""
+    """Clients that return again and again, with every fourth call."""
     visits: int = 4
-    """Calls that each of the others makes."""
+    """Calls that each of the other clients makes."""
     looks: int = 10
-    """Pauses in which the router is looked at, at equal distances."""
+    """Pauses in which the router is examined, at equal distances."""
     workers: int = 2
     flags: Sequence[str] = ("--client-limit", "250", "--prefix-limit", "400000")
-    """Of the router: what it remembers of clients and prompts is full when the first fifth is over."""
+    """Flags of the router, with which its memory of clients and prompts is full after the first fifth."""
 
 
 class Look(NamedTuple):
@@ -90,7 +90,7 @@ class Result:
 
 
 def call(plan: Plan, number: int) -> tuple[bytes, bool]:
-    """A call by its number, and whether its client leaves as soon as the answer begins."""
+    """Return a call by its number, and whether its client disconnects as soon as the answer begins."""
     leaves = number % 50 == 7
     if number % 4 == 1:
         client = number // 4 % plan.regulars
@@ -114,12 +114,12 @@ class Crowd:
         self._begun = 0
 
     async def ask(self, until: int) -> None:
-        """Go on until so many calls were made; all connections are closed behind them."""
+        """Make calls until this many were made; then close all connections."""
         await asyncio.gather(*(self._ask_on(until) for _ in range(self._plan.lines)))
 
     async def _ask_on(self, until: int) -> None:
         while self._begun < until:
-            line = await Line.open(self._router.address)
+            line = await RawConnection.open(self._router.address)
             for _ in range(CALLS_ON_A_LINE):
                 if self._begun >= until or line.closed:
                     break
@@ -142,7 +142,7 @@ FINE: Final = ("answered", "left", "status 400")
 
 
 async def look(router: Process, http: aiohttp.ClientSession, requests: int) -> Look:
-    """The router as it is now."""
+    """Read the router's current figures."""
     async with http.get("/metrics") as response:
         lines = (await response.text()).splitlines()
     tasks = next(int(float(line.split()[1])) for line in lines if line.startswith("d2lpm_event_loop_tasks "))
@@ -151,7 +151,7 @@ async def look(router: Process, http: aiohttp.ClientSession, requests: int) -> L
 
 
 async def at_rest(router: Process, http: aiohttp.ClientSession, requests: int, start: Look) -> Look:
-    """The router as soon as it has no more open than at the start, or when its time for that is over."""
+    """Wait until the router has no more open than at the start, or for a limited time; return its figures."""
     deadline = asyncio.get_running_loop().time() + REST_SECONDS
     while True:
         seen = await look(router, http, requests)
@@ -164,7 +164,7 @@ async def at_rest(router: Process, http: aiohttp.ClientSession, requests: int, s
 async def soak(
     plan: Plan, show: Callable[[int], None] = lambda _: None, on_look: Callable[[Look], None] = print
 ) -> Result:
-    """Run it all; `show` is called after every request, `on_look` after every look."""
+    """Run everything; `show` is called after every request, `on_look` after every look."""
     result = Result()
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -187,7 +187,7 @@ async def soak(
 
 
 def main() -> int:
-    """Run, print what was seen, and say whether all is well."""
+    """Run, print the results, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=__doc__)
     parser.add_argument("--requests", type=int, default=Plan().calls)
     plan = Plan(calls=parser.parse_args().requests)
@@ -202,7 +202,7 @@ def main() -> int:
     print(", ".join(f"{ending} {count}" for ending, count in result.endings.most_common()))
     print(f"{plan.calls / result.seconds:.0f} requests a second, {result.seconds:.0f} s")
     for objection in result.objections():
-        print(f"NOT WELL: {objection}")
+        print(f"violation: {objection}")
     return 1 if result.objections() else 0
 
 

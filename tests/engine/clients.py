@@ -146,10 +146,10 @@ def play(url: str, scale: float, bias: Mapping[str, int]) -> list[Result]:
 
 
 def words_alone(model: Path) -> dict[str, int]:
-    """A logit bias for tokens that are a word each, and stay one when their text comes back in the next turn.
+    """Return a logit bias for tokens that are one word each and stay one token when the text is sent back.
 
-    A trained model answers in such; the tokens of a random one are not those into which its text is cut, so that no
-    answer would be found in any cache.
+    The answers of a trained model have this property. Those of a random model are split differently when they come back
+    as a part of the next prompt, so that no cache would hold them.
     """
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     texts = {number: tokenizer.decode([number]) for number in range(tokenizer.get_vocab_size())}

@@ -1,16 +1,17 @@
-"""What a flood of long prompts does to others' streams, and what `isolation` does about it:
-`python -m tests.engine.flood`.
+"""What a flood of long prompts does to other clients' streams, with and without `isolation`: `python -m
+tests.engine.flood`.
 
 Two real vLLM servers for CPU hold four honest clients with many short calls open each, one light client with one call
-at a time, and one client that keeps long prompts open, each of which is new. An engine that prefills a long prompt has
-fewer tokens in each second for the streams that it holds, and slots are free, so that nobody waits in the router.
+at a time, and one client that keeps long, uncached prompts open. While an engine prefills a long prompt it has fewer
+tokens per second for its streams. Slots are free, so that nobody waits in the router.
 
-First the engines are asked without a router, with and without the flood: the flood is none where that makes no
-difference. Then two routers take turns before the same engines, one with `--dlpm-home.isolation 0` and one with the
-default. Shown are medians over the turns, and the second router's as a multiple of the first one's in the same round,
-which a busy machine changes less than seconds. Service is input computed plus twice the output, as it arrives; a fair
-share is what each of the five clients that ask for all they can get would have if all had the same. The model is tiny:
-its prefill and its decoding cost about what they do on a GPU in proportion to each other only with many streams.
+The first measurement is without a router, with and without the flood; it shows that the flood makes a difference. Then
+two routers take turns in front of the same engines, one with `--dlpm-home.isolation 0` and one with the default. The
+table has medians over the turns, and the second router's figures as a multiple of the first one's in the same round,
+which depends less on a busy machine than seconds do. Service is computed input plus twice the output, as it arrives; a
+fair share is an equal part of the service of the five clients that ask for all they can get.
+
+The model is tiny: only with many streams is the ratio of its prefill cost to its decode cost about that of a GPU.
 Prompts are token ids, and an event holds several tokens, to leave both cores to the engines. Needs the engine
 environment (`make test-engine`); takes about four minutes.
 """

@@ -66,7 +66,7 @@ class LruMap:
 
 
 def predictions(journal: Path, capacity: int | None) -> dict[RequestId, int]:
-    """Return the tokens that such a map predicts to be cached, by request."""
+    """Return the tokens that a map of this capacity would have predicted as cached, by request."""
     told = LruMap(capacity)
     with journal.open("rb") as lines:
         for item in read(lines):

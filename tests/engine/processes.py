@@ -18,7 +18,7 @@ STOP_SECONDS = 10.0
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str, seen: Sequence[object] = ()) -> None:
-    """Poll until the condition holds. AssertionError at the deadline, with the last of what it has `seen`."""
+    """Poll until the condition holds. Raises AssertionError at the deadline, with the last value of `seen`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}; last seen: {seen[-1:]}"

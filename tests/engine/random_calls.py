@@ -77,7 +77,9 @@ def _body(path: str, text: str, limit: int) -> Json:
 
 
 def run(url: str, calls: Sequence[Asked]) -> None:
-    """Send all calls, `AT_ONCE` at a time, and leave those that are to be left. AssertionError if one is refused."""
+    """Send all calls, `AT_ONCE` at a time, and disconnect from some as drawn. Raises AssertionError if one is
+    refused.
+    """
     asyncio.run(_run(url, calls))
 
 

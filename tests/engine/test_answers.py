@@ -1,4 +1,4 @@
-"""A client gets through the router what the engine itself would have answered."""
+"""A client gets through the router the answer that the engine itself gives."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What clients are charged, compared with what the engine's own counters say it computed."""
+"""The tokens that clients are charged, compared with those that the engine's own counters show as computed."""
 
 import json
 import socket
@@ -26,15 +26,12 @@ STATE_SECONDS = 30.0
 LEFT_AFTER = 1.5
 """Seconds after which the client of a whole answer disconnects."""
 SPARE = 2.0
-"""Of an engine's `drop_seconds`: what it has to spare."""
+"""Seconds of an engine's `drop_seconds` that are a margin."""
 
 
 @pytest.fixture
 def router(start_router: StartRouter, engines: tuple[Engine, ...]) -> Iterator[Router]:
-    """One that reads the first engine's counters often, with nothing charged yet.
-
-    The engine's cache is empty, as the router believes: what it evicts is what came through this router.
-    """
+    """Start a router that polls the first engine's counters often, with an empty cache and no charges so far."""
     if engines[0].dialect == "sglang":
         engines[0].flush()
     router = start_router("router of charges", engines[:1], "--poll-interval=0.2")
@@ -92,14 +89,16 @@ def leave(router: Router, asked: Json, *, events: int = 0, seconds: float = 0.0)
 
 
 ANEW: dict[str, Json] = {"vllm": {"prompt_logprobs": 0}, "sglang": {"echo": True, "logprobs": 1}}
-"""By which an engine computes a cached prompt anew."""
+"""By dialect, fields with which an engine computes a cached prompt anew."""
 
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_who_leaves_at_the_first_token_pays_for_the_input_that_was_computed(
     router: Router, engines: tuple[Engine, ...], anew: bool
 ) -> None:
-    """The charge is right whether or not the engine uses its cache for the prompt."""
+    """A client that leaves at the first token pays for the computed input, whether or not the prompt came from the
+    cache.
+    """
     members = ANEW[engines[0].dialect] if anew else {}
     name = f"charges {anew}"
     assert call(router.url, COMPLETIONS, body(name, stream=False, limit=1, members={})).status == 200
@@ -118,11 +117,12 @@ def test_who_leaves_at_the_first_token_pays_for_the_input_that_was_computed(
 def test_who_lets_go_of_whole_answers_pays_for_the_output_that_was_computed(
     router: Router, engines: tuple[Engine, ...], beside: bool
 ) -> None:
-    """As learned from a stream before it, or from whole answers before, of which as many are answered.
+    """A client that abandons whole answers pays for the computed output, estimated from earlier streams or whole
+    answers.
 
     With a model this small, sending each token takes longer than computing it, so that streams look slower than whole
-    answers are, and the engine's count puts that right. An SGLang computes on until it asks whether the client is
-    there, which no client pays.
+    answers, and the engine's counters correct the estimate. An SGLang computes until it checks whether the client is
+    still connected, and no client pays for that time.
     """
     for _ in range(2):
         asked = body("learn", stream=beside, limit=600, members={})
@@ -145,7 +145,10 @@ def test_who_lets_go_of_whole_answers_pays_for_the_output_that_was_computed(
 def test_streamed_calls_of_all_kinds_pay_for_what_was_computed(
     router: Router, engines: tuple[Engine, ...], leaving: float, tolerance: float
 ) -> None:
-    """200 at random, where all stay within 2 %, where half leave within 5; SGLang does not count a first token."""
+    """Charges of 200 random calls are within 2 % of the computed tokens if all clients stay, within 5 % if half leave.
+
+    SGLang does not count the first token of an answer.
+    """
     calls = random_calls.draw(f"random {leaving}", 200, {COMPLETIONS: ANEW[engines[0].dialect]}, leaving=leaving)
     work = Work(router, engines[0])
     random_calls.run(router.url, calls)

@@ -61,7 +61,7 @@ def test_engines_refusal(router: Router, engines: tuple[Engine, ...], name: str)
 @pytest.mark.parametrize("name", INVALID)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_invalid_body(router: Router, path: str, name: str) -> None:
-    """A body that names no model is refused by us, in OpenAI's form."""
+    """The router refuses a body that names no model, in OpenAI's form."""
     answer = call(router.url, path, INVALID[name])
     assert answer.status == 400
     assert mapped(answer.json["error"])["type"] == "invalid_request_error"
@@ -69,7 +69,7 @@ def test_invalid_body(router: Router, path: str, name: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_unknown_model(router: Router, stream: bool) -> None:
-    """A model that no worker has is 404, before anything is streamed."""
+    """A model that no worker has gives 404 before anything is streamed."""
     answer = call(router.url, COMPLETIONS, {**TEXT, "model": "nope", "stream": stream})
     assert answer.status == 404
     error = mapped(answer.json["error"])
@@ -77,7 +77,7 @@ def test_unknown_model(router: Router, stream: bool) -> None:
 
 
 def test_unknown_path(router: Router) -> None:
-    """An unknown path is 404 in OpenAI's form, from the router or, below /v1, from a worker."""
+    """An unknown path gives 404 in OpenAI's form, from the router or, below /v1, from a worker."""
     for path, code in (("/nope", "unknown_path"), ("/v1/nope", "404")):
         answer = get(f"{router.url}{path}")
         assert answer.status == 404
@@ -85,6 +85,6 @@ def test_unknown_path(router: Router) -> None:
 
 
 def test_key_is_the_routers_own(router: Router, engines: tuple[Engine, ...]) -> None:
-    """Engines that ask for a key get the router's; a client's key would be rejected there and is never forwarded."""
+    """Engines that require a key get the router's key, and a client's key is never forwarded."""
     assert call(engines[0].url, COMPLETIONS, TEXT, "a client's key").status == 401
     assert call(router.url, COMPLETIONS, TEXT, "a client's key").status == 200

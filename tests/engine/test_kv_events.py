@@ -22,13 +22,16 @@ from .wire import CHAT, Json, call, get
 pytestmark = [pytest.mark.engine, pytest.mark.fleets("small vllm", "small sglang")]
 
 DOCUMENTS = 30
-"""Of some 510 tokens each: half as many again as fit, and some are asked about far more often than others."""
+"""Documents of about 510 tokens: half as many again as fit into the cache, some asked about far more often than
+others.
+"""
 BEFORE_ALL = 100
-"""Tokens that prompts may share without any document."""
+"""Tokens that prompts may share without sharing a document."""
 EXACT = ("--token-budget=5", "--min-match-tokens=0")
 MISJUDGED = 0.05
-"""Of the calls, for how many the mirror may be wrong by more than a block. By one it may always be: it estimates how
-long a prompt is, and a cache keeps whole blocks."""
+"""Share of the calls for which the mirror may be wrong by more than a block. It may always be wrong by one block,
+since it estimates the length of a prompt, and a cache keeps whole blocks.
+"""
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def engine(engines: tuple[Engine, ...]) -> Engine:
 
 @pytest.fixture(params=["local", "asked"])
 def router(request: pytest.FixtureRequest, engine: Engine, model: Path, start_router: StartRouter) -> Iterator[Router]:
-    """A router that has the tokenizer, or asks the engine."""
+    """Start a router that has the tokenizer, or one that asks the engine for token ids."""
     flags = (f"--tokenizer={model}",) if request.param == "local" else ()
     started = start_router(f"router by events, {request.param}", (engine,), *EXACT, *flags)
     wait_until_complete(started)
@@ -117,7 +120,7 @@ def test_reported_hits_do_not_mislead(router: Router, engine: Engine) -> None:
 
 
 def test_a_router_that_comes_late_hears_of_all_before(engine: Engine, model: Path, start_router: StartRouter) -> None:
-    """The replay gives a new router what others asked the engine before."""
+    """The replay shows a new router what other routers' calls left in the engine's cache."""
     texts = [prompts.text(f"before {number}", words=230) for number in range(3)]
     for text in texts:
         assert call(engine.url, CHAT, {**BODY, "messages": messages(text, "First?")}).status == 200

@@ -1,4 +1,4 @@
-"""Calls that end an SGLang server do not reach it, and are 400 whatever the engine."""
+"""Calls that would crash an SGLang server get 400 from the router, whatever the engine."""
 
 import pytest
 
@@ -21,7 +21,7 @@ POISON: dict[str, tuple[str, Json]] = {
 
 @pytest.mark.parametrize("name", POISON)
 def test_a_token_id_outside_the_vocabulary(router: Router, engines: tuple[Engine, ...], name: str) -> None:
-    """It is answered by 400, and every engine still serves."""
+    """The call gets 400, and every engine still serves."""
     path, body = POISON[name]
     assert call(router.url, path, body).status == 400
     for _ in engines:

@@ -20,7 +20,7 @@ BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens
 HEAVY_CALLS = 12
 BACKLOG = 200
 LEARNED_AFTER = 110
-"""Calls after which the window is learned; before, the engine has calls sent while its places were unknown."""
+"""Calls after which the window is learned; earlier calls may exceed the engine's places, which are unknown then."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def backlog(threads: ThreadPoolExecutor, router: Router, finished: list[str]) ->
 def test_the_engine_never_has_more_than_its_window(
     narrow_router: Router, engines: tuple[Engine, ...], threads: ThreadPoolExecutor
 ) -> None:
-    """However many calls wait, the engine never has more than the window lets through."""
+    """However many calls wait, the engine never has more in flight than the window allows."""
     calls = backlog(threads, narrow_router, [])
     seen = []
     while not all(one.done() for one in calls):

@@ -1,4 +1,4 @@
-"""Weights of clients before a real engine: who weighs twice as much is served twice as much, while both wait."""
+"""Weights of clients with a real engine: while both clients wait, twice the weight gets twice the service."""
 
 import subprocess
 import sys
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.engine
 
 WEIGHTS = {"heavy": 2, "light": 1}
 AT_ONCE = 10
-"""Calls that each client keeps open: more than the engine is given, so that some of both always wait."""
+"""Calls that each client keeps open: more than the window, so that both always have some waiting."""
 INPUT, OUTPUT = 200, 20
 QUANTUM = 300
 RESERVED = NARROW * OUTPUT
-"""The most output tokens that one client has reserved: it may have all places."""
+"""The most output tokens reserved for one client, which may have all places."""
 BOUND = 2 * (INPUT + 2 * RESERVED + QUANTUM) + 2 * NARROW * INPUT
 """Bound of the gap per weight (`router.core.clients.service_gap`), for uncached prompts of known sizes and limits.
 
@@ -35,7 +35,7 @@ BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens
 
 @pytest.fixture
 def keys(tmp_path: Path) -> dict[str, str]:
-    """Of each client, in a file beside them."""
+    """Write the clients file and return the clients' keys."""
     add = [str(Path(sys.executable).with_name("d2lpm")), "keys", "add", "--file", str(tmp_path / "clients.yaml")]
     return {
         name: subprocess.run(
@@ -49,7 +49,7 @@ def keys(tmp_path: Path) -> dict[str, str]:
 def weighing(
     start_router: StartRouter, engines: tuple[Engine, ...], keys: dict[str, str], tmp_path: Path
 ) -> Iterator[Router]:
-    """A router that gives the first engine few requests at a time, in the order of the paper's deficit counters."""
+    """Start a router with a narrow window to the first engine, whose order is that of the paper's deficit counters."""
     assert keys
     flags = (f"--clients={tmp_path / 'clients.yaml'}", f"--max-inflight={NARROW}", f"--dlpm.quantum={QUANTUM}")
     router = start_router("weighing router", engines[:1], "--policy=rr+dlpm", *flags)
@@ -58,7 +58,7 @@ def weighing(
 
 
 def test_service_is_by_weight(weighing: Router, keys: dict[str, str]) -> None:
-    """Over an interval in which both always wait, their service per weight differs by the theorem's bound at most."""
+    """Over an interval in which both clients wait, their service per weight differs at most by the theorem's bound."""
     over = Event()
     with ThreadPoolExecutor(AT_ONCE * len(keys)) as pool:
         clients = [pool.submit(ask_on, weighing, name, keys[name], over) for name in keys for _ in range(AT_ONCE)]
@@ -75,7 +75,7 @@ def test_service_is_by_weight(weighing: Router, keys: dict[str, str]) -> None:
 
 
 def ask_on(router: Router, name: str, key: str, over: Event) -> bool:
-    """One call after the other, each with a prompt of its own; whether all were answered."""
+    """Make calls in turn, each with a prompt of its own; return whether all were answered."""
     thread = object()
     for number in count():
         prompt = prompts.tokens(f"{name} {id(thread)} {number}", INPUT)

@@ -1,7 +1,7 @@
-"""Make a model that vLLM serves in seconds: a two-layer Llama with seeded random weights and a byte-level tokenizer.
+"""Makes a model that vLLM serves in seconds: a two-layer Llama with seeded random weights and a byte-level tokenizer.
 
-Run by the engine environment's Python, which has `tokenizers`; the rest is the standard library.
-Usage: tiny_model.py FOLDER. The same source gives the same bytes; a folder that exists is left as it is.
+Run by the engine environment's Python, which has `tokenizers`; the rest is the standard library. Usage: tiny_model.py
+FOLDER. The same source gives the same bytes; a folder that exists is left as it is.
 """
 
 import json
@@ -61,7 +61,7 @@ TOKENIZER_CONFIG = {
 
 
 def tensor_shapes() -> dict[str, tuple[int, ...]]:
-    """Every weight of a Llama checkpoint by its name; matrices are (outputs, inputs)."""
+    """Return the shape of every weight of a Llama checkpoint by name; matrices are (outputs, inputs)."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCABULARY, HIDDEN),
         "model.norm.weight": (HIDDEN,),
@@ -80,10 +80,10 @@ def tensor_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def weights(shape: tuple[int, ...], draw: random.Random) -> bytes:
-    """One tensor as little-endian float32. Norms are one; matrices keep the variance of what goes through them.
+    """Return one tensor as little-endian float32. Norms are one; matrices keep the variance of their input.
 
-    So the logits spread by about one each, and the best token wins by far more than the rounding
-    that differs between a cold and a cached prefill or between batch sizes.
+    So the logits spread by about one each, and the best token wins by far more than the rounding that differs between a
+    cold and a cached prefill or between batch sizes.
     """
     size = math.prod(shape)
     if len(shape) == 1:
@@ -95,7 +95,7 @@ def weights(shape: tuple[int, ...], draw: random.Random) -> bytes:
 
 
 def write_safetensors(path: Path) -> None:
-    """The safetensors format: header length (8 bytes, little-endian), JSON header, little-endian data."""
+    """Write the safetensors format: header length (8 bytes, little-endian), JSON header, little-endian data."""
     draw = random.Random(SEED)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     blobs: list[bytes] = []
@@ -111,7 +111,7 @@ def write_safetensors(path: Path) -> None:
 
 
 def sentences(count: int) -> Iterator[str]:
-    """Text in an invented language of a few thousand words, enough for every merge of the vocabulary."""
+    """Return text in an invented language of a few thousand words, enough for every merge of the vocabulary."""
     draw = random.Random(SEED)
     syllables = [c + v + e for c in "bcdfghklmnprstvz" for v in "aeiou" for e in ("", "n", "r", "s")]
     words = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(5000)]
@@ -132,7 +132,7 @@ def write_tokenizer(path: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """Write the model to `folder`, all of it or nothing."""
+    """Write the model to `folder`, completely or not at all."""
     if folder.is_dir():
         return
     partial = folder.with_name(folder.name + ".partial")

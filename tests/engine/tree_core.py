@@ -17,7 +17,7 @@ FULL = 0
 
 
 class Tree:
-    """The tree alone, without a pool of memory: the value of a token is the token itself."""
+    """The tree without a memory pool: the value of a token is the token itself."""
 
     def __init__(self, page: int) -> None:
         settings = {

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.chaos.lines import Reply
 from tests.chaos.load import Called
 from tests.chaos.phases import Phase, measured, objections, table
+from tests.chaos.raw_connection import Reply
 
 WELL = Phase("x", 100.0, 30.0, 70.0, 0.001, 0.01, 5.0, 1.0, 0.1, 0.2, 40, 0, 0.5, 0.001, Counter())
 

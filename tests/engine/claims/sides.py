@@ -1,4 +1,4 @@
-"""The two that each claim is about: a real engine, and the emulated one of the same dialect."""
+"""The two servers that each claim is about: a real engine and an emulated one of the same dialect."""
 
 import sys
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from ..wire import WORKER_KEY, get, mapped
 
 BLOCK_TOKENS: Mapping[str, int] = {"vllm": VllmEngine.block_tokens, "sglang": SglangEngine.block_tokens}
 KV_TOKENS = (BLOCKS - 1) * VllmEngine.block_tokens
-"""What each of them holds."""
+"""Tokens that the cache of each server holds."""
 
 
 class Emulated(Server):
-    """An emulated engine of the same size as the real one, fast enough to wait for nothing."""
+    """An emulated engine of the same size as the real one, so fast that tests need not wait for it."""
 
     ready_path = "/health"
 

@@ -61,7 +61,7 @@ def integers(value: object) -> list[int]:
 
 
 def stored(server: Server, prompt: str) -> list[int]:
-    """Have a prompt stored. Returns its ids and those of the answer."""
+    """Have the engine store a prompt. Returns the token ids of the prompt and of the answer."""
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
     answer = call(server.url, COMPLETIONS, {**body, "return_token_ids": True})
     assert answer.status == 200, answer.body
@@ -103,8 +103,9 @@ def events_of(sides: Sides, server: Server, prompt: str) -> tuple[list[int], lis
 
 
 def test_a_stored_prompt(sides: Sides, server: Server) -> None:
-    """Its events form a chain without a parent, in blocks of the reported size, through prompt and answer without the
-    last token; vLLM's block numbers are unsigned, SGLang's signed.
+    """The events of a stored prompt form a chain in blocks of the reported size, up to the answer's last token but one.
+
+    The first event has no parent. vLLM's block numbers are unsigned, SGLang's signed.
     """
     size = BLOCK_TOKENS[sides.dialect]
     ids, events = events_of(sides, server, f"a prompt of {server.name} that fills some blocks, as it is long " * 40)
@@ -120,7 +121,9 @@ def test_a_stored_prompt(sides: Sides, server: Server) -> None:
 
 
 def test_what_an_event_consists_of(sides: Sides) -> None:
-    """Events of stored blocks have the same fields at both, for the first one of a prompt and for the next."""
+    """Events of stored blocks have the same fields in both engines, for the first event of a prompt and for later
+    ones.
+    """
     shapes = []
     for server in sides.each():
         _, events = events_of(sides, server, f"another prompt of {server.name} that fills blocks " * 20)
@@ -130,7 +133,9 @@ def test_what_an_event_consists_of(sides: Sides) -> None:
 
 
 def test_blocks_of_a_salted_prompt_say_so(sides: Sides) -> None:
-    """The first event names the salt: vLLM's in the keys of its block, SGLang's by itself."""
+    """The first event of a salted prompt has the salt, in vLLM inside the keys of its block, in SGLang as its own
+    field.
+    """
     source = published(sides.dialect, sides.real)
     start = next_number(source)
     body = {
@@ -164,8 +169,8 @@ def is_told_empty(source: Published, start: int) -> bool:
 
 
 def test_the_past(sides: Sides, server: Server) -> None:
-    """Asked for all, a publisher sends every message again, in order and without a gap, and then an empty one with the
-    number -1; asked for numbers beyond the last, only that one.
+    """A publisher replays all messages in order and without a gap, ends with an empty one numbered -1, and sends
+    only that one if asked for numbers beyond the last.
     """
     events_of(sides, server, f"the last prompt of {server.name} that fills blocks " * 20)
     source = published(sides.dialect, server)

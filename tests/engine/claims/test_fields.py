@@ -95,7 +95,9 @@ def test_ids_of_a_streamed_completion(server: Server) -> None:
 
 
 def test_ids_of_a_chat(sides: Sides, server: Server) -> None:
-    """The names are those of completions at vLLM, with the prompt's ids beside the choices, and others at SGLang."""
+    """In vLLM the ids have the names of completions, with the prompt's ids beside the choices; in SGLang they have
+    others.
+    """
     answer = call(server.url, CHAT, {**FIXED, **PROMPTS[CHAT], "return_token_ids": True}).json
     (choice,) = listed(answer["choices"])
     output, prompt = ("token_ids", answer) if sides.dialect == "vllm" else ("response_token_ids", choice)
@@ -105,7 +107,9 @@ def test_ids_of_a_chat(sides: Sides, server: Server) -> None:
 
 
 def test_a_final_message_that_is_gone_on_with(server: Server) -> None:
-    """The prompt ends inside the message: it is shorter than with the message's end and the start of an answer."""
+    """The prompt ends inside the final message, and so is shorter than with the message's end and a new answer's
+    start.
+    """
     body = {**FIXED, "messages": [*listed(PROMPTS[CHAT]["messages"]), {"role": "assistant", "content": "and so"}]}
     ways: tuple[Json, ...] = ({}, {"continue_final_message": True, "add_generation_prompt": False})
     ended, gone_on = (mapped(call(server.url, CHAT, {**body, **way}).json["usage"]) for way in ways)

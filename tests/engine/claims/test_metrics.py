@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 OUTPUT = 24
 FIXED: Json = {"model": "tiny", "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
 INFO = "vllm:cache_config_info"
-"""Its content is in its labels."""
+"""A metric whose content is in its labels."""
 READ = {
     "vllm": {
         *("vllm:num_requests_running", "vllm:num_requests_waiting", INFO, "vllm:engine_sleep_state"),
@@ -28,7 +28,7 @@ READ = {
         *("sglang:prompt_tokens_total", "sglang:cached_tokens_total"),
     },
 }
-"""What the router reads of an engine that has answered twice, the second time from its cache."""
+"""Metrics that the router reads of an engine that has answered twice, the second time from its cache."""
 EVENTUALLY = {
     "sglang:evicted_tokens_total",
     "sglang:num_retracted_input_tokens_total",
@@ -101,7 +101,7 @@ MODES = ("prefill_compute", "prefill_cache", "decode")
 
 
 def test_a_stream_that_is_left(sides: Sides, server: Server) -> None:
-    """It ends in the engine. vLLM counts neither an end nor its tokens; SGLang counts an abort."""
+    """An abandoned stream ends in the engine; vLLM counts neither its end nor its tokens, SGLang counts an abort."""
     before = read(server)
     leave_amid_a_stream(server)
     running = "vllm:num_requests_running" if sides.dialect == "vllm" else None

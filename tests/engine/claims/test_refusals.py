@@ -124,7 +124,9 @@ REFUSED_IDS: Json = {
 
 
 def told(answer: Answer) -> tuple[object, ...]:
-    """Return status, type and shape of a rejection, and what does not depend on its wording: kind, field and code."""
+    """Return status, type and shape of a rejection, and the parts that do not depend on wording: kind, field and
+    code.
+    """
     content_type = answer.headers.get("content-type")
     if answer.status == 200 or content_type != "application/json":
         return answer.status, content_type
@@ -152,7 +154,7 @@ def test_a_refusal(sides: Sides, name: str) -> None:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_body_that_cannot_be_read(sides: Sides, name: str) -> None:
-    """It is answered by 400 on every path."""
+    """Each such body gets 400 on every path."""
     for path in BASE:
         real, emulated = (told(call(server.url, path, BROKEN[name])) for server in sides.each())
         assert (path, real[0]) == (path, 400)
@@ -160,7 +162,7 @@ def test_a_body_that_cannot_be_read(sides: Sides, name: str) -> None:
 
 
 def test_ids_in_a_streamed_chat_are_refused_in_these_words(sides: Sides) -> None:
-    """SGLang and its emulation do so; vLLM and its emulation stream the ids."""
+    """The refusal has SGLang's exact message in both SGLang servers, and both vLLM servers stream the ids."""
     body = {**BASE[CHAT], "stream": True, "return_token_ids": True}
     for server in sides.each():
         answer = call(server.url, CHAT, body)
@@ -184,7 +186,7 @@ def test_a_refusal_names_the_field(server: Server, sides: Sides) -> None:
 
 
 def test_who_needs_the_key(sides: Sides) -> None:
-    """The emulation asks for the key on the same paths as the real engine, with the same answer."""
+    """The emulation requires the key on the same paths as the real engine, with the same answer."""
     pages = (
         "/health",
         "/ready",
@@ -208,7 +210,7 @@ def test_who_needs_the_key(sides: Sides) -> None:
 
 
 def test_a_body_that_is_not_said_to_be_json(server: Server) -> None:
-    """It is answered by 400."""
+    """A JSON body of another content type gets 400."""
     headers = {"content-type": "text/plain", "authorization": f"Bearer {WORKER_KEY}"}
     answer = httpx.post(server.url + CHAT, content=json.dumps(BASE[CHAT]), headers=headers)
     assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""Calls over raw connections, as cheap as Python allows, so that the load generator is not the bottleneck."""
+"""Calls over raw connections at little CPU cost, so that the load generator is not the bottleneck."""
 
 import asyncio
 import re
@@ -23,14 +23,14 @@ class Reply:
 
     sent: float
     status: int = 0
-    """0 where the connection ended before there was one."""
+    """The status; 0 if the connection ended before it came."""
     reason: str | None = None
-    """Why the router refused it, in its own word."""
+    """The router's reason for a refusal."""
     first: float | None = None
-    """When the first of the body came."""
+    """When the first byte of the body came."""
     ended: float = 0.0
     whole: bool = False
-    """Whether it came to its end, and held no error."""
+    """True if the answer is complete and holds no error."""
 
 
 def post(body: Mapping[str, object]) -> bytes:
@@ -45,8 +45,8 @@ def post(body: Mapping[str, object]) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + data
 
 
-class Line(asyncio.Protocol):
-    """One connection, on which one call is made at a time."""
+class RawConnection(asyncio.Protocol):
+    """One connection for one call at a time."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -61,15 +61,15 @@ class Line(asyncio.Protocol):
         self._leaves = False
 
     @classmethod
-    async def open(cls, address: tuple[str, int]) -> "Line":
+    async def open(cls, address: tuple[str, int]) -> "RawConnection":
         """Connect. Raises OSError."""
         _, line = await asyncio.get_running_loop().create_connection(cls, *address)
         return line
 
     def begin(self, call: bytes, *, leaves: bool = False) -> "asyncio.Future[Reply]":
-        """Send a call; its reply is the future's result, whatever comes of it. The line must be at rest and open.
+        """Send a call on an open, idle line; the future's result is the reply, whatever happens.
 
-        `leaves`: as soon as the body begins.
+        `leaves`: disconnect as soon as the body begins.
         """
         assert self._transport is not None
         self._leaves = leaves
@@ -80,22 +80,22 @@ class Line(asyncio.Protocol):
         return self._answered
 
     def close(self) -> None:
-        """Close the connection, whatever is under way."""
+        """Close the connection, also during a call."""
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`."""
+        """Keep the transport."""
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
-        """See `asyncio.Protocol`."""
+        """End the call in flight as incomplete."""
         self.closed = True
         self._end(whole=False)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Read the head, then look for the end of the body."""
         reply = self._reply
         if reply is None:
             return

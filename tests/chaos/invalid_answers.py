@@ -14,7 +14,7 @@ AMID: Final = (
     b"5\r\nwhat?",
     b"zz\r\n",
 )
-"""What comes amid a chunked stream: events that are none, and chunks that are none."""
+"""Invalid data amid a chunked stream: no events, or no chunks."""
 
 
 def whole(status: int, body: bytes, kind: str = "application/json") -> bytes:
@@ -24,11 +24,11 @@ def whole(status: int, body: bytes, kind: str = "application/json") -> bytes:
 
 
 def chunked(*blocks: bytes) -> bytes:
-    """Return a complete stream of these blocks."""
+    """Return a complete chunked stream of these blocks."""
     return STREAM_HEAD + b"".join([b"%x\r\n%b\r\n" % (len(block), block) for block in blocks]) + b"0\r\n\r\n"
 
 
-def nonsense(random: Random) -> bytes:
+def invalid_answer(random: Random) -> bytes:
     """Return bytes to send in place of an answer."""
     return random.choice(
         (
@@ -49,7 +49,7 @@ def nonsense(random: Random) -> bytes:
 
 
 def failure(random: Random) -> bytes:
-    """A status of 500 or above, in an engine's own form or as a page of a proxy's."""
+    """Return an error of status 500 or above, in an engine's own form or as a proxy's page."""
     return random.choice(
         (
             whole(500, ERROR),

@@ -1,4 +1,4 @@
-"""A connection between the router and one worker that passes bytes on and applies the scheduled faults to them."""
+"""A connection between the router and one worker that forwards bytes and applies the scheduled faults."""
 
 import asyncio
 import contextlib
@@ -9,21 +9,21 @@ from random import Random
 from typing import Final, Protocol
 
 from .faults import Kind
-from .nonsense import AMID, failure, nonsense
+from .invalid_answers import AMID, failure, invalid_answer
 
 BLOCK: Final = 1 << 16
 BEHIND: Final = 0.15
-"""Seconds by which a slow worker's blocks are late."""
+"""Seconds by which a slow worker's blocks are delayed."""
 LONGEST_CUT: Final = 6
-"""Blocks after which a stream is cut, at most."""
+"""Most blocks of a stream before it is cut."""
 LENGTH: Final = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 NAME: Final = re.compile(rb"\r\nx-request-id: ([^\r]+)", re.IGNORECASE)
 PAGES: Final = (b"GET /metrics", b"GET /v1/loads")
 NOT_FOUND: Final = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 
 
-class Fate(Protocol):
-    """The fault that a worker suffers, and the record of the calls that met it."""
+class WorkerFault(Protocol):
+    """The current fault of a worker, and the record of the calls that met it."""
 
     @property
     def kind(self) -> Kind | None:
@@ -37,12 +37,14 @@ class Fate(Protocol):
         """Record that a call met a fault."""
 
 
-class Line:
+class WorkerConnection:
     """A connection from the router, and the matching one to the worker."""
 
-    def __init__(self, fate: Fate, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, fault: WorkerFault, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """`target`: the port of the worker's process."""
-        self._fate = fate
+        self._fault = fault
         self._target = target
         self._reader = reader
         self._writer = writer
@@ -63,11 +65,11 @@ class Line:
 
     @property
     def busy(self) -> bool:
-        """True while a call is under way."""
+        """True while a call is in flight."""
         return self._request is not None
 
     async def run(self) -> None:
-        """Pass bytes on until either side ends."""
+        """Forward bytes until either side closes."""
         try:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 while True:
@@ -80,13 +82,13 @@ class Line:
                 self._worker.transport.abort()
 
     def harm(self, kind: Kind | None) -> None:
-        """Record that the call under way meets a fault, once for each attempt."""
+        """Record that the call in flight meets a fault, once for each attempt."""
         if kind is not None and self._request is not None and not self._harmed:
             self._harmed = True
-            self._fate.note(self._request, kind, begun=self._begun)
+            self._fault.note(self._request, kind, begun=self._begun)
 
     def reset(self) -> None:
-        """Drop the router's connection, as a dead process does."""
+        """Abort the router's connection, as the kernel does for a dead process."""
         transport = self._writer.transport
         if not transport.is_closing():
             raw = transport.get_extra_info("socket")
@@ -113,35 +115,35 @@ class Line:
         try:
             answers, self._worker = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
-            self.harm(self._fate.kind or Kind.KILL)
+            self.harm(self._fault.kind or Kind.KILL)
             raise
         self._answers = asyncio.ensure_future(self._pass_answers(answers))
         return self._worker
 
     async def _suffer(self, head: bytes) -> bool:
-        """Let a call meet the worker's fault; whether that answers it."""
-        fate = self._fate
+        """Apply the worker's fault to a call; return whether the fault has answered it."""
+        fault = self._fault
         if self._request is None:
-            if fate.kind is Kind.BLIND and head.startswith(PAGES):
+            if fault.kind is Kind.BLIND and head.startswith(PAGES):
                 await self._answer(NOT_FOUND)
                 return True
             return False
-        match fate.kind:
+        match fault.kind:
             case Kind.ERRORS:
-                self.harm(fate.kind)
-                await self._answer(failure(fate.random))
+                self.harm(fault.kind)
+                await self._answer(failure(fault.random))
                 return True
             case Kind.RESET:
-                self._spoilt_by, self._left = Kind.RESET, fate.random.randint(0, LONGEST_CUT)
-            case Kind.GARBAGE if fate.random.random() < 0.5:
-                self._spoilt_by, self._left = Kind.GARBAGE, fate.random.randint(1, LONGEST_CUT)
+                self._spoilt_by, self._left = Kind.RESET, fault.random.randint(0, LONGEST_CUT)
+            case Kind.GARBAGE if fault.random.random() < 0.5:
+                self._spoilt_by, self._left = Kind.GARBAGE, fault.random.randint(1, LONGEST_CUT)
             case Kind.GARBAGE:
-                self.harm(fate.kind)
-                await self._answer(nonsense(fate.random))
+                self.harm(fault.kind)
+                await self._answer(invalid_answer(fault.random))
                 self._writer.close()
                 return True
             case Kind.HANG | Kind.KILL | Kind.LEAVE:
-                self.harm(fate.kind)
+                self.harm(fault.kind)
         return False
 
     async def _answer(self, block: bytes) -> None:
@@ -155,7 +157,7 @@ class Line:
                     self._call = b""
                     length = LENGTH.search(block)
                     self._missing = int(length[1]) + block.index(b"\r\n\r\n") + 4 if length else None
-                if self._fate.kind is Kind.SLOW:
+                if self._fault.kind is Kind.SLOW:
                     await asyncio.sleep(BEHIND)
                 if self._spoilt_by is not None:
                     self._left -= 1
@@ -175,11 +177,11 @@ class Line:
             self._request = None
 
     async def _end(self) -> None:
-        """The worker's side is at its end: so is the router's, but for a call that only crossed that end."""
+        """Close the router's side when the worker closes, unless a new call has just crossed with the close."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.transport.abort()
-        if self._call and not self._harmed and self._fate.kind is None:
+        if self._call and not self._harmed and self._fault.kind is None:
             with contextlib.suppress(OSError):
                 (await self._connect()).write(self._call)
                 return
@@ -188,6 +190,6 @@ class Line:
     async def _spoil(self, kind: Kind) -> None:
         self.harm(kind)
         if kind is Kind.GARBAGE:
-            await self._answer(self._fate.random.choice(AMID))
+            await self._answer(self._fault.random.choice(AMID))
         else:
             self.reset()

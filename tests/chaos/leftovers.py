@@ -23,13 +23,13 @@ GAUGES: Final = re.compile(
     r"|worker_unstarted_tokens|client_unread_bytes)|vllm:num_requests_(?:running|waiting)) *(?:\{[^}]*\})? (\S+)$",
     re.MULTILINE,
 )
-"""In the router's metrics and in vLLM's, what must come to zero."""
+"""Metrics of the router and of vLLM that must become zero."""
 LOADS: Final = re.compile(r'"(num_(?:running|waiting)_reqs)":(\d+)')
-"""Likewise in SGLang's loads; its metrics are of the last step for long."""
+"""Fields of SGLang's loads that must become zero; its metrics long show the last step."""
 
 
 async def left_over(http: aiohttp.ClientSession, url: str, pid: int, before: int, workers: Iterable[str]) -> list[str]:
-    """What is not at rest after `SOON`: counts of the router, of the workers, and sockets more than there were."""
+    """Return what is not at rest after `SOON`: counts of the router and the workers, and additional sockets."""
     deadline = time.monotonic() + SOON
     left = [""]
     while left and time.monotonic() < deadline:
@@ -43,7 +43,7 @@ async def left_over(http: aiohttp.ClientSession, url: str, pid: int, before: int
 
 
 def _busy(report: dict[str, Any]) -> list[str]:
-    """The entries of /fairness that have something under way."""
+    """Return the entries of /fairness that count a request."""
     entries = [*report["clients"].items(), *report["workers"].items()]
     return [
         f"{name}: {count} {entry[count]}"
@@ -54,7 +54,7 @@ def _busy(report: dict[str, Any]) -> list[str]:
 
 
 async def busy_workers(http: aiohttp.ClientSession, url: str) -> list[str]:
-    """What a worker has under way, or a router."""
+    """Return what a worker, or a router, counts as in flight."""
     async with http.get(f"{url}/v1/loads") as response:
         found = LOADS.findall(await response.text())
     if not found:
@@ -66,7 +66,7 @@ async def busy_workers(http: aiohttp.ClientSession, url: str) -> list[str]:
 
 
 def left_in_core(journal: Path) -> list[str]:
-    """What a scheduler still has that was told what the router's was told; or where the two differ."""
+    """Return what a scheduler still holds after the events of the journal, or where the journal differs from it."""
     replayed = replay_file(journal)
     if replayed.difference is not None:
         return [f"the journal does not replay: {replayed.difference}"]
@@ -76,7 +76,7 @@ def left_in_core(journal: Path) -> list[str]:
 
 
 def counts(scheduler: Scheduler) -> list[str]:
-    """What is not zero of what must be, when nobody has anything under way."""
+    """Return the counts that are not zero and must be, once no call is in flight."""
     found = {
         "live requests": scheduler.live,
         "waiting requests": scheduler.waiting,

@@ -11,11 +11,11 @@ from .processes import Server
 
 ENDS: Final = {Kind.KILL: signal.SIGKILL, Kind.LEAVE: signal.SIGTERM}
 AT_ONCE: Final = frozenset({Kind.KILL, Kind.LEAVE, Kind.HANG, Kind.RESET})
-"""These meet what is under way; the others, what comes while they last."""
+"""Faults that concern the calls in flight; the others concern calls that begin during the fault."""
 
 
-class Trouble:
-    """The workers with their links, and the operator's key for taking them out."""
+class FaultRunner:
+    """The workers with their links, and the operator's key to drain them."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Trouble:
         links: Sequence[Link],
         operator: Callable[[Link, str], Awaitable[None]],
     ) -> None:
-        """`operator`: tells the router to `drain` or `resume` the worker behind a link."""
+        """`operator`: asks the router to `drain` or `resume` the worker behind a link."""
         self._workers = workers
         self._links = links
         self._operator = operator
