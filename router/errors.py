@@ -96,14 +96,14 @@ class UnsupportedEncoding(ClientError):
     status = 415
 
     def __init__(self) -> None:
-        super().__init__("The body must come as it is, without a content-encoding.", code="unsupported_encoding")
+        super().__init__("The body must be sent without a content-encoding.", code="unsupported_encoding")
 
 
 class TooManyMembers(ClientError):
     status = 413
 
     def __init__(self) -> None:
-        super().__init__("The body has more members than are read here.", code="body_too_large")
+        super().__init__("The body has too many JSON members.", code="body_too_large")
 
 
 class UrlTooLong(ClientError):
@@ -124,7 +124,7 @@ class TooSlow(ClientError):
     status = 408
 
     def __init__(self, part: str) -> None:
-        super().__init__(f"The {part} of the request did not come in time.", code="request_timeout")
+        super().__init__(f"The {part} of the request did not arrive in time.", code="request_timeout")
 
 
 class UnknownPath(ClientError):
@@ -132,7 +132,7 @@ class UnknownPath(ClientError):
     type = "not_found_error"
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"There is nothing at {path[:200]}.", code="unknown_path")
+        super().__init__(f"There is no path {path[:200]}.", code="unknown_path")
 
 
 class MethodNotAllowed(ClientError):
@@ -168,7 +168,7 @@ class UnknownRequest(ClientError):
     type = "not_found_error"
 
     def __init__(self, request: str) -> None:
-        super().__init__(f"No request `{request[:200]}` is remembered.", code="unknown_request")
+        super().__init__(f"The request `{request[:200]}` is unknown or too old.", code="unknown_request")
 
 
 class UnknownResponse(ClientError):
@@ -194,21 +194,21 @@ class UnknownClient(ClientError):
     type = "not_found_error"
 
     def __init__(self, client: str) -> None:
-        super().__init__(f"No client `{client[:200]}` is remembered.", code="unknown_client")
+        super().__init__(f"The client `{client[:200]}` is unknown.", code="unknown_client")
 
 
 class ClientBusy(ClientError):
     status = 409
 
     def __init__(self, client: str) -> None:
-        super().__init__(f"The client `{client[:200]}` has requests under way.", code="client_busy")
+        super().__init__(f"The client `{client[:200]}` has requests in flight.", code="client_busy")
 
 
 class WorkerExists(ClientError):
     status = 409
 
     def __init__(self, worker: str) -> None:
-        super().__init__(f"There is a worker `{worker}` already.", code="worker_exists")
+        super().__init__(f"A worker `{worker}` exists already.", code="worker_exists")
 
 
 class Unauthorized(ClientError):
@@ -216,7 +216,7 @@ class Unauthorized(ClientError):
     type = "authentication_error"
 
     def __init__(self) -> None:
-        super().__init__("This takes the operator's key as a bearer token.", code="invalid_admin_key")
+        super().__init__("This path needs the operator's key as a bearer token.", code="invalid_admin_key")
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return [*super().headers(), (b"www-authenticate", b"Bearer")]
@@ -238,7 +238,8 @@ class ModelNotAllowed(ClientError):
     type = "permission_error"
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"You may not call the model `{model[:200]}`.", param="model", code="model_not_allowed")
+        message = f"You are not allowed to call the model `{model[:200]}`."
+        super().__init__(message, param="model", code="model_not_allowed")
 
 
 class HostNotAllowed(ClientError):
@@ -265,15 +266,14 @@ class NoWorker(CapacityError):
 
 class NoRoom(CapacityError):
     def __init__(self) -> None:
-        message = "The requests under way take as much memory as they may; try again later."
+        message = "The requests in flight have reached the memory limit; try again later."
         super().__init__(message, retry_after=1, reason="rejected-memory")
 
 
 class ShuttingDown(CapacityError):
     def __init__(self) -> None:
-        super().__init__(
-            "The router is shutting down; another may serve the call.", retry_after=1, reason="rejected-shutting-down"
-        )
+        message = "The router is shutting down; another router may serve the call."
+        super().__init__(message, retry_after=1, reason="rejected-shutting-down")
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return [*super().headers(), (b"connection", b"close")]
@@ -304,7 +304,7 @@ class WorkerHung(WorkerError):
     status = 504
 
     def __init__(self) -> None:
-        super().__init__("The worker said nothing for too long.", code="worker_timeout")
+        super().__init__("The worker sent nothing for too long.", code="worker_timeout")
 
 
 class ConfigError(Exception):

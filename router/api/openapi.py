@@ -39,7 +39,7 @@ CALL_ERRORS: Final = (
 STATUS_DESCRIPTIONS: Final = {
     400: "The request is invalid; `param` names the member at fault.",
     401: "The API key is missing or invalid.",
-    403: "The client may not call this model.",
+    403: "The client is not allowed to call this model.",
     404: "No worker serves this model.",
     429: "A limit of the client or of the router is reached; `retry-after` estimates when to retry.",
     502: "No worker gave a valid answer.",

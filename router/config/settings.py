@@ -99,7 +99,7 @@ def host_name(text: str) -> str:
     """Return the text in lower case. Raises ValueError if it contains a port or a scheme."""
     name = text.lower()
     if not text or "/" in name or (":" in name and not (name.startswith("[") and name.endswith("]"))):
-        raise ValueError(f"{text!r} is not a host name without port; an IPv6 address stands in brackets")
+        raise ValueError(f"{text!r} is not a host name without port; an IPv6 address needs brackets")
     return name
 
 
@@ -124,7 +124,7 @@ def one_model_each(aliases: tuple[str, ...]) -> tuple[str, ...]:
     names = [text.partition("=")[0] for text in aliases]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{name} is there twice")
+            raise ValueError(f"{name} is listed twice")
     return aliases
 
 
@@ -154,7 +154,7 @@ def distinct(workers: tuple[WorkerAddress, ...]) -> tuple[WorkerAddress, ...]:
     """Return the workers. Raises ValueError if two have the same URL or the same id."""
     for worker in workers:
         if sum(worker.url == other.url or worker.id == other.id for other in workers) > 1:
-            raise ValueError(f"{worker.id} at {worker.url} is there twice")
+            raise ValueError(f"{worker.id} at {worker.url} is listed twice")
     return workers
 
 

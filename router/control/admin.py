@@ -145,10 +145,10 @@ def _clients(routes: APIRouter, operations: Operations) -> None:
 
     @routes.delete(
         "/clients/{client}",
-        responses=not_remembered | {ClientBusy.status: {"description": "The client has requests under way."}},
+        responses=not_remembered | {ClientBusy.status: {"description": "The client has requests in flight."}},
     )
     async def forget(client: str) -> dict[str, str]:
-        """Forget a client that has no requests under way. Its debt is kept."""
+        """Forget a client that has no requests in flight. Its debt is kept."""
         operations.handle_event(Forgotten(find(client)))
         if ClientId(client) in operations.known_clients:
             raise ClientBusy(client)

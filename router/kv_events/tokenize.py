@@ -184,7 +184,7 @@ class PromptTokenizer:
             )
             log.warning(
                 "model %s: the engine counted %d prompts in a row differently (%d tokens, not %d, in the last one): "
-                "is it another tokenizer? From now on %s",
+                "its tokenizer may differ. From now on %s",
                 *(model, MAX_MISCOUNTS, reported_tokens, expected_tokens, consequence),
             )
 

@@ -50,7 +50,7 @@ class LoopLag(Collector):
         )
         lag.add_metric((), self.worst)
         yield lag
-        tasks = GaugeMetricFamily("d2lpm_event_loop_tasks", "Tasks in the event loop; two for each call under way.")
+        tasks = GaugeMetricFamily("d2lpm_event_loop_tasks", "Tasks in the event loop; two for each call in flight.")
         if self._timer is not None:
             tasks.add_metric((), len(asyncio.all_tasks(self._loop)))
         yield tasks

@@ -159,7 +159,7 @@ def test_the_commands(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["alice"][0] == "-"
     assert rows["carol"][1:4] == ["2", "research", "-"]
     assert "in_flight=3" in rows["carol"]
-    for arguments in (["revoke", "nobody"], ["add", "alice"], ["rotate"], ["unheard-of"]):
+    for arguments in (["revoke", "nobody"], ["add", "alice"], ["rotate"], ["unknown"]):
         assert main(["keys", *arguments, *file]) == 2
         assert capsys.readouterr().err.startswith("d2lpm: ")
     path.write_bytes(b"\xff\xfe")

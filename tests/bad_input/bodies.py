@@ -44,7 +44,7 @@ JSON: Final = (
     BadInput(
         "`content-encoding: gzip`",
         post(gzip.compress(GOOD, mtime=0), b"content-encoding: gzip"),
-        Reply(415, "unsupported_encoding", None, "The body must come as it is, without a content-encoding."),
+        Reply(415, "unsupported_encoding", None, "The body must be sent without a content-encoding."),
     ),
     invalid_json("gzip without content-encoding", gzip.compress(GOOD, mtime=0), "UTF-8: invalid start byte at byte 1"),
     invalid_json("UTF-16", GOOD.decode().encode("utf-16"), "UTF-8: invalid start byte at byte 0"),

@@ -77,7 +77,7 @@ HTTP: Final = (
     BadInput(
         "headers that do not end",
         b"GET /health HTTP/1.1\r\nx: ",
-        Reply(408, "request_timeout", None, "The headers of the request did not come in time."),
+        Reply(408, "request_timeout", None, "The headers of the request did not arrive in time."),
     ),
     BadInput("two hosts", get(b"/health", b"host: y"), ONE_HOST),
     BadInput("no host", b"GET /health HTTP/1.1\r\n\r\n", ONE_HOST),
@@ -159,12 +159,12 @@ BODY_ENDS: Final = (
     BadInput(
         "a length that is too large",
         post(GOOD)[:-1],
-        Reply(408, "request_timeout", None, "The body of the request did not come in time."),
+        Reply(408, "request_timeout", None, "The body of the request did not arrive in time."),
     ),
     BadInput(
         "chunks that do not end",
         chunks(b"5\r\n{"),
-        Reply(408, "request_timeout", None, "The body of the request did not come in time."),
+        Reply(408, "request_timeout", None, "The body of the request did not arrive in time."),
     ),
 )
 PATHS: Final = (
@@ -191,7 +191,7 @@ PATHS: Final = (
     BadInput(
         "an explanation of an unknown request",
         get(b"/explain/other"),
-        Reply(404, "unknown_request", None, "No request `other` is remembered."),
+        Reply(404, "unknown_request", None, "The request `other` is unknown or too old."),
     ),
 )
 NAMES: Final = (

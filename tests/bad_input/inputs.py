@@ -103,7 +103,7 @@ def missing(name: str, sent: bytes, param: str, what: str) -> BadInput:
 
 
 def unknown_path(name: str, sent: bytes, path: str) -> BadInput:
-    return BadInput(name, sent, Reply(404, "unknown_path", None, f"There is nothing at {path}."))
+    return BadInput(name, sent, Reply(404, "unknown_path", None, f"There is no path {path}."))
 
 
 def wrong_method(name: str, sent: bytes, method: str, expected: str) -> BadInput:
@@ -113,5 +113,5 @@ def wrong_method(name: str, sent: bytes, method: str, expected: str) -> BadInput
 
 
 def not_an_operator(name: str, *lines: bytes) -> BadInput:
-    message = "This takes the operator's key as a bearer token."
+    message = "This path needs the operator's key as a bearer token."
     return BadInput(name, drain(*lines), Reply(401, "invalid_admin_key", None, message))

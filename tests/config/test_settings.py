@@ -92,7 +92,7 @@ def test_a_worker_is_the_root_of_an_http_server(url: str) -> None:
 )
 def test_no_worker_is_there_twice(second: object) -> None:
     """Two workers with the same URL or id are refused."""
-    assert "a:1 at http://a:1 is there twice" in refusal(worker=["http://a:1", second])
+    assert "a:1 at http://a:1 is listed twice" in refusal(worker=["http://a:1", second])
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a\nb", "ä", "x" * 65])

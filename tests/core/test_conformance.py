@@ -138,7 +138,7 @@ class Fleet(RuleBasedStateMachine):
         self.running: dict[RequestId, Running] = {}
         self.back: dict[RequestId, Running] = {}
         """What came back from a worker, as it was there."""
-        self.ended: list[RequestId] = [RequestId("never heard of")]
+        self.ended: list[RequestId] = [RequestId("unknown")]
         self.workers: dict[WorkerId, Worker] = {}
         self.history: list[tuple[Event, float, list[Command]]] = []
 

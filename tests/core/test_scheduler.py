@@ -163,7 +163,7 @@ def test_the_believed_cache_fits_the_capacity() -> None:
 def test_a_request_for_an_unserved_model_is_rejected() -> None:
     """It is rejected at once, without a retry time."""
     scene = new_scene()
-    request = scene.arrive("ada", "document", model="unheard of")
+    request = scene.arrive("ada", "document", model="unknown")
     assert scene.refusals == {request: Refusal.NO_WORKER}
     assert scene.scheduler.live == 0
 

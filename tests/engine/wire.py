@@ -50,7 +50,7 @@ def loads(text: bytes) -> Json:
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> Json:
-    assert len(dict(pairs)) == len(pairs), f"a key is there twice: {[key for key, _ in pairs]}"
+    assert len(dict(pairs)) == len(pairs), f"a key is listed twice: {[key for key, _ in pairs]}"
     return dict(pairs)
 
 

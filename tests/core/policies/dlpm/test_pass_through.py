@@ -84,7 +84,7 @@ def facts(scheduler: Scheduler, now: float) -> object:
 def step(scene: Twins, random: Random) -> None:
     """Let one random event happen, most often an arrival or an answer."""
     running = list(scene.scheduler.ledger.bills)
-    some = random.choice(running) if running else RequestId("never heard of")
+    some = random.choice(running) if running else RequestId("unknown")
     worker = random.choice(WORKERS)
     match random.choices(range(9), (10, 6, 4, 1, 1, 1, 0.5, 0.5, 3))[0]:
         case 0:
