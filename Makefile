@@ -21,14 +21,14 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pytest -q tests/docs/test_architecture.py tests/docs/test_names.py
 
-# Faults of all kinds for ten minutes, the death of the router, processes that stand still for 40 s, ten times more than
-# can be done, a million calls, and five attacks on the router's memory and its loop
-# (make chaos CHAOS=chaos.soak for one of them); the short forms are tests.
+# Ten minutes of faults, the death of the router, processes that are stopped for 40 s, ten times more calls than the
+# fleet can serve, a million calls, and five attacks on the router's memory and event loop (make chaos CHAOS=chaos.soak
+# runs one of them). Short forms of them are tests.
 CHAOS := chaos chaos.restart chaos.pause chaos.overload chaos.soak attacks
 chaos: $(STAMP)
 	@for show in $(CHAOS); do $(VENV)/bin/python -m tests.$$show || exit 1; done
 
-# The shapes of the experiments that take too long for every test run: about four minutes of one core.
+# Checks of the experiments' results that take too long for `make test`: about four minutes of one core.
 shapes: $(STAMP)
 	$(VENV)/bin/pytest -n 2 --dist loadfile tests/bench/lab/slow_experiment_shapes.py
 
@@ -36,12 +36,13 @@ shapes: $(STAMP)
 results: $(STAMP)
 	$(VENV)/bin/python -m bench experiment all --out docs/results $(ARGS)
 
-# What the defaults rest on: every policy and parameter on every workload, and the workers' caches; under an hour.
+# The measurements behind the defaults: every policy and parameter on every workload, and the workers' caches; under an
+# hour.
 sweeps: $(STAMP)
 	$(VENV)/bin/python -m bench experiment sweeps --out docs/results $(ARGS)
 
-# The default and the best five policies at four loads, with programs run to their end: hours. What was run is kept in
-# .results-full, and run again only where the code or the conditions changed.
+# The default and the best five policies at four loads, with programs run to their end: hours. Finished simulations are
+# kept in .results-full and reused while code and conditions stay the same.
 results-full: $(STAMP)
 	$(VENV)/bin/python -m bench experiment full --resume .results-full --out docs/results $(ARGS)
 
@@ -78,9 +79,9 @@ lock:
 		{ grep '^#' $${each%:*}.txt; cat $(VENV)-lock/$${each#*:}.txt; } > $(VENV)-lock/new.txt && mv $(VENV)-lock/new.txt $${each%:*}.txt; \
 	done
 
-# Target test-engine: the same router before real vLLM and SGLang servers.
+# Target test-engine: the router with real vLLM and SGLang servers.
 -include tests/engine/engine.mk
-# Target test-litellm: LiteLLM's client at the router.
+# Target test-litellm: LiteLLM's client with the router.
 -include tests/litellm_client/client.mk
 
 # Target test-deploy: the commands of docker-compose.yml, with a real Prometheus.

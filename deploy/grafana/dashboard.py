@@ -82,7 +82,7 @@ FAIRNESS: Final = Row(
         ),
         Panel(
             "Service gap and its bound",
-            "The largest difference in service per weight between two clients that wait in the same queue, and and "
+            "The largest difference in service per weight between two clients that wait in the same queue, and "
             "the bound of the theorem. A gap above the bound would be an error of the router.",
             "suffix: units",
             (
@@ -136,8 +136,8 @@ TURNS: Final = Row(
         ),
         Panel(
             "Service lag",
-            "How far each client is behind an even share of service, per weight, while calls of it wait in the router "
-            "or in an engine. A client whose lag rises all the time gets less than its share.",
+            "How far each client is behind an even share of service, per weight, while one of its calls waits in the "
+            "router or in an engine. A client whose lag rises all the time gets less than its share.",
             "suffix: units",
             (
                 Query(top('max by (client) (d2lpm_client_service_lag_cost_units{client=~"$client"})'), "{{client}}"),

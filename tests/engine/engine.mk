@@ -1,4 +1,4 @@
-# The router before real vLLM and SGLang servers for CPU, whose environments (3.7 GB) are made once.
+# Tests the router with real vLLM and SGLang servers for CPU, whose environments (3.7 GB) are made once.
 .PHONY: test-engine
 
 test-engine: $(STAMP) .venv-litellm/.installed
