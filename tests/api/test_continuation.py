@@ -84,12 +84,12 @@ def test_which_chats_can_be_continued(fields: dict[str, Any], mode: ResumeMode) 
 
 @pytest.mark.parametrize("fields", [{"prompt": ["a", "b"]}, {"best_of": 2}, {"suffix": "x"}, {"logprobs": 1}])
 def test_completions_that_cannot_be_continued(fields: dict[str, Any]) -> None:
-    """Those with several answers, or with more than text, cannot be continued."""
+    """Completions with several answers, or with more than text in their answers, cannot be continued."""
     assert completion(**fields).resume_mode is ResumeMode.NONE
 
 
 def test_ids_that_the_client_wants_stay() -> None:
-    """They are recorded and passed on."""
+    """Token ids that the client asked for are recorded for a continuation and passed on."""
     call = chat(return_token_ids=True)
     reader = StreamReader(call)
     usage = {"prompt_tokens": 1, "completion_tokens": 1}

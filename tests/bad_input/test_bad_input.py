@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served() -> AsyncIterator[Served]:
-    """One router for all tests, so that damage by one test would show in the next."""
+    """Run one router for all tests, so that damage by one input shows in the next test."""
     async with scripted_engine() as engine, running_router(engine.url, body_limit=LIMIT) as router:
         yield engine, router
 

@@ -117,7 +117,7 @@ async def test_a_worker_is_added_used_and_removed() -> None:
 
 
 async def test_adding_a_known_worker_and_removing_an_unknown_one_are_errors() -> None:
-    """Both the URL and the id identify a worker; an invalid body gets 400, and the reply repeats no key of it."""
+    """A worker is known by its URL and by its id, and the answer to an invalid body does not repeat the body's key."""
     async with running_router(NOBODY, admin_key=KEY) as router:
         for there in ({"url": NOBODY, "id": "x"}, {"url": "http://127.0.0.1:10", "id": "127.0.0.1:9"}):
             error = await operate(router, "POST", "/workers", 409, there)

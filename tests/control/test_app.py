@@ -113,7 +113,9 @@ async def test_fairness_has_its_documented_shape() -> None:
 
 
 async def test_a_worker_is_drained_and_resumed() -> None:
-    """Its running calls finish and calls that wait for it go elsewhere; once resumed, the worker is used again."""
+    """A drained worker finishes its running calls, its queued ones go to other workers, and a resumed worker is used
+    again.
+    """
     key = {"authorization": "Bearer " + "k" * 16}
     async with scripted_engine() as one, scripted_engine() as two:
         workers = [{"url": one.url, "id": "one"}, {"url": two.url, "id": "two"}]

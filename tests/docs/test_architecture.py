@@ -64,7 +64,9 @@ def covers(package: str, module: str) -> bool:
 
 
 def imported(source: str) -> Iterator[str]:
-    """What a source imports, dotted; `from a import b` is a.b, be b a module or a name."""
+    """Return the dotted names that a source imports; `from a import b` counts as a.b, whether b is a module or a
+    name.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -14,7 +14,7 @@ SOURCES = [path.read_text("utf-8") for path in sorted((ROOT / "router").rglob("*
 
 
 def anchors(text: str) -> set[str]:
-    """Of a document's headings, as GitHub makes them."""
+    """Return the anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?s)```.*?```", "", text))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -25,7 +25,7 @@ def section(name: str) -> str:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.name))
 def test_every_link_leads_somewhere(document: Path) -> None:
-    """To a file that there is, and in a document to a heading of it."""
+    """The file of each link exists, and has the heading that the link names."""
     links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", document.read_text("utf-8").replace("\n  ", " "))
     for path, anchor in links:
         target = document.parent / path if path else document
@@ -35,7 +35,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 def test_every_section_of_operations_is_in_its_index() -> None:
-    """In the order of the page."""
+    """The index links to every section, in the order of the page."""
     index = OPERATIONS.split("\n## ")[0]
     linked = re.findall(r"(?m)^- \*\*\[[^\]]+\]\(#([^)]+)\)", index)
     headings = re.findall(r"(?m)^## (.+)$", OPERATIONS)
@@ -43,7 +43,7 @@ def test_every_section_of_operations_is_in_its_index() -> None:
 
 
 def test_every_error_code_is_listed() -> None:
-    """Each reason and each code by its name, and none that no longer exists."""
+    """The table lists every reason and every code of the sources, and no other."""
     codes = {code for text in SOURCES for code in re.findall(r'\bcode="([a-z_]+)"', text)}
     reasons = {reason for text in SOURCES for reason in re.findall(r'"(rejected-[a-z-]+)"', text)} | set(Refusal)
     listed = set(re.findall(r"`([a-z]+[_-][a-z_-]+)`", section("Every error code")))

@@ -12,7 +12,7 @@ LIMIT = 1200
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 400)), max_size=60))
 def test_the_limit_holds_and_a_new_owner_finds_room(steps: list[tuple[int, int]]) -> None:
-    """Whatever owners hold, in any order, a new owner can hold half of what is left."""
+    """In any order of holds and releases, a new owner can hold half of the bytes that are free."""
     budget = ByteBudget(LIMIT)
     holds = [budget.hold(f"owner {number}") for number in range(5)]
     for number, amount in steps:

@@ -141,7 +141,7 @@ async def test_disconnect_within_the_request(cut: int) -> None:
 @STREAMED
 @pytest.mark.parametrize("how", ["reset", "half-close"])
 async def test_reset_and_half_close(stream: bool, how: str) -> None:
-    """Both count as a disconnect; HTTP/1.1 servers treat a half-close as one."""
+    """A reset and a half-close both count as a disconnect, as in other HTTP/1.1 servers."""
     async with one_at_a_time() as (engine, router), connected(router) as (_, writer):
         writer.write(request_bytes("Hello", stream=stream))
         call = await engine.call()
@@ -169,7 +169,7 @@ async def test_many_disconnect_at_once() -> None:
 
 
 async def test_a_second_request_on_the_same_connection_waits_for_the_first() -> None:
-    """Both are answered in order, although the second arrived before the first answer."""
+    """Two requests are answered in order, although the second arrived before the first answer."""
     async with one_at_a_time() as (engine, router), connected(router) as (reader, writer):
         writer.write(request_bytes("one") + request_bytes("two"))
         for word in ("one", "two"):

@@ -6,7 +6,7 @@ from tests.support.scripted_engine import scripted_engine
 
 
 def test_draining_is_over_after_the_last_call_or_the_timeout() -> None:
-    """It is not over before it has begun, nor while a call is in flight and time is left."""
+    """Draining lasts from its begin until no call is in flight or the time is over."""
     now = 0.0
     drain = Drain(10.0, lambda: now)
 
@@ -26,7 +26,7 @@ def test_draining_is_over_after_the_last_call_or_the_timeout() -> None:
 
 
 async def test_requests_that_wait_when_draining_begins_are_served() -> None:
-    """Only later calls are refused and `/ready` turns 503; the control plane still answers."""
+    """While the router drains, only later calls are refused, `/ready` is 503, and the control plane still answers."""
     async with scripted_engine() as engine, running_router(engine.url, max_inflight=1, window="fixed") as router:
         async with router.post(chat()) as first, router.post(chat()) as second:
             call = await engine.call()

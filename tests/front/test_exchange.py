@@ -103,7 +103,7 @@ async def test_a_body_counts_in_the_budget_while_it_arrives_and_is_held() -> Non
 
 
 async def test_a_body_without_room_in_the_budget_is_not_read() -> None:
-    """Its declared length is enough."""
+    """A body is refused by its declared length, before it is read."""
     server = Server([], b"60")
     with ByteBudget(100).hold("owner") as hold, pytest.raises(Refused):
         await server.exchange.body(100, hold)
@@ -172,7 +172,7 @@ async def test_a_call_leaves_no_reference_cycles() -> None:
 
 
 async def test_an_error_before_the_answer_sets_the_status() -> None:
-    """It carries the error's headers and the request id."""
+    """The response has the error's status and headers, and the request id."""
     server = Server()
     await server.exchange.fail(RouterError("oops", reason="why"))
     start, end = server.sent

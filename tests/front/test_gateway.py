@@ -14,7 +14,7 @@ from tests.support.scripted_engine import DONE, chunk, event, scripted_engine, u
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
 def engines(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Two emulated workers of each kind."""
+    """Run two emulated workers of each kind."""
     with emulated_workers(2, "--dialect", request.param) as urls:
         yield urls
 
@@ -134,7 +134,7 @@ async def test_each_block_passes_at_once_and_unchanged() -> None:
 
 
 async def test_each_event_passes_before_the_next_is_sent() -> None:
-    """Also when usage is removed, no event waits for another."""
+    """An event is passed on before the next one arrives, also if its usage is removed."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url) as router,
@@ -270,7 +270,7 @@ async def test_a_refusal_after_a_heartbeat_is_sent_in_the_stream(status: int, bo
 
 
 async def test_headers_describe_the_placement() -> None:
-    """They name worker, client, policy, times and predicted hit; the second prompt is predicted to be cached."""
+    """The headers show worker, client, policy, times and predicted hit; a second prompt is predicted to be cached."""
     async with scripted_engine() as engine, running_router(engine.url, trusted_header=["x-team"]) as router:
         for predicted in (False, True):
             async with router.post(chat("x" * 4000, stream=predicted), x_team="blue") as post:
@@ -298,7 +298,7 @@ async def test_no_cache_hit_is_predicted_for_a_call_that_is_computed_in_full() -
 
 
 async def test_headers_can_be_switched_off() -> None:
-    """Only the request id is left, which worker and client both get."""
+    """Without the headers only the request id is left, for the worker and the client."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, response_headers=False) as router,

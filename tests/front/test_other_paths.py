@@ -190,7 +190,7 @@ async def test_admin_paths_of_engines_are_closed(path: str) -> None:
 
 
 async def test_a_call_without_a_model_is_queued_like_others() -> None:
-    """It waits in the queue and counts in the window."""
+    """A call without a model waits in the queue and counts in the window."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1) as router,

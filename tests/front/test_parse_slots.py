@@ -54,7 +54,7 @@ async def test_shorter_bodies_do_not_wait_for_long_ones() -> None:
 
 
 async def test_a_cancelled_waiter_is_skipped() -> None:
-    """It does not matter whether it is cancelled before its turn or just then."""
+    """A waiter can be cancelled before its turn, or in the moment of its turn."""
     work = Work()
     first, cancelled, last = (work.begin(owner) for owner in ("ann", "bob", "cyd"))
     await asyncio.sleep(0)

@@ -40,7 +40,7 @@ async def aborted(call: Call) -> None:
 @STREAMED
 @pytest.mark.parametrize("act", [reset, close, garbage, half_a_head, internal_error, error_in_band])
 async def test_another_worker_answers(stream: bool, act: Act) -> None:
-    """Whatever a worker does before it answers, the client gets the other worker's answer, and pays once."""
+    """However a worker fails before it answers, the client gets the other worker's answer and pays once."""
     async with (
         scripted_engine() as one,
         scripted_engine() as two,

@@ -11,17 +11,17 @@ from tests.support.running import COMPLETIONS, emulated_workers, running_router
 
 CLIENTS = 4
 DOCUMENTS = 4
-"""Of each client."""
+"""Documents of each client."""
 ROUNDS = 4
 DOCUMENT_TOKENS = 3000
 KV_TOKENS = 32_000
-"""Of each worker: enough for half of all the documents with their answers, and for two thirds of them at most."""
+"""Tokens in each worker's cache: enough for half of all documents with their answers, and for at most two thirds."""
 WORDS = ["the ", "sea ", "is ", "as ", "deep ", "and ", "old ", "it ", "was ", "long ", "ago ", "when "]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One call: a client asks something about one of its documents."""
+    """A call of a client about one of its documents."""
 
     client: int
     prompt: str

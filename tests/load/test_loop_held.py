@@ -36,14 +36,14 @@ def seldom_collecting() -> Iterator[None]:
 
 
 async def worst(loop: TimedLoop, once: Callable[[], Awaitable[object]]) -> tuple[float, str]:
-    """The callback that took longest, in the median of some rounds.
+    """Return CPU seconds and name of the longest callback of a round, as the median over several rounds.
 
-    What takes long does so in each of them. What takes long in one does for the machine's sake: fresh memory, for one,
-    costs much on some, the first time that so much is asked for.
+    A callback that is slow by itself is slow in every round. One that is slow in a single round is so because of the
+    machine, for example because on some machines the first allocation of much memory is expensive.
     """
     rounds = []
     for _ in range(ROUNDS):
-        await asyncio.sleep(0)  # what the test has done so far is not the router's
+        await asyncio.sleep(0)  # excludes the work of the test itself
         loop.costs.clear()
         loop.measuring = True
         await once()
@@ -53,7 +53,7 @@ async def worst(loop: TimedLoop, once: Callable[[], Awaitable[object]]) -> tuple
 
 
 def grow(router: RunningRouter) -> None:
-    """As many prefixes as are saved, and more, of workers that come and go."""
+    """Fill the prefix tree with at least as many prefixes as are saved, of workers that come and go."""
     random = Random(0)
     documents = [random.randbytes(8 * 200) for _ in range(200)]
     for number in range(12_000):
@@ -113,7 +113,7 @@ def test_no_callback_takes_long(tmp_path: Path) -> None:
 
 
 def populate(router: RunningRouter) -> None:
-    """As many clients as are remembered and have a label of their own, served at each of eight workers."""
+    """Serve as many clients as the router remembers with labels of their own, at each of eight workers."""
     scheduler, random, now = router.scheduler, Random(0), router.scheduler_host.clock()
     for number in range(8):
         scheduler.handle(WorkerJoined(Worker(WorkerId(f"w{number}"), frozenset([f"model{number}"]))), now)

@@ -32,7 +32,7 @@ def interrupted() -> None:
 
 
 def test_workers_listen_inside_the_context_and_not_afterwards() -> None:
-    """Each is a server of its own, with the model that it said; after the block nobody listens there."""
+    """Inside the context each worker listens and serves its model, and afterwards nothing listens at its address."""
     with start_emulated_workers(2) as workers:
         assert len({worker.url for worker in workers}) == 2
         for worker in workers:
@@ -43,7 +43,7 @@ def test_workers_listen_inside_the_context_and_not_afterwards() -> None:
 
 
 def test_an_exception_ends_the_workers() -> None:
-    """Also when the router does not get far, nothing is left running."""
+    """If the router fails to start, the workers end, too."""
     with pytest.raises(KeyboardInterrupt) as caught:
         interrupted()
     with pytest.raises(ConnectionRefusedError):

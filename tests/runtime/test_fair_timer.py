@@ -16,7 +16,7 @@ LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_even
 
 @LOOPS
 def test_data_that_arrived_during_a_stall_is_read_before_the_timer_fires(loop: type[asyncio.AbstractEventLoop]) -> None:
-    """Whatever the order in which a loop takes up timers and sockets; also what its sender could send only then."""
+    """A late timer lets the loop read first, whatever its order of timers and sockets, and even what was just sent."""
 
     async def hold() -> list[str]:
         running, happened = asyncio.get_running_loop(), []
@@ -72,7 +72,7 @@ class Clock:
 
 
 class Timer(NamedTuple):
-    """One that can be cancelled."""
+    """A timer that can be cancelled."""
 
     clock: Clock
     call: Callable[[], None]

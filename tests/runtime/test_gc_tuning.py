@@ -26,7 +26,7 @@ def collector_as_before() -> Iterator[None]:
 
 
 async def test_a_full_collection_runs_when_no_call_is_in_flight() -> None:
-    """What is frozen, too; and not before that."""
+    """An idle router collects all garbage, including frozen objects, and a busy one does not."""
     idle = False
     knot = Knot()
     gone = weakref.ref(knot)
@@ -48,7 +48,7 @@ async def test_a_full_collection_runs_when_no_call_is_in_flight() -> None:
 
 
 async def test_a_router_that_is_never_idle_collects_new_objects() -> None:
-    """In the end; what was frozen before stays unseen."""
+    """After the longest interval, a busy router collects new garbage, but no frozen objects."""
     async with FullCollections(lambda: False, min_interval=0.001, max_interval=0.01) as collector:
         await until(lambda: collector.collections > 0)
         knot = Knot()
@@ -60,7 +60,7 @@ async def test_a_router_that_is_never_idle_collects_new_objects() -> None:
 
 
 def test_old_objects_are_never_collected_automatically() -> None:
-    """However many objects there are, no third generation is collected by the number of those made."""
+    """The third generation is never collected by the number of new objects."""
     tune_collector()
     before = gc.get_stats()[2]["collections"]
     kept = [[number] for number in range(YOUNGEST_THRESHOLD * MIDDLE_THRESHOLD * 15)]

@@ -8,7 +8,9 @@ from router.runtime.open_files import PER_WORKER, SPARE, needed
 
 
 def test_a_call_needs_a_file_on_each_side() -> None:
-    """As many upstream as may be in flight at the workers, but no more than clients are there."""
+    """Files are needed for all clients and for as many calls as can be in flight at the workers, at most one per
+    client.
+    """
     rest = 2 * PER_WORKER + SPARE
     assert needed(connections=1000, workers=2, in_flight=10) == 1020 + rest
     assert needed(connections=1000, workers=2, in_flight=1024) == 2000 + rest

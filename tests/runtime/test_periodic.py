@@ -25,7 +25,7 @@ class Counting(PeriodicTask):
 
 
 async def test_a_failed_run_is_logged_and_the_next_one_takes_place(caplog: pytest.LogCaptureFixture) -> None:
-    """With its trace, once."""
+    """A failed run is logged once with its traceback, and the next runs follow."""
     with caplog.at_level(logging.ERROR):
         async with Counting() as counting, asyncio.timeout(60):
             await counting.third.wait()
@@ -35,7 +35,7 @@ async def test_a_failed_run_is_logged_and_the_next_one_takes_place(caplog: pytes
 
 
 async def test_nothing_runs_after_the_context_is_left() -> None:
-    """Its task is over when it has been left."""
+    """The task has ended when the context is left."""
     before = asyncio.all_tasks()
     async with Counting() as counting, asyncio.timeout(60):
         await counting.third.wait()

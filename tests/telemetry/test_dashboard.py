@@ -102,7 +102,9 @@ def test_the_provisioned_folder_is_the_mounted_one() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_every_alert_is_explained_and_can_be_drawn(alert: dict[str, Any]) -> None:
-    """It compares one expression with one number, and has a duration, a severity, texts and a row in the manual."""
+    """An alert compares one expression with one number, and has a duration, a severity, texts and a row in the
+    manual.
+    """
     assert re.fullmatch(r"[^<>]+ [<>] [\d.]+", alert["expr"])
     assert alert["for"]
     assert alert["labels"]["severity"] in ("critical", "warning", "info")

@@ -130,7 +130,7 @@ def test_a_refused_request_stays_refused() -> None:
 
 
 def test_workers_that_failed_a_request_are_listed() -> None:
-    """Those of an earlier request with the same id are not."""
+    """The list does not include workers that failed an earlier request with the same id."""
     explanations = Explanations("d2lpm")
     explanations.observe(1.0, Arrived(request("r")), [dispatch("r")])
     for _ in range(2):
@@ -165,7 +165,7 @@ async def explanation_of(router: RunningRouter, name: str) -> Any:
 
 
 async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
-    """By the id that its client chose and got back."""
+    """The explanation is found by the id that the client chose and got back."""
     async with scripted_engine() as engine, running_router(engine.url, max_inflight=1) as router:
         async with (
             router.post(chat(user="ann", stream=True), x_request_id="first") as first,
@@ -230,7 +230,7 @@ async def test_a_refused_a_lost_and_a_failed_request_are_explained() -> None:
 
 
 async def test_an_unknown_id_is_an_openai_error() -> None:
-    """It is a 404 of the shape that client libraries parse."""
+    """An unknown id gives a 404 in the shape that client libraries parse."""
     async with running_router("http://127.0.0.1:9") as router:
         async with router.http.get("/explain/nope") as response:
             assert response.status == 404

@@ -45,7 +45,7 @@ async def test_parts_give_the_same_text_as_whole_families() -> None:
 
 
 def test_a_part_is_built_when_it_is_requested() -> None:
-    """Its rows are not read before."""
+    """The rows of a part are read when the part is requested, and not before."""
     left = rows(2 * ROWS_PER_PART)
     parts = GAUGE.parts(left)
     assert len(next(parts).samples) == ROWS_PER_PART

@@ -86,7 +86,7 @@ def test_a_counter_never_falls() -> None:
 
 
 def test_charged_and_computed_tokens_of_a_worker_are_metrics() -> None:
-    """By kind; a corrected charge does not lower the counter, and an engine that does not count has no value."""
+    """Tokens are counted by kind; a corrected charge lowers no counter, and an engine without counts has no value."""
     collector = StateCollector(ClientLabels())
     scrapes = []
     for card in (WorkerWorkReport(100, 20, 120, None, 0.9), WorkerWorkReport(80, 25, 130, None)):
@@ -101,7 +101,7 @@ def test_charged_and_computed_tokens_of_a_worker_are_metrics() -> None:
 
 
 def test_rounds_waits_and_lags_are_metrics_where_they_are_known() -> None:
-    """Those of all clients and of each; a client without its own label has its share only."""
+    """The metrics have totals and values per client; a client without its own label has only a share."""
     each = ClientReport(1.0, Service(0, 0, 0, 0.0), 0, 0, None, None, {}, 0.25, 40.0, 7.0)
     served = ClientReport(1.0, Service(0, 0, 0, 0.0), 0, 0, None, None, {}, 0.25)
     entries = {ClientId("ann"): each, ClientId("bob"): served, ClientId("cyd"): each}

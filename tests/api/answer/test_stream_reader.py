@@ -55,7 +55,7 @@ def read(call: Call, *blocks: bytes) -> StreamReader:
 
 
 def through(call: Call, stream: bytes, places: list[int] | None = None) -> bytes:
-    """What the client gets of a stream that arrives cut at these places."""
+    """Return what the client gets of a stream whose blocks end at these places."""
     reader = StreamReader(call)
     edges = [0, *sorted(place % (len(stream) + 1) for place in places or []), len(stream)]
     return b"".join([reader.feed(stream[start:end]) for start, end in pairwise(edges)]) + reader.close()
@@ -284,7 +284,7 @@ CHUNKS = st.dictionaries(
 
 @given(CHUNKS, st.booleans())
 def test_no_chunk_can_break_the_reader(chunk: dict[str, Any], streamed: bool) -> None:
-    """Whatever JSON a worker sends is an answer, a part of one, or the worker's fault."""
+    """Any JSON from a worker is read as an answer or as a part of one, or raises WorkerBroke."""
     data = json.dumps(chunk).encode()
     for call in (chat(), completion(prompt="x")):
         if streamed:
@@ -361,7 +361,7 @@ def test_an_invalid_token_count_is_ignored(tokens: object) -> None:
 
 
 def test_ids_that_the_router_did_not_ask_for_are_unchanged() -> None:
-    """Only ids that the router asked for are removed, whatever the blocks."""
+    """Blocks lose only the ids that the router added, and none that the client asked for."""
     choice = {**text_choice("a"), "token_ids": [5]}
     for block in (event(choice), event(choice, usage=FINAL)):
         whole, cut = StreamReader(chat()), StreamReader(chat())

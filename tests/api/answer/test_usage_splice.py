@@ -35,7 +35,7 @@ def splice(usage: bool = False, continuous: bool = False) -> UsageSplice:
 
 
 def through(client: UsageSplice, event: bytes) -> bytes:
-    """What the client sees of a single event."""
+    """Return what the client receives of one event."""
     seen = client.filter_data(event[6:-2])
     return b"" if seen is None else b"data: %b\n\n" % seen
 

@@ -27,7 +27,7 @@ VLLM_ONLY: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
 def engines(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Two emulated workers of each kind."""
+    """Run two emulated workers of each kind."""
     with emulated_workers(2, "--dialect", request.param) as urls:
         yield urls
 
@@ -41,7 +41,9 @@ async def call(router: RunningRouter, path: str, body: object) -> Any:
 
 
 async def test_the_official_client_reads_embeddings(engines: list[str]) -> None:
-    """It reads floats, and the base64 that it asks for by default, the same from the router and from an engine."""
+    """The client reads the same floats from the router and from an engine, also as base64, which it requests by
+    default.
+    """
     async with running_router(*engines) as router:
         answers = []
         for url in (router.url, engines[0]):

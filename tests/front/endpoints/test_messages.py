@@ -19,7 +19,7 @@ TURN: Any = [ASKED]
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
 def engines(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Two emulated workers of each kind."""
+    """Run two emulated workers of each kind."""
     with emulated_workers(2, "--dialect", request.param) as urls:
         yield urls
 

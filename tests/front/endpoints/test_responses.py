@@ -17,7 +17,7 @@ API = Responses()
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
 def engines(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Two emulated workers of each kind."""
+    """Run two emulated workers of each kind."""
     with emulated_workers(2, "--dialect", request.param) as urls:
         yield urls
 
@@ -71,7 +71,7 @@ async def test_errors_have_openais_shape() -> None:
 
 
 async def test_a_background_response_is_refused() -> None:
-    """Its work would go on uncounted after the answer, so no engine gets the call; other calls are served."""
+    """No engine gets a background response, whose computation after the answer would not be counted."""
     async with scripted_engine() as engine, running_router(engine.url) as router, client_of(router.url) as client:
         for streamed in (False, True):
             with pytest.raises(openai.BadRequestError, match="Background responses") as refused:

@@ -49,7 +49,7 @@ async def test_another_protocol_is_refused_however_its_bytes_are_split(sent: byt
 
 
 async def test_another_protocol_behind_a_call_is_refused() -> None:
-    """It arrives in the same piece, after a call with or without a body, or split in its first line."""
+    """Another protocol is refused in the same block as a call, with or without a body, and split in its first line."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         body = b"GET /health HTTP/1.1 and more"
         post = b"POST /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)

@@ -156,13 +156,13 @@ async def test_a_body_that_arrives_steadily_can_take_longer() -> None:
 
 
 async def test_a_silent_connection_is_closed() -> None:
-    """It gets no answer, because it asked nothing."""
+    """A connection without a request is closed without an answer."""
     async with served(header_timeout=SOON) as (_, router), connected(router) as (reader, _):
         assert await read_to_end(reader) == b""
 
 
 async def test_too_many_connections_of_one_address_are_refused() -> None:
-    """They get 429 and are counted; a closed connection makes room."""
+    """Connections above the limit get 429 and are counted, until one of the others is closed."""
     async with served(max_connections_per_address=2) as (engine, router):
         async with connected(router), connected(router), connected(router) as (reader, _):
             error = refused(await read_to_end(reader), 429)
@@ -226,7 +226,7 @@ async def test_it_does_not_matter_how_bytes_are_split() -> None:
 
 
 async def test_half_a_call_behind_another_is_completed_later() -> None:
-    """Its rest arrives while the first is in flight, and is served after it."""
+    """A second call is completed while the first is in flight, and is answered after it."""
     second = request_bytes("two")
     async with served() as (engine, router), connected(router) as (reader, writer):
         writer.write(request_bytes("one") + second[:-10])
@@ -376,7 +376,7 @@ async def test_unread_bytes_are_bounded() -> None:
 
 
 async def test_a_client_that_reads_slowly_is_not_cut() -> None:
-    """It must read something in each period."""
+    """A client that reads at least something in each period of the write timeout gets its whole answer."""
     async with served(write_timeout=5.0) as (engine, router), router.post(chat(stream=True)) as post:
         call = await engine.call()
         flood = asyncio.ensure_future(call.stream(*[BLOCK] * 300, chunk("", "stop"), usage_chunk(9, 300), DONE))
@@ -418,7 +418,7 @@ async def test_an_upgrade_to_another_protocol_is_ignored() -> None:
 
 
 async def test_an_idle_connection_is_closed() -> None:
-    """It is closed after the keep-alive time, also if only line ends arrived."""
+    """A connection is closed after the keep-alive time, also if only line ends arrived meanwhile."""
     async with served(keep_alive=SOON) as (_, router), connected(router) as (reader, writer):
         writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await read_to_end(reader)).startswith(b"HTTP/1.1 200 ")

@@ -82,7 +82,7 @@ def corked() -> tuple[CorkedTransport, Wire, Turns]:
 
 
 def test_a_head_is_sent_with_the_block_that_follows() -> None:
-    """Both are one write; later blocks are written separately."""
+    """The head and the block after it are one write, and later blocks are written separately."""
     transport, wire, turns = corked()
     transport.holds_next = True
     for data in (b"head", b"block", b"more"):
@@ -103,7 +103,7 @@ def test_a_head_alone_is_sent_at_the_end_of_the_turn() -> None:
 
 
 def test_a_large_block_is_not_copied() -> None:
-    """It is written after its head."""
+    """A large block is written by itself, after its head."""
     transport, wire, _ = corked()
     transport.holds_next = True
     transport.write(b"head")
@@ -112,7 +112,7 @@ def test_a_large_block_is_not_copied() -> None:
 
 
 def test_a_held_write_counts_as_unsent() -> None:
-    """It is added to what the socket has not accepted."""
+    """Bytes of a held write are added to those that the socket has not accepted."""
     transport, wire, turns = corked()
     wire.unsent = 3
     transport.holds_next = True
@@ -265,7 +265,7 @@ class Between(asyncio.Protocol):
 
 
 def test_a_head_and_its_block_are_one_write_to_the_socket() -> None:
-    """Each call is, on a kept-alive connection and on one that closes; the client reads each whole answer."""
+    """For each call, kept alive or not, head and block are one write, and the client reads the whole answer."""
     writes: list[bytes] = []
 
     async def answers() -> None:

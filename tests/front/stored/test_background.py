@@ -119,7 +119,7 @@ async def test_deleting_frees_its_place() -> None:
 
 
 async def test_a_disconnect_does_not_end_it() -> None:
-    """Even before the answer, the router waits for the response's id, which nobody else would learn."""
+    """A client that disconnects before the answer does not stop the router, which alone learns the response's id."""
     async with scripted_engine() as engine, background_router(engine) as router:
         set_poll_answer(engine, 200, encoded(NAME, "queued", used=None))
         async with router.post(ask(), RESPONSES, **ANN):
@@ -170,7 +170,7 @@ async def test_cancelling_ends_its_stream() -> None:
 
 
 async def test_the_death_of_its_worker_ends_it() -> None:
-    """Its place is freed, and its output is not charged."""
+    """When its worker dies, a response frees its place, and its output is not charged."""
     async with scripted_engine() as engine, background_router(engine) as router:
         await begin(router, engine)
         await engine.stop()
@@ -207,7 +207,7 @@ async def test_a_failure_ends_it() -> None:
 
 
 async def test_it_counts_among_its_clients_requests_in_flight(tmp_path: Path) -> None:
-    """It counts until the engine is done. Calls that get or cancel it do not count."""
+    """A background response counts in its client's limit until the engine is done, and calls about it do not count."""
     path = tmp_path / "clients.yaml"
     key = f"sha256:{sha256(b'sk-ann').hexdigest()}"
     path.write_text(json.dumps({"clients": {"ann": {"key": key, "limits": {"in_flight": 1}}}}))
