@@ -32,7 +32,7 @@ LEFT: Final = re.compile(
     re.MULTILINE,
 )
 FLAGS: Final = {
-    # Few places, so that whoever holds one longer than its engine is noticed.
+    # Few places, so that a call that holds one longer than its engine needs is noticed.
     "slow-readers": ("--window", "fixed", "--max-inflight", "16"),
     "unfinished-bodies": ("--max-connections", "500"),
 }

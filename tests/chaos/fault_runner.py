@@ -28,9 +28,9 @@ class FaultRunner:
         self._links = links
         self._operator = operator
         self._turns = [asyncio.Lock() for _ in workers]
-        """A process may take longer to be there again than the schedule leaves it."""
+        """One lock per worker: a restarted process may need longer than the schedule leaves it."""
         self.over = 0.0
-        """When the last fault was over, in seconds since the clients began: a process needs time to be there again."""
+        """When the last fault was over, in seconds since the clients began, including the restart of a process."""
 
     async def make(self, faults: Sequence[Fault], clock: Callable[[], float]) -> None:
         """Carry out all faults, each at its time; `clock`: seconds since the clients began."""

@@ -42,7 +42,7 @@ class Load:
 
     def __init__(self, address: tuple[str, int], crowd: Crowd, seed: int = 0) -> None:
         self.called: list[Called] = []
-        """Those that have ended."""
+        """Calls that have ended."""
         self._address = address
         self._crowd = crowd
         self._random = Random(seed)
@@ -50,7 +50,7 @@ class Load:
         self._busy: set[RawConnection] = set()
         self._over = False
         self._tasks: dict[asyncio.Task[None], bool] = {}
-        """Of the calls under way; whether they are a light client's."""
+        """The calls in flight; True for a light client's."""
         self._number = 0
 
     async def offer(self, rate: float, seconds: float, show: Callable[[float], None]) -> None:

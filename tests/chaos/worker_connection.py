@@ -51,17 +51,17 @@ class WorkerConnection:
         self._worker: asyncio.StreamWriter | None = None
         self._answers: asyncio.Task[None] | None = None
         self._call = b""
-        """That was sent last, while nothing came back for it."""
+        """The call sent last, until its answer begins."""
         self._request: str | None = None
-        """Its id; None for a poll."""
+        """The id of the call; None for a poll."""
         self._harmed = False
         self._begun = False
-        """Whether an event of its answer was passed on."""
+        """True if an event of its answer was passed on."""
         self._missing: int | None = None
-        """Bytes of its answer that are still to come, where it tells its length."""
+        """Bytes of its answer that are still to come, if the answer has a content-length."""
         self._spoilt_by: Kind | None = None
         self._left = 0
-        """Blocks of the answer until then."""
+        """Blocks of the answer before the fault."""
 
     @property
     def busy(self) -> bool:

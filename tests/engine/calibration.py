@@ -25,8 +25,8 @@ from .causes import Cause, causes
 from .clients import Result, play, words_alone
 from .environment import is_complete
 from .fleet import BLOCK_TOKENS, ENGINE_START_SECONDS, ENGINES, Engine, Router, launched_engine, make_model
-from .old_maps import predictions
 from .restart import restart
+from .simpler_maps import predictions
 
 BLOCKS = 600
 CAPACITY = (BLOCKS - 1) * BLOCK_TOKENS

@@ -69,7 +69,7 @@ class Call:
 
 def causes(journal: Path) -> Iterator[tuple[Cause, int]]:
     """Yield, for each answered call, why its prediction was wrong, and by how many tokens (negative if too few)."""
-    calls, removed = _heard(journal)
+    calls, removed = _events(journal)
     followed = any(call.request.blocks for call in calls.values())
     for call in calls.values():
         if call.usage is not None and call.usage.cached_tokens is not None:
@@ -78,7 +78,7 @@ def causes(journal: Path) -> Iterator[tuple[Cause, int]]:
             yield Cause.EARLY if early else _cause(call, call.usage.cached_tokens, calls.values(), removed), wrong
 
 
-def _heard(journal: Path) -> tuple[dict[RequestId, Call], list[Removed]]:
+def _events(journal: Path) -> tuple[dict[RequestId, Call], list[Removed]]:
     requests: dict[RequestId, Request] = {}
     calls: dict[RequestId, Call] = {}
     removed: list[Removed] = []
@@ -115,7 +115,7 @@ def _cause(call: Call, found: int, calls: Iterable[Call], removed: Iterable[Remo
     ):
         return Cause.AT_ONCE
     lost = call.blocks(found, call.predicted)
-    told = [each.blocks for each in removed if each.worker == call.worker and -LATE < each.at - call.started < LATE]
-    if any(not lost.isdisjoint(blocks) for blocks in told):
+    reported = [each.blocks for each in removed if each.worker == call.worker and -LATE < each.at - call.started < LATE]
+    if any(not lost.isdisjoint(blocks) for blocks in reported):
         return Cause.TURN
     return Cause.FEW if abs(wrong) <= FEW else Cause.ORDER

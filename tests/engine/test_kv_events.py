@@ -55,8 +55,8 @@ def wait_until_complete(router: Router) -> None:
     ask(router, prompts.text("first", words=100), "Who?")
 
     def complete() -> bool:
-        told = get(f"{router.url}/metrics").body.decode()
-        return re.search(r"^d2lpm_kv_events_complete\{[^}]*\} 1\.0$", told, re.MULTILINE) is not None
+        metrics = get(f"{router.url}/metrics").body.decode()
+        return re.search(r"^d2lpm_kv_events_complete\{[^}]*\} 1\.0$", metrics, re.MULTILINE) is not None
 
     wait_until(complete, 10, "the engine's events are followed")
 
@@ -83,10 +83,10 @@ class Visits(NamedTuple):
 def visit(router: Router, order: Sequence[int]) -> Visits:
     answers = [ask(router, text, f"And {turn}?") for turn, text in enumerate(documents(order))]
     pairs = [(predicted(answer), usage(answer)[1]) for answer in answers]
-    wrong = [(told, found) for told, found in pairs if told != found]
+    wrong = [(expected, found) for expected, found in pairs if expected != found]
     return Visits(
         wrong,
-        sum(abs(told - found) for told, found in wrong),
+        sum(abs(expected - found) for expected, found in wrong),
         sum(found for _, found in pairs),
         sum(number in order[:turn] and pairs[turn][1] < BEFORE_ALL for turn, number in enumerate(order)),
         sum(usage(answer)[0] for answer in answers),

@@ -24,8 +24,8 @@ def test_the_publishers_of_a_vllm_are_read() -> None:
 
 def test_the_publishers_of_an_sglang_are_read() -> None:
     """Ports count up by rank; a server without KV events has no publisher."""
-    told = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv", "dp_size": 2}
-    body = _json({"kv_events": told | {"replay_endpoint_port_base": 6000}})
+    info = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv", "dp_size": 2}
+    body = _json({"kv_events": info | {"replay_endpoint_port_base": 6000}})
     assert read_sglang_sources(body, "::1") == (
         KvPublisher("tcp://[::1]:5557", "tcp://[::1]:6000", b"kv"),
         KvPublisher("tcp://[::1]:5558", "tcp://[::1]:6001", b"kv"),

@@ -361,7 +361,7 @@ def test_an_invalid_token_count_is_ignored(tokens: object) -> None:
 
 
 def test_ids_that_the_router_did_not_ask_for_are_unchanged() -> None:
-    """Blocks lose only the ids that the router added, and none that the client asked for."""
+    """Ids that the engine sends without being asked are passed on, however the stream is cut."""
     choice = {**text_choice("a"), "token_ids": [5]}
     for block in (event(choice), event(choice, usage=FINAL)):
         whole, cut = StreamReader(chat()), StreamReader(chat())

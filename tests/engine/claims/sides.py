@@ -66,8 +66,8 @@ def published(dialect: str, server: Server) -> Published:
         source = mapped(get(f"{server.url}/kv_event_sources").json["0"])
         ports = [urlsplit(str(source[name])).port for name in ("endpoint", "replay_endpoint")]
         return Published(ports[0] or 0, ports[1] or 0, str(source["topic"]), None)
-    told = mapped(get(f"{server.url}/server_info", WORKER_KEY).json["kv_events"])
+    reported = mapped(get(f"{server.url}/server_info", WORKER_KEY).json["kv_events"])
     port, replay, size = (
-        int(str(told[name])) for name in ("endpoint_port_base", "replay_endpoint_port_base", "block_size")
+        int(str(reported[name])) for name in ("endpoint_port_base", "replay_endpoint_port_base", "block_size")
     )
-    return Published(port, replay, str(told["topic"]), size)
+    return Published(port, replay, str(reported["topic"]), size)

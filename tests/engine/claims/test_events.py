@@ -38,7 +38,7 @@ def replayed(source: Published, start: int) -> list[Message]:
     return messages
 
 
-def told_since(source: Published, start: int) -> list[Json]:
+def events_since(source: Published, start: int) -> list[Json]:
     """Return the events of all messages from this number on."""
     events: list[Json] = []
     for _, _, payload in replayed(source, start)[:-1]:
@@ -93,12 +93,12 @@ def events_of(sides: Sides, server: Server, prompt: str) -> tuple[list[int], lis
     whole = (len(ids) - 1) // size * size
 
     def found() -> list[Json]:
-        return chain(told_since(source, start), ids)
+        return chain(events_since(source, start), ids)
 
     def complete() -> bool:
         return sum(len(integers(event["token_ids"])) for event in found()) >= whole
 
-    wait_until(complete, WAIT_SECONDS, f"{whole} of {len(ids)} tokens are told")
+    wait_until(complete, WAIT_SECONDS, f"{whole} of {len(ids)} tokens are reported")
     return ids, found()
 
 
@@ -147,10 +147,10 @@ def test_blocks_of_a_salted_prompt_say_so(sides: Sides) -> None:
     assert call(sides.real.url, COMPLETIONS, body).status == 200
 
     def salted() -> bool:
-        salts = [event.get("cache_salt") or event.get("extra_keys") for event in told_since(source, start)]
+        salts = [event.get("cache_salt") or event.get("extra_keys") for event in events_since(source, start)]
         return "salty" in salts or any(isinstance(keys, list) and keys[0] == ["salty"] for keys in salts)
 
-    wait_until(salted, WAIT_SECONDS, "the salt is told")
+    wait_until(salted, WAIT_SECONDS, "the salt is reported")
 
 
 def test_an_emptied_cache(sides: Sides) -> None:
@@ -161,11 +161,11 @@ def test_an_emptied_cache(sides: Sides) -> None:
         source = published(sides.dialect, server)
         start = next_number(source)
         assert [call(server.url, each, body).status for each, body in ((path, {}), (COMPLETIONS, step))] == [200, 200]
-        wait_until(partial(is_told_empty, source, start), WAIT_SECONDS, "that it is empty")
+        wait_until(partial(is_reported_empty, source, start), WAIT_SECONDS, "that it is empty")
 
 
-def is_told_empty(source: Published, start: int) -> bool:
-    return {"type": "AllBlocksCleared"} in told_since(source, start)
+def is_reported_empty(source: Published, start: int) -> bool:
+    return {"type": "AllBlocksCleared"} in events_since(source, start)
 
 
 def test_the_past(sides: Sides, server: Server) -> None:
@@ -200,7 +200,7 @@ def test_the_present(sides: Sides, server: Server) -> None:
     assert replayed(source, int.from_bytes(number, "big"))[0] == (topic, number, payload)
 
 
-def test_block_size_is_told(sides: Sides) -> None:
+def test_block_size_is_reported(sides: Sides) -> None:
     """SGLang reports it with its ports; vLLM does not."""
     sizes = [published(sides.dialect, server).block_tokens for server in sides.each()]
     expected = BLOCK_TOKENS["sglang"] if sides.dialect == "sglang" else None

@@ -57,23 +57,23 @@ def test_usage_at_the_end(server: Server, path: str) -> None:
 def test_usage_in_chunks_alone(sides: Sides, server: Server, path: str) -> None:
     """Without `include_usage`, vLLM ignores `continuous_usage_stats`, and SGLang reports usage with each text."""
     events = streamed(server, path, stream_options={"continuous_usage_stats": True})
-    told = [bool(chunk.get("usage")) for chunk in events]
-    assert told == [sides.dialect == "sglang" and bool(says(chunk)) for chunk in events]
+    reported = [bool(chunk.get("usage")) for chunk in events]
+    assert reported == [sides.dialect == "sglang" and bool(says(chunk)) for chunk in events]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_usage_in_chunks(sides: Sides, server: Server, path: str) -> None:
     """With both, every chunk with text has the tokens so far; so do vLLM's role and finish chunks, not SGLang's."""
     *events, last = streamed(server, path, stream_options={"include_usage": True, "continuous_usage_stats": True})
-    told = [bool(chunk.get("usage")) for chunk in events]
-    assert told == [sides.dialect == "vllm" or bool(says(chunk)) for chunk in events]
+    reported = [bool(chunk.get("usage")) for chunk in events]
+    assert reported == [sides.dialect == "vllm" or bool(says(chunk)) for chunk in events]
     counts = [int(str(mapped(chunk["usage"])["completion_tokens"])) for chunk in (*events, last) if chunk.get("usage")]
     assert counts == sorted(counts)
     assert counts[-1] == FIXED["max_tokens"]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_where_cached_tokens_are_told(sides: Sides, server: Server, path: str) -> None:
+def test_where_cached_tokens_are_reported(sides: Sides, server: Server, path: str) -> None:
     """SGLang's chat reports them with its first text; every other stream only in its last chunk."""
     *events, last = streamed(server, path, stream_options={"include_usage": True, "continuous_usage_stats": True})
     early = [bool(mapped(chunk["usage"]).get("prompt_tokens_details")) for chunk in events if chunk.get("usage")]

@@ -56,8 +56,8 @@ def test_names_types_and_labels(sides: Sides) -> None:
     real, emulated = (read(server) for server in sides.each())
     assert real.names >= READ[sides.dialect]
     assert emulated.names - real.names <= EVENTUALLY
-    told = {name for name in emulated.names & real.names if name.startswith(("vllm:", "sglang:"))}
-    for name in told:
+    exposed = {name for name in emulated.names & real.names if name.startswith(("vllm:", "sglang:"))}
+    for name in exposed:
         declared = [page.types.get(name) or page.types.get(name.removesuffix("_total")) for page in (real, emulated)]
         assert (name, declared[1]) == (name, declared[0])
         if name != INFO:
@@ -140,8 +140,8 @@ def test_loads_of_sglang(sides: Sides) -> None:
     real, emulated = (get(f"{server.url}/v1/loads", WORKER_KEY) for server in sides.each())
     (real_rank,), (emulated_rank,) = (listed(answer.json["loads"]) for answer in (real, emulated))
     assert emulated.json.keys() == real.json.keys()
-    told = {name: shape(value) for name, value in emulated_rank.items()}
-    assert told == {name: shape(real_rank[name]) for name in told}
+    exposed = {name: shape(value) for name, value in emulated_rank.items()}
+    assert exposed == {name: shape(real_rank[name]) for name in exposed}
     for answer in (real, emulated):
         load = SGLANG.load_readers["/v1/loads"](answer.body)
         assert (load.running, load.waiting, load.kv_tokens) == (0, 0, KV_TOKENS)

@@ -123,7 +123,7 @@ REFUSED_IDS: Json = {
 }
 
 
-def told(answer: Answer) -> tuple[object, ...]:
+def rejection(answer: Answer) -> tuple[object, ...]:
     """Return status, type and shape of a rejection, and the parts that do not depend on wording: kind, field and
     code.
     """
@@ -147,7 +147,7 @@ def test_a_refusal(sides: Sides, name: str) -> None:
     """The status is the one listed here; the emulation has the same, and equal kind, shape and code of error."""
     case = CASES[name]
     for path, body in bodies(case):
-        real, emulated = (told(call(server.url, path, body)) for server in sides.each())
+        real, emulated = (rejection(call(server.url, path, body)) for server in sides.each())
         assert (path, body.get("stream"), real[0]) == (path, body.get("stream"), case.status[sides.dialect])
         assert emulated == real
 
@@ -156,7 +156,7 @@ def test_a_refusal(sides: Sides, name: str) -> None:
 def test_a_body_that_cannot_be_read(sides: Sides, name: str) -> None:
     """Each such body gets 400 on every path."""
     for path in BASE:
-        real, emulated = (told(call(server.url, path, BROKEN[name])) for server in sides.each())
+        real, emulated = (rejection(call(server.url, path, BROKEN[name])) for server in sides.each())
         assert (path, real[0]) == (path, 400)
         assert emulated == real
 

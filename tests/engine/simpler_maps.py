@@ -28,9 +28,9 @@ class LruMap:
         self._requests: dict[RequestId, Request] = {}
         self._at: dict[RequestId, WorkerId] = {}
         self.predicted: dict[RequestId, int] = {}
-        """By request, for its last dispatch."""
+        """Predicted cached tokens of each request at its last dispatch."""
 
-    def hear(self, entry: JournalEntry) -> None:
+    def process(self, entry: JournalEntry) -> None:
         """Process one line of the journal."""
         self._take_in(entry.event, entry.at)
         for command in entry.commands:
@@ -67,9 +67,9 @@ class LruMap:
 
 def predictions(journal: Path, capacity: int | None) -> dict[RequestId, int]:
     """Return the tokens that a map of this capacity would have predicted as cached, by request."""
-    told = LruMap(capacity)
+    lru_map = LruMap(capacity)
     with journal.open("rb") as lines:
         for item in read(lines):
             if isinstance(item, JournalEntry):
-                told.hear(item)
-    return told.predicted
+                lru_map.process(item)
+    return lru_map.predicted
