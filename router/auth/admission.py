@@ -187,7 +187,7 @@ class Admission:
         """Limits the rate of new anonymous clients, by address."""
 
     def identify(self, headers: Mapping[bytes, bytes], user: str | None, address: str | None) -> Identity:
-        """Return the client of a call. Raises InvalidKey if the client is not allowed to call at all.
+        """Return the client of a call. Raises InvalidKey if the client may not call at all.
 
         An address that brings too many new anonymous clients in a minute is itself the client of further new ones.
         """

@@ -16,7 +16,7 @@ MODEL = "m"
 
 
 class Door:
-    """An `Admission` with a clock that only the test moves."""
+    """An admission, and a clock that only the test moves."""
 
     def __init__(self, directory: ClientDirectory | None = None) -> None:
         self.now = 0.0
@@ -27,13 +27,13 @@ class Door:
 
     @contextmanager
     def admitted(self, identity: Identity, tokens: int = 0) -> Iterator[AdmissionTicket]:
-        """Admit a call for the time in which the context is entered."""
+        """A call whose head does not tell whose it is, while it is under way."""
         with AdmissionTicket(lambda: self.now) as permit:
             self.admission.admit(permit, identity, MODEL, tokens)
             yield permit
 
     def call(self, identity: Identity, tokens: int = 0, *, used: int | None = None) -> Refused | None:
-        """Begin and end a call; return the refusal, or None if it was admitted."""
+        """One call that comes and ends; why it was refused, if it was."""
         try:
             with self.admitted(identity, tokens) as permit:
                 permit.tokens = used
@@ -42,7 +42,7 @@ class Door:
         return None
 
     def name(self, user: str, address: str) -> ClientId:
-        """Identify a call with this `user`, and make its client a known one."""
+        """Whose call it is, with this `user`; from then on that client is known."""
         client = self.admission.identify({}, user, address).client
         self.known.add(client)
         return client
@@ -57,7 +57,7 @@ def team(**limits: float) -> ClientGroup:
 
 
 def test_in_flight_is_counted_from_admission_to_the_end() -> None:
-    """A call beyond the limit is refused with a reason, and a call that ends, also by an error, makes room."""
+    """Beyond the limit a call is refused with its reason; one that ends, however it does, makes room."""
     door, ann = Door(), client(limits=ClientLimits(in_flight=1))
     with suppress(ZeroDivisionError), door.admitted(ann):
         refused = door.call(ann)
@@ -69,7 +69,7 @@ def test_in_flight_is_counted_from_admission_to_the_end() -> None:
 
 
 def test_requests_per_minute_are_limited_and_the_refusal_says_when_to_retry() -> None:
-    """A minute's worth of calls is admitted at once, later ones at a steady rate, as `retry_after` says."""
+    """A minute's worth at once, then at the steady rate; `retry_after` is the time after which a call is let in."""
     door, ann = Door(), client(limits=ClientLimits(requests_per_minute=6))
     assert [door.call(ann) for _ in range(6)] == [None] * 6
     refused = door.call(ann)
@@ -83,7 +83,7 @@ def test_requests_per_minute_are_limited_and_the_refusal_says_when_to_retry() ->
 
 
 def test_tokens_per_minute_count_the_tokens_used() -> None:
-    """A call is charged its estimate, corrected at its end; after an overdraft the bucket must refill first."""
+    """The estimate is charged at first and corrected at the end; an overdraft must refill before the next call."""
     door, ann = Door(), client(limits=ClientLimits(tokens_per_minute=600))
     assert door.call(ann, 500, used=50) is None
     assert door.call(ann, 500, used=1100) is None
@@ -96,7 +96,7 @@ def test_tokens_per_minute_count_the_tokens_used() -> None:
 
 
 def test_a_call_larger_than_the_limit_is_admitted_when_the_bucket_is_full() -> None:
-    """A call larger than the bucket is admitted by a full bucket, because no bucket could ever hold enough for it."""
+    """Else it would never go."""
     door, ann = Door(), client(limits=ClientLimits(tokens_per_minute=100))
     assert door.call(ann, 1000) is None
     assert door.call(ann, 1) is not None
@@ -106,7 +106,7 @@ def test_a_call_larger_than_the_limit_is_admitted_when_the_bucket_is_full() -> N
 
 @pytest.mark.parametrize("limits", [{"in_flight": 1}, {"requests_per_minute": 1}, {"tokens_per_minute": 10}])
 def test_a_groups_limit_is_for_all_of_its_members(limits: dict[str, float]) -> None:
-    """A group's limit is used up for all its members and for nobody else, and a refused call uses up no limit."""
+    """Another key of the same group finds it used up, a client of no group does not; nothing is taken by a refusal."""
     door, group = Door(), team(**limits)
     ann, bob = client("ann", group=group), client("bob", ClientLimits(requests_per_minute=1), group)
     with door.admitted(ann, 10):
@@ -119,7 +119,7 @@ def test_a_groups_limit_is_for_all_of_its_members(limits: dict[str, float]) -> N
 
 
 def test_a_model_that_the_client_may_not_call_is_refused() -> None:
-    """A call to a model outside the client's list is refused with 403."""
+    """With 403, whatever else is allowed."""
     door = Door()
     identity = Identity(ClientId("ann"), models=frozenset({"other"}))
     with pytest.raises(ModelNotAllowed), door.admitted(identity):
@@ -127,7 +127,7 @@ def test_a_model_that_the_client_may_not_call_is_refused() -> None:
 
 
 def test_new_limits_count_at_once_and_forget_nothing_in_flight() -> None:
-    """After a reload of the clients file, new limits apply to the calls that are already in flight."""
+    """The limits change after a reload of the clients file."""
     door = Door()
     with door.admitted(client(limits=ClientLimits(in_flight=5))):
         assert door.call(client(limits=ClientLimits(in_flight=1))) is not None
@@ -135,7 +135,7 @@ def test_new_limits_count_at_once_and_forget_nothing_in_flight() -> None:
 
 
 def test_new_names_beyond_the_cap_are_identified_by_their_address() -> None:
-    """Each address may introduce a number of new names per minute, and names that are known already stay valid."""
+    """So many new ones a minute from each address; who is known keeps its name, and a minute later others may come."""
     door = Door(ClientDirectory(anonymous=AnonymousPolicy(new_per_minute=2)))
     names = [door.name(f"u{number}", "10.0.0.1") for number in range(4)]
     assert names == ["user-u0", "user-u1", "address-10.0.0.1", "address-10.0.0.1"]
@@ -161,7 +161,7 @@ steps = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=30)
 
 @given(st.floats(1, 1000), steps)
 def test_a_bucket_gives_no_more_than_its_rate_and_one_minute(size: float, steps: list[tuple[float, float]]) -> None:
-    """What a bucket has given never exceeds one minute's worth plus what flowed in since it was created."""
+    """Whenever it is asked: what was had never exceeds one minute's worth and what came in since."""
     bucket, now, had = Bucket(size, 0.0), 0.0, 0.0
     for pause, amount in steps:
         now += pause

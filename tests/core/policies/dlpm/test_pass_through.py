@@ -81,37 +81,37 @@ def facts(scheduler: Scheduler, now: float) -> object:
     )
 
 
-def step(scene: Twins, random: Random) -> None:
+def step(talk: Twins, random: Random) -> None:
     """Let one random event happen, most often an arrival or an answer."""
-    running = list(scene.scheduler.ledger.bills)
-    some = random.choice(running) if running else RequestId("unknown")
+    running = list(talk.scheduler.ledger.bills)
+    some = random.choice(running) if running else RequestId("never heard of")
     worker = random.choice(WORKERS)
     match random.choices(range(9), (10, 6, 4, 1, 1, 1, 0.5, 0.5, 3))[0]:
         case 0:
-            arrive(scene, random)
+            arrive(talk, random)
         case 1 if running:
-            scene.serve(some, random.randrange(20), answer=random.choice("xyz") * random.randint(1, 9))
+            talk.serve(some, random.randrange(20), answer=random.choice("xyz") * random.randint(1, 9))
         case 2:
-            scene.start(some)
+            talk.start(some)
         case 3 if running:
-            scene.feed(Returned(some, accepted=random.random() < 0.5, fault=random.choice(list(Fault))))
-        case 4 if scene.requests:
-            scene.cancel(random.choice(list(scene.requests)[-6:]))
+            talk.feed(Returned(some, accepted=random.random() < 0.5, fault=random.choice(list(Fault))))
+        case 4 if talk.requests:
+            talk.cancel(random.choice(list(talk.requests)[-6:]))
         case 5:
-            scene.evict(worker, random.choice([None, CHUNK_TOKENS, 4 * CHUNK_TOKENS]))
+            talk.evict(worker, random.choice([None, CHUNK_TOKENS, 4 * CHUNK_TOKENS]))
         case 6:
-            scene.leave(worker)
+            talk.leave(worker)
         case 7:
             models = random.choice([(MODEL,), (MODEL, "qwen")])
-            scene.join(worker, *models, reorders=worker == "w4")
+            talk.join(worker, *models, reorders=worker == "w4")
         case 8 if random.random() < 0.5:
-            scene.wait(random.choice([0.01, 0.5, 4.0]))
+            talk.wait(random.choice([0.01, 0.5, 4.0]))
         case _:
-            scene.now += random.choice([0.01, 0.6, 2.5])  # the timer rings after whatever is next
+            talk.now += random.choice([0.01, 0.6, 2.5])  # the timer rings after whatever is next
 
 
-def arrive(scene: Twins, random: Random) -> None:
-    scene.arrive(
+def arrive(talk: Twins, random: Random) -> None:
+    talk.arrive(
         client := random.choice("abcde"),
         random.choice("xyz") * random.randint(0, 6) + random.choice("pq") * random.randint(0, 3) + "!",
         limit=random.choice([0, 20]),
@@ -128,11 +128,11 @@ def test_passing_through_equals_entering_the_pool(parameters: DlpmHomeParameters
     """For any events, commands, deficits and fairness figures are equal to the last bit; and many requests do pass
     through.
     """
-    scene, random = Twins(parameters), Random(seed)
+    talk, random = Twins(parameters), Random(seed)
     for worker in WORKERS[:3]:
-        scene.join(worker, MODEL, "qwen")
+        talk.join(worker, MODEL, "qwen")
     for _ in range(STEPS):
-        step(scene, random)
-    policy = scene.scheduler.policy
+        step(talk, random)
+    policy = talk.scheduler.policy
     assert isinstance(policy, CountingPolicy)
     assert 20 < policy.passed_through < policy.chosen
