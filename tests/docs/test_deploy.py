@@ -63,8 +63,9 @@ def test_the_emulated_worker_accepts_its_flags() -> None:
 
 
 def test_the_profile_in_the_readme_starts_what_it_promises() -> None:
-    """Router, Prometheus and Grafana start always, the emulated workers by a profile; a copy of .env.example makes it the
-    default.
+    """Router, Prometheus and Grafana start always, the emulated workers by a profile.
+
+    A copy of .env.example makes it the default.
     """
     assert [service for service in SERVICES if not profiles(service)] == ["router", "prometheus", "grafana"]
     assert "COMPOSE_PROFILES=emulated" in (ROOT / ".env.example").read_text("utf-8").splitlines()
