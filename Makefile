@@ -65,7 +65,7 @@ $(SERVING): pyproject.toml constraints-image.txt constraints-build.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "This needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.13" >&2; \
 		exit 1; }
-	@echo "This happens once: a Python environment in $(VENV), with the 32 packages that serving needs (70 MB)."
+	@echo "This happens once: a Python environment in $(VENV), with the 30 or so packages that serving needs (70 MB)."
 	$(PYTHON) -m venv $(VENV)
 	$(HASHED) --requirement constraints-build.txt --requirement constraints-image.txt
 	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .

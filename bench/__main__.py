@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in PROJECT:
             raise
-        refuse("bench", f"{error.name} is not installed; it comes with the extra dev (in a checkout: make dev)")
+        refuse("bench", f"{error.name} is not installed; it comes with the extra `dev` (make dev)")
 
 
 def _parser(arguments: Sequence[str]) -> Parser:
