@@ -40,6 +40,12 @@ SLOTS: Final = 8
 KV_TOKENS: Final = 60_000
 """Tokens in the prefix cache of a worker: room for half of the heavy client's prefixes beside a full batch."""
 LOAD: Final = HeavyAndLight(prefixes=24)
+LIVE_TERMS: Final = (
+    "While it runs: in flight are the open requests, heavy + light; cost/s is what the workers computed, input tokens"
+    " and twice the output; hit rate is the part of the input that they had cached; p50 and p95 are the seconds"
+    " within which half and 95 % of the requests had their first token; Jain is 1 if all clients got the same service."
+)
+"""The columns of the table that is shown while the demo runs, in plain words."""
 WIDTH: Final = 100
 """Characters per line of text."""
 
@@ -64,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     if not options.json:
-        print(fill(_introduction(options.seconds), WIDTH), flush=True)
+        print(*[fill(each, WIDTH) for each in (_introduction(options.seconds), LIVE_TERMS)], "", sep="\n", flush=True)
     try:
         results = demonstrate(options.seconds, options.speed, options.seed, _screen(options.json))
     except DemoError as error:
