@@ -1,16 +1,21 @@
 # Needs Python 3.11 or newer (make PYTHON=python3.13 picks one), make and git; everything else goes into .venv.
 PYTHON ?= python3
 VENV := .venv
+# What serving needs; the development environment is the same folder with more in it, so nothing is installed twice.
+SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve demo test lint chaos shapes results sweeps results-full bench clean lock
+.PHONY: serve demo dev test lint chaos shapes results sweeps results-full bench clean lock
 
-serve: $(STAMP)
+serve: $(SERVING)
 	@exec $(VENV)/bin/d2lpm serve --emulate 2 $(ARGS)
 
-demo: $(STAMP)
+demo: $(SERVING)
 	@exec $(VENV)/bin/d2lpm demo $(ARGS)
+
+# The development environment: what the tests, `bench load`, `bench picture` and the experiments need.
+dev: $(STAMP)
 
 test: lint
 	$(VENV)/bin/pytest -n 3
@@ -55,13 +60,22 @@ clean:
 
 # Everything comes by its hash, the build backend too, so that nothing is built in an environment of its own: there no
 # hash would count. This package itself is installed last, and nothing with it.
-$(STAMP): pyproject.toml constraints.txt
+HASHED = $(VENV)/bin/python -m pip install --progress-bar off --no-color --require-hashes --no-deps
+
+$(SERVING): pyproject.toml constraints-image.txt constraints-build.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "This needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.13" >&2; \
 		exit 1; }
+	@echo "This happens once: a Python environment in $(VENV), with the 30 or so packages that serving needs (70 MB)."
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --require-hashes --no-deps --requirement constraints.txt
+	$(HASHED) --requirement constraints-build.txt --requirement constraints-image.txt
 	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	$(VENV)/bin/python -m pip check
+	@touch $@
+
+$(STAMP): $(SERVING) constraints.txt
+	@echo "This happens once: the tools of development, also in $(VENV) (450 MB)."
+	$(HASHED) --requirement constraints.txt
 	$(VENV)/bin/python -m pip check
 	@touch $@
 

@@ -2,15 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Final, Protocol, cast
 
-from bench.demo import command as demo
-from bench.live import command as load
 from bench.report.exits import refuse
-from bench.sim import command as simulate
+from router.errors import ConfigError
+from router.runtime.command_line import Parser
 
 
 class Command(Protocol):
@@ -22,7 +21,12 @@ class Command(Protocol):
     def run(self, options: argparse.Namespace) -> None: ...
 
 
-COMMANDS: Final[Mapping[str, Command]] = {"demo": demo, "load": load, "simulate": simulate}
+COMMANDS: Final[Mapping[str, str]] = {
+    "demo": "bench.demo.command",
+    "load": "bench.live.command",
+    "simulate": "bench.sim.command",
+}
+"""The commands by module."""
 LAB: Final[Mapping[str, str]] = {
     "chunk-size": "bench.lab.micro.chunk_size",
     "decision-cost": "bench.lab.micro.decision_cost",
@@ -40,30 +44,40 @@ PROJECT: Final = ("bench", "router", "workers")
 def main(arguments: Sequence[str]) -> None:
     if arguments and arguments[0] in LAB and not _in_checkout():
         refuse("bench", f"{arguments[0]} needs a checkout of the project: the installed package leaves the lab out")
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    subparsers = parser.add_subparsers(required=True, metavar="command")
-    for name, command in _commands():
-        summary = (command.__doc__ or "").partition("\n")[0]
-        subparser = subparsers.add_parser(name, help=summary, description=command.__doc__)
-        command.configure(subparser)
-        subparser.set_defaults(run=command.run)
-    options = parser.parse_args(arguments)
     try:
+        options = _parser(arguments).parse_args(arguments)
         options.run(options)
+    except ConfigError as error:
+        refuse("bench", str(error))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in PROJECT:
             raise
-        refuse("bench", f"{error.name} is not installed; it comes with the development extras")
+        refuse("bench", f"{error.name} is not installed; it comes with the extra `dev` (make dev)")
+
+
+def _parser(arguments: Sequence[str]) -> Parser:
+    """Return the parser of all commands.
+
+    If a command is called, only its module is imported: the others need seconds, and packages that serving does not.
+    """
+    known = {**COMMANDS, **(LAB if _in_checkout() else {})}
+    called = [name for name in arguments[:1] if name in known]
+    parser = Parser(prog="python -m bench", description=__doc__)
+    subparsers = parser.add_subparsers(required=True, metavar="command")
+    for name, module in known.items():
+        if not called and arguments[:1] not in (["-h"], ["--help"]):
+            subparsers.add_parser(name)  # for the error, which names the nearest command
+        elif not called or name in called:
+            command = cast(Command, import_module(module))
+            summary = (command.__doc__ or "").partition("\n")[0]
+            subparser = subparsers.add_parser(name, help=summary, description=command.__doc__)
+            command.configure(subparser)
+            subparser.set_defaults(run=command.run)
+    return parser
 
 
 def _in_checkout() -> bool:
     return find_spec("bench.lab") is not None
-
-
-def _commands() -> Iterator[tuple[str, Command]]:
-    yield from COMMANDS.items()
-    if _in_checkout():
-        yield from ((name, cast(Command, import_module(module))) for name, module in LAB.items())
 
 
 if __name__ == "__main__":

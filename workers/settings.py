@@ -1,8 +1,9 @@
 """The command line of a worker process: one frozen dataclass, from which the argument parser is derived."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -73,7 +74,7 @@ class WorkerSettings:
 
 def parse_settings(arguments: Sequence[str]) -> WorkerSettings:
     """Parse a command line. An invalid one ends the process with a message and status 2, as argparse does."""
-    parser = argparse.ArgumentParser(prog="python -m workers", description="An emulated SGLang or vLLM worker.")
+    parser = _Parser(prog="python -m workers", description="An emulated SGLang or vLLM worker.")
     hints = get_type_hints(WorkerSettings, include_extras=True)
     for option in fields(WorkerSettings):
         flag = "--" + option.name.replace("_", "-")
@@ -90,6 +91,29 @@ def parse_settings(arguments: Sequence[str]) -> WorkerSettings:
     return settings
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors name the nearest flag or choice that there is, as the router's do."""
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            meant = _did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        return parsed, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            message = (
+                f"there is no {value!r}{_did_you_mean(value, action.choices)} (choose from {', '.join(action.choices)})"
+            )
+            raise argparse.ArgumentError(action, message)
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def _parsing(kind: Any) -> dict[str, Any]:
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)}
@@ -98,7 +122,8 @@ def _parsing(kind: Any) -> dict[str, Any]:
 
 def _check(settings: WorkerSettings) -> None:
     if settings.hardware not in HARDWARE:
-        raise ValueError(f"unknown hardware {settings.hardware!r}, known: {', '.join(HARDWARE)}")
+        meant = _did_you_mean(settings.hardware, HARDWARE)
+        raise ValueError(f"unknown hardware {settings.hardware!r}{meant} (known: {', '.join(HARDWARE)})")
     if settings.speed < 0 or settings.max_model_len < 2:
         raise ValueError("speed must not be negative and max_model_len must be at least 2")
     settings.engine_config()

@@ -3,7 +3,7 @@
 Runs the same load under d2lpm, dlpm_home and vtc, and under rr+fcfs without a window, which is what a plain round-robin
 router does in front of first-come-first-served engines. Router and workers are real processes on real sockets. The
 workers run no model: they emulate the time that a GPU takes, only faster. The light clients are first alone, then the
-heavy one joins them.
+heavy one joins them. Its prompts begin with one of 24 long prefixes, of which each worker's cache holds about half.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from bench.demo.figures import Figures, Timetable
 from bench.demo.load import DemoError
 from bench.demo.processes import fleet
 from bench.demo.screen import NoScreen, PlainScreen, Screen, TerminalScreen
-from bench.demo.table import findings, summary_lines
+from bench.demo.table import charts, explanation, findings, summary_lines
 from bench.demo.trial import Trial
 from bench.report.exits import INTERRUPTED
 from bench.workloads.heavy_light import HeavyAndLight
@@ -37,19 +37,27 @@ POLICIES: Final[Mapping[str, Sequence[str]]] = {
 WORKERS: Final = 2
 SLOTS: Final = 8
 """Most requests in one batch of a worker."""
-LOAD: Final = HeavyAndLight()
+KV_TOKENS: Final = 60_000
+"""Tokens in the prefix cache of a worker: room for half of the heavy client's prefixes beside a full batch."""
+LOAD: Final = HeavyAndLight(prefixes=24)
+LIVE_TERMS: Final = (
+    "While it runs: in flight are the open requests, heavy + light; cost/s is what the workers computed, input tokens"
+    " and twice the output; hit rate is the part of the input that they had cached; p50 and p95 are the seconds"
+    " within which half and 95 % of the requests had their first token; Jain is 1 if all clients got the same service."
+)
+"""The columns of the table that is shown while the demo runs, in plain words."""
 WIDTH: Final = 100
 """Characters per line of text."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--seconds", type=float, default=110, help="real seconds for all policies together (default: %(default)s)"
+        "--seconds", type=float, default=48, help="real seconds for all policies together (default: %(default)s)"
     )
     parser.add_argument(
         "--speed",
         type=float,
-        default=4,
+        default=5,
         help="how many times faster than a GPU the workers run (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the prompts, lengths and pauses")
@@ -61,6 +69,8 @@ def run(options: argparse.Namespace) -> None:
         sys.exit("demo: error: --seconds and --speed must be positive")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
+    if not options.json:
+        print(*[fill(each, WIDTH) for each in (_introduction(options.seconds), LIVE_TERMS)], "", sep="\n", flush=True)
     try:
         results = demonstrate(options.seconds, options.speed, options.seed, _screen(options.json))
     except DemoError as error:
@@ -71,13 +81,24 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(_report(options, results), indent=2))
     else:
-        print("", *summary_lines(results), "", *[fill(each, WIDTH) for each in findings(results)], sep="\n")
+        parts = [summary_lines(results), explanation(WIDTH), charts(results)]
+        parts += [[fill(each, WIDTH)] for each in findings(results)]
+        print(*("\n" + "\n".join(part) for part in parts), sep="\n")
+
+
+def _introduction(seconds: float) -> str:
+    return (
+        f"One heavy client, with {LOAD.in_flight} requests open at a time, beside {LOAD.lights} light ones, with one"
+        f" short request each, under {len(POLICIES)} policies in turn; {seconds / len(POLICIES):.0f} s each, and a few"
+        f" to start. In each, the light clients are alone at first."
+    )
 
 
 def demonstrate(seconds: float, speed: float, seed: int, screen: Screen) -> Mapping[str, Figures]:
     """Run the same load under each policy, for an equal part of `seconds`. Raises DemoError."""
     times = Timetable.of(seconds / len(POLICIES) * speed)
-    worker_flags = ("--max-running", str(SLOTS), "--speed", str(speed), "--seed", str(seed))
+    engine = ("--max-running", str(SLOTS), "--kv-tokens", str(KV_TOKENS))
+    worker_flags = (*engine, "--speed", str(speed), "--seed", str(seed))
     results = {}
     for policy, flags in POLICIES.items():
         with fleet(WORKERS, worker_flags, ("--policy", policy, *flags)) as url:
@@ -105,6 +126,7 @@ def _report(options: argparse.Namespace, results: Mapping[str, Figures]) -> Mapp
         "seed": options.seed,
         "workers": WORKERS,
         "slots": SLOTS,
+        "kv_tokens": KV_TOKENS,
         "load": asdict(LOAD),
         "policies": {policy: {"flags": POLICIES[policy], **asdict(seen)} for policy, seen in results.items()},
         "findings": findings(results),

@@ -116,10 +116,10 @@ class Figures:
     light_alone: Group
     """The light clients before the heavy one starts."""
     token_s: float | None
-    """Mean time between two tokens of an answer.
+    """Mean time between two tokens of an answer to a light client before the heavy one starts.
 
-    The workers' batches are full under every policy, so this differs only if this machine is too busy to emulate them
-    at the same pace.
+    The load is then the same under every policy, so this differs only if this machine is too busy to emulate the
+    workers at the same pace.
     """
     service_gap: float | None
     """The largest value seen."""
@@ -145,7 +145,7 @@ def figures(
         heavy=group([call for call in calls if call.client == HEAVY], begin, end),
         light=group(light, begin, end),
         light_alone=group(light, times.alone, min(now, times.heavy)),
-        token_s=_token_seconds(ended),
+        token_s=_token_seconds(finished(light, times.alone, min(now, times.heavy))),
         service_gap=seen.service_gap,
         service_gap_bound=seen.service_gap_bound,
     )

@@ -1,16 +1,23 @@
 """Format the demo's tables as lines of text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
 from typing import Final
 
 from bench.demo.figures import HEAVY, Figures
 from bench.demo.trial import Snapshot
 from bench.report.columns import Row, aligned
 
-PLAIN_ROUTER: Final = "rr+fcfs"
-"""The policy with which the others are compared."""
-FAIR_ROUTER: Final = "vtc"
-"""The fair policy without locality."""
+FAIR: Final = ("d2lpm", "dlpm_home", "vtc")
+PLAIN: Final = "rr+fcfs"
+"""The policy with which the fair ones are compared."""
+LOCAL: Final = ("d2lpm", "dlpm_home")
+BLIND: Final = ("vtc", "rr+fcfs")
+"""The policies that do not look at the caches."""
+CHARTED: Final = ("light: TTFT p95, s", "heavy: requests answered")
+BAR: Final = 50
+"""Characters in the longest bar of a chart."""
 
 UNKNOWN: Final = "-"
 """Printed in place of a missing figure."""
@@ -62,51 +69,137 @@ def client_lines(snapshot: Snapshot) -> list[str]:
     return aligned([CLIENT_HEAD, *client_rows(snapshot)])
 
 
-FIGURES: Final[Mapping[str, tuple[Callable[[Figures], float | None], int]]] = {
-    "cost served, a second": (lambda seen: seen.cost_per_s, 0),
-    "hit rate": (lambda seen: seen.hit_rate, 2),
-    "heavy: requests answered": (lambda seen: seen.heavy.requests, 0),
-    "heavy: TTFT p50, s": (lambda seen: seen.heavy.ttft_p50_s, 2),
-    "heavy: TTFT p95, s": (lambda seen: seen.heavy.ttft_p95_s, 2),
-    "light: requests answered": (lambda seen: seen.light.requests, 0),
-    "light: TTFT p50, s": (lambda seen: seen.light.ttft_p50_s, 2),
-    "light: TTFT p95, s": (lambda seen: seen.light.ttft_p95_s, 2),
-    "light alone: TTFT p50, s": (lambda seen: seen.light_alone.ttft_p50_s, 2),
-    "light alone: TTFT p95, s": (lambda seen: seen.light_alone.ttft_p95_s, 2),
-    "time per output token, ms": (lambda seen: None if seen.token_s is None else 1000 * seen.token_s, 1),
-    "Jain's index": (lambda seen: seen.jain, 2),
-    "service gap": (lambda seen: seen.service_gap, 0),
-    "its bound": (lambda seen: seen.service_gap_bound, 0),
+@dataclass(frozen=True, slots=True)
+class SummaryRow:
+    """A row of the summary."""
+
+    figure: Callable[[Figures], float | None]
+    digits: int
+    """Number of decimals."""
+    about: str
+    """What it says, in plain words."""
+
+
+ROWS: Final[Mapping[str, SummaryRow]] = {
+    "light: TTFT p50, s": SummaryRow(
+        lambda seen: seen.light.ttft_p50_s,
+        2,
+        "TTFT is the time from sending a request to the first token of its answer, in seconds of the emulated GPUs."
+        " Half of the light clients' requests waited at most this long.",
+    ),
+    "light: TTFT p95, s": SummaryRow(
+        lambda seen: seen.light.ttft_p95_s, 2, "95 % of the light clients' requests waited at most this long."
+    ),
+    "light alone: TTFT p95, s": SummaryRow(
+        lambda seen: seen.light_alone.ttft_p95_s, 2, "The same before the heavy client came."
+    ),
+    "light: requests answered": SummaryRow(
+        lambda seen: seen.light.requests, 0, "Requests of the light clients that ended in the measured time."
+    ),
+    "heavy: TTFT p95, s": SummaryRow(
+        lambda seen: seen.heavy.ttft_p95_s, 2, "As above, of the heavy client: it gets what the light ones leave."
+    ),
+    "heavy: requests answered": SummaryRow(
+        lambda seen: seen.heavy.requests, 0, "Its requests that ended in the measured time: the throughput."
+    ),
+    "hit rate": SummaryRow(
+        lambda seen: seen.hit_rate, 2, "Part of the input tokens that a worker had cached and did not compute again."
+    ),
+    "cost served, a second": SummaryRow(
+        lambda seen: seen.cost_per_s, 0, "Input tokens that were computed, and twice the output tokens."
+    ),
+    "Jain's index": SummaryRow(
+        lambda seen: seen.jain,
+        2,
+        "1 if all five clients got the same service, 0.2 if one got all. The light ones ask for less than a fifth.",
+    ),
+    "service gap": SummaryRow(
+        lambda seen: seen.service_gap, 0, "Largest difference of service between two clients that both waited."
+    ),
+    "its bound": SummaryRow(
+        lambda seen: seen.service_gap_bound, 0, "What DLPM's theorem allows; the other policies have none."
+    ),
 }
-"""The figures in the summary of a policy, each with its number of decimals."""
+"""The figures in the summary of a policy."""
+COLUMNS: Final[Mapping[str, str]] = {
+    "d2lpm": "turns by the service that each client had, at the worker whose cache holds the prefix (D²LPM).",
+    "dlpm_home": "the default: the same turns over one queue; each prefix has a home worker.",
+    "vtc": "turns by service, but blind to the caches.",
+    "rr+fcfs": "a plain router: workers in turn, first come, first served.",
+}
+"""The policies of the summary in plain words."""
 
 
 def summary_lines(results: Mapping[str, Figures]) -> list[str]:
     """Format the summary, one column per policy."""
-    rows = [
-        (name, *[_number(figure(seen), digits) for seen in results.values()])
-        for name, (figure, digits) in FIGURES.items()
-    ]
+    rows = [(name, *[_number(row.figure(seen), row.digits) for seen in results.values()]) for name, row in ROWS.items()]
     return aligned([("", *results), *rows])
 
 
+def explanation(width: int) -> list[str]:
+    """Say what each column and each row of the summary means, in lines of this width."""
+    terms = {**COLUMNS, **{name: row.about for name, row in ROWS.items()}}
+    return [line for name, about in terms.items() for line in wrap(f"{name}: {about}", width, subsequent_indent="    ")]
+
+
+def charts(results: Mapping[str, Figures]) -> list[str]:
+    """Draw the two figures in which the policies differ most as bars."""
+    lines: list[str] = []
+    for name in CHARTED:
+        lines += ["", name] if lines else [name]
+        values = {policy: ROWS[name].figure(seen) or 0.0 for policy, seen in results.items()}
+        longest = max(values.values())
+        for policy, value in values.items():
+            bar = "█" * round(BAR * value / longest) if longest else ""
+            lines.append(f"  {policy.ljust(max(map(len, values)))} {bar} {_number(value, ROWS[name].digits)}")
+    return lines
+
+
 def findings(results: Mapping[str, Figures]) -> list[str]:
-    """Return sentences that compare how long the light clients wait under each policy, and the cost served."""
-    waits = [f"{_number(seen.light.ttft_p95_s)} s under {policy}" for policy, seen in results.items()]
-    alone = [seen.light_alone.ttft_p95_s for seen in results.values() if seen.light_alone.ttft_p95_s is not None]
-    plain, fair = results[PLAIN_ROUTER], results[FAIR_ROUTER]
-    return [
-        "Of a light client's requests beside the heavy one, 95 % have their first token within"
-        f" {_listed(waits)}; alone, within {_number(max(alone, default=None))} s.",
-        *[
-            f"{policy}: {_share(seen.light.ttft_p95_s, plain.light.ttft_p95_s)} of that wait under {PLAIN_ROUTER}"
-            f" and {_share(seen.light.ttft_p95_s, fair.light.ttft_p95_s)} of that under {FAIR_ROUTER},"
-            f" at {_share(seen.cost_per_s, plain.cost_per_s)} of the cost that {PLAIN_ROUTER} serves."
-            for policy, seen in results.items()
-            if seen not in (plain, fair)
-        ],
-        *_warnings(results),
-    ]
+    """Return what this run shows of the two claims of the router, or that it does not show them."""
+    return [_fairness(results), _locality(results), *_warnings(results)]
+
+
+def _fairness(results: Mapping[str, Figures]) -> str:
+    """Compare how long light clients wait under fair policies and under the plain one."""
+    waits = {policy: results[policy].light.ttft_p95_s for policy in (*FAIR, PLAIN)}
+    said = (
+        f"95 % of the light clients' requests had their first token within {_each(waits, FAIR, 2)} s under"
+        f" {_listed(FAIR)}, and within {_each(waits, (PLAIN,), 2)} s under {PLAIN}"
+    )
+    longest, plain = _extreme(max, waits, FAIR), waits[PLAIN]
+    if longest is None or plain is None or longest >= plain:
+        return f"This run does not show that the fair policies shorten the wait of light clients: {said}."
+    return f"Fair: {said}, {plain / longest:.1f} times as long or more." if longest else f"Fair: {said}."
+
+
+def _locality(results: Mapping[str, Figures]) -> str:
+    """Compare hit rate and throughput of the policies that follow the caches and of those that do not."""
+    hits = {policy: seen.hit_rate for policy, seen in results.items()}
+    answered = {policy: float(seen.heavy.requests) for policy, seen in results.items()}
+    said = (
+        f"{_listed(LOCAL)} found {_each(hits, LOCAL, 2)} of the input in the caches, {_listed(BLIND)}"
+        f" {_each(hits, BLIND, 2)}; the same workers answered {_each(answered, LOCAL, 0)} requests of the heavy client"
+        f" instead of {_each(answered, BLIND, 0)}"
+    )
+    shown = True
+    for values in (hits, answered):
+        least, most = _extreme(min, values, LOCAL), _extreme(max, values, BLIND)
+        shown = shown and least is not None and most is not None and least > most
+    return f"Local: {said}." if shown else f"This run does not show that following the caches pays: {said}."
+
+
+def _extreme(
+    choose: Callable[[Iterable[float]], float], values: Mapping[str, float | None], policies: Iterable[str]
+) -> float | None:
+    """Return the least or the largest value of these policies; None if one is missing."""
+    found = [values[policy] for policy in policies]
+    known = [value for value in found if value is not None]
+    return choose(known) if len(known) == len(found) else None
+
+
+def _each(values: Mapping[str, float | None], policies: Iterable[str], digits: int) -> str:
+    return _listed([_number(values[policy], digits) for policy in policies])
 
 
 def _warnings(results: Mapping[str, Figures]) -> list[str]:
@@ -124,11 +217,7 @@ def _warnings(results: Mapping[str, Figures]) -> list[str]:
 
 
 def _listed(each: Sequence[str]) -> str:
-    return f"{', '.join(each[:-1])} and {each[-1]}"
-
-
-def _share(part: float | None, whole: float | None) -> str:
-    return UNKNOWN if part is None or not whole else f"{part / whole:.0%}"
+    return " and ".join([", ".join(each[:-1]), each[-1]]) if len(each) > 1 else each[0]
 
 
 def _number(value: float | None, digits: int = 2) -> str:

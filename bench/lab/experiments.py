@@ -47,6 +47,7 @@ from bench.report.exits import INTERRUPTED, refuse
 from bench.report.progress import ProgressBar
 from bench.workloads.recorded.sessions import Sessions, parse_recorded
 from bench.workloads.recorded.traces import Trace
+from router.runtime.nearest import unknown
 
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "fig1": Figure1(),
@@ -193,8 +194,8 @@ def contestants(routers: Sequence[str], sglang_router: str | None) -> Sequence[C
 
 
 def _names(options: argparse.Namespace) -> Sequence[str]:
-    if options.name not in ("all", "sweeps", LIVE, *NAMES):
-        raise ValueError(f"unknown experiment {options.name!r}, known: {', '.join(NAMES)}, all, sweeps, {LIVE}")
+    if options.name not in (known := (*NAMES, "all", "sweeps", LIVE)):
+        raise ValueError(unknown("experiment", options.name, known))
     if options.name == "sweeps":
         return SWEEPS
     return [name for name in NAMES if name not in (*SWEEPS, *HOURS)] if options.name == "all" else [options.name]

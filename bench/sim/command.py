@@ -32,6 +32,7 @@ from router.core.model.commands import Command
 from router.core.model.events import Event
 from router.core.policies.registry import PARAMETERS, POLICIES
 from router.core.scheduler_settings import SchedulerSettings
+from router.runtime.nearest import unknown
 from workers.engine.engine import DEFAULT_HARDWARE
 from workers.engine.hardware import HARDWARE
 from workers.engine.model import Dialect, Order
@@ -211,7 +212,7 @@ def _parameters(assignments: Sequence[str]) -> Sequence[object]:
     for name, value in map(split, assignments):
         family, _, parameter = name.partition(".")
         if family not in PARAMETERS:
-            raise ValueError(f"unknown family {family!r}, known: {', '.join(PARAMETERS)}")
+            raise ValueError(unknown("family", family, PARAMETERS))
         values.setdefault(family, {})[parameter] = value
     return [changed(PARAMETERS[family](), each) for family, each in values.items()]
 

@@ -6,6 +6,7 @@ from math import inf
 from bench.workloads.parts.traffic import Workload
 from router.core.policies.registry import POLICIES
 from router.core.scheduler_settings import SchedulerSettings
+from router.runtime.nearest import unknown
 from workers.engine.engine import DEFAULT_HARDWARE, Engine, create_engine, default_config
 from workers.engine.hardware import HARDWARE, Batch, Hardware
 from workers.engine.model import Dialect, EngineConfig, Order
@@ -39,7 +40,7 @@ class WorkerSpec:
 
     def __post_init__(self) -> None:
         if self.hardware not in HARDWARE:
-            raise ValueError(f"unknown hardware {self.hardware!r}, known: {', '.join(HARDWARE)}")
+            raise ValueError(unknown("hardware", self.hardware, HARDWARE))
         if not 0 < self.speed < inf:
             raise ValueError("speed must be positive and finite")
         if not 0 <= self.joins < self.leaves:
@@ -109,7 +110,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
-            raise ValueError(f"unknown policy {self.policy!r}, known: {', '.join(POLICIES)}")
+            raise ValueError(unknown("policy", self.policy, POLICIES))
         if not self.workers:
             raise ValueError("a simulation needs a worker")
         if not 0 <= self.warmup < self.seconds < inf:

@@ -23,6 +23,7 @@ from router.auth.identity import KEY_PREFIX
 from router.auth.keys_file import REVOKED, ClientsFile, hash_of, parse, valid_name
 from router.errors import ConfigError
 from router.runtime.atomic_file import replace_file
+from router.runtime.nearest import did_you_mean
 
 INDENT: Final = "  "
 PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -126,9 +127,11 @@ def _with_entry(text: str, name: str, entry: list[str]) -> str:
 
 def _with_key(text: str, name: str, value: str) -> str:
     """Return the text with another value for the key of a client."""
-    client = _value(_value(_root(text), "clients"), name)
+    clients = _value(_root(text), "clients")
+    client = _value(clients, name)
     if client is None:
-        raise ConfigError(f"there is no client {name}")
+        names = [key.value for key, _ in clients.value] if isinstance(clients, yaml.MappingNode) else []
+        raise ConfigError(f"there is no client {name}{did_you_mean(name, names)}")
     if (old := _value(client, "key")) is not None:
         return text[: old.start_mark.index] + value + text[_last_index(old) :]
     if not isinstance(client, yaml.MappingNode) or not client.value:

@@ -42,6 +42,7 @@ from router.auth.identity import (
 from router.core.model.request import ClientId, GroupId
 from router.errors import ConfigError
 from router.runtime import yaml_file
+from router.runtime.nearest import did_you_mean, refuse_unknown_keys
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,47}")
@@ -120,6 +121,7 @@ class FileSection(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_nothing(cls, given: object) -> object:
+        refuse_unknown_keys(given, cls.model_fields)
         return _nothing(given)
 
 
@@ -183,7 +185,10 @@ class ClientsFile(FileSection):
         owners: dict[bytes, str] = {}
         for name, client in self.clients.items():
             if client.group is not None and client.group not in self.groups:
-                raise ValueError(f"clients: {name}: there is no group {client.group!r}; add it under `groups` first")
+                meant = did_you_mean(client.group, self.groups)
+                raise ValueError(
+                    f"clients: {name}: there is no group {client.group!r}{meant}; add it under `groups` first"
+                )
             for key in client.key:
                 if owners.setdefault(key.digest, name) != name:
                     raise ValueError(f"clients: {name}: has the same key as {owners[key.digest]}")

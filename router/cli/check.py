@@ -1,4 +1,4 @@
-"""The commands `d2lpm check`, which checks a settings file and its workers, and `d2lpm config`."""
+"""The command `d2lpm check`, which checks a settings file and its workers."""
 
 import argparse
 import asyncio
@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 
 from router.config.settings import Settings, WorkerAddress
-from router.config.sources import ABOUT, add_flags, load
-from router.config.template import commented, given
+from router.config.sources import load
+from router.config.template import given
 from router.errors import ConfigError
 from router.upstream.discovery import DnsSource, read_workers, resolve
 from router.upstream.flag_check import WorkerCheck, check_workers
@@ -15,22 +15,14 @@ from router.upstream.flag_rules import Finding, RouterNeeds
 from router.upstream.worker_registry import endpoint_of
 
 
-def add_check(parser: argparse.ArgumentParser) -> None:
+def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""
+    parser.epilog = (
+        "Sends each worker two prompts of a few hundred tokens, for one token each. Exits with 0 if nothing should be "
+        "changed, otherwise with 1."
+    )
     parser.add_argument("file", metavar="FILE", help="as for `serve --config`; the environment counts as it does there")
     parser.set_defaults(run=lambda options: _check(str(options["file"])))
-
-
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `config`, which are those of `serve`."""
-    parser.epilog = ABOUT
-    add_flags(parser)
-    parser.set_defaults(run=lambda flags: _config(load(flags, os.environ)))
-
-
-def _config(settings: Settings) -> int:
-    print(commented(settings), end="")
-    return 0
 
 
 def _check(file: str) -> int:

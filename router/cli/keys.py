@@ -15,9 +15,9 @@ LIMITS: Final = ("in_flight", "requests_per_minute", "tokens_per_minute")
 Options = Mapping[str, Any]
 
 
-def add_commands(keys: argparse.ArgumentParser) -> None:
-    """Add the subcommands to a parser; each sets `run`, which takes the options and returns the exit code."""
-    commands = keys.add_subparsers(metavar="COMMAND", required=True)
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands of `keys`."""
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add = _command(commands, "add", "create a client with a key, which is printed only this once", _add)
     add.add_argument("name", metavar="NAME", help="name of the client, in metrics and reports")
     add.add_argument("--weight", metavar="X", help="its share relative to others, or within its group (default: 1)")

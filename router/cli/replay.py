@@ -1,5 +1,6 @@
 """The command `d2lpm replay`: feeds a recorded run to a new scheduler and compares the commands."""
 
+import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -15,6 +16,22 @@ from router.core.snapshot import restore
 from router.errors import ConfigError
 from router.persistence.journal import JournalEntry, JournalHeader, TornLine, read
 from router.process.single import new_scheduler
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `replay`."""
+    parser.epilog = "Exits with 0 if all commands are the same, with 1 at the first difference."
+    parser.add_argument("file", metavar="FILE", help="a journal that a router wrote with --journal")
+    parser.set_defaults(run=lambda options: _replay(Path(options["file"])))
+
+
+def _replay(journal: Path) -> int:
+    replayed = replay_file(journal)
+    print(replayed)
+    if replayed.difference is None:
+        return 0
+    print(replayed.difference)
+    return 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from pydantic import (
 
 from router.auth.identity import DEFAULT_ORDER, LOOPBACK, IdentitySource
 from router.core.policies.registry import ALIASES, ORDERS, PARAMETERS, PLACEMENTS, POLICIES, POOLED
+from router.runtime.nearest import nearest, refuse_unknown_keys
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
@@ -82,11 +83,28 @@ def name_url(url: str) -> str:
 
 
 def known_policy(name: str) -> str:
-    """Return the name. Raises ValueError, which lists the policies, if there is no such policy."""
+    """Return the name. Raises ValueError, which names the nearest policy and all others, if there is no such policy."""
     if name not in POLICIES:
+        meant = nearest_policy(name)
+        question = f"; did you mean {meant}?" if meant else ""
         pairs = f"PLACEMENT+ORDER with placement {', '.join(PLACEMENTS)} and order {', '.join(ORDERS)}"
-        raise ValueError(f"there is no policy {name!r}; there are {', '.join(NAMED)}, and {pairs}")
+        raise ValueError(f"there is no policy {name!r}{question} (there are {', '.join(NAMED)}, and {pairs})")
     return name
+
+
+def nearest_policy(name: str) -> str | None:
+    """Return the policy that a mistyped name resembles most, part by part; None if none is near.
+
+    A placement or an order alone gets the other part of D²LPM.
+    """
+    placement, plus, order = name.partition("+")
+    if plus:
+        parts = nearest(placement, PLACEMENTS), nearest(order, ORDERS)
+        return f"{parts[0]}+{parts[1]}" if parts[0] and parts[1] else None
+    word = name if name in (*PLACEMENTS, *ORDERS) else nearest(name, (*NAMED, *PLACEMENTS, *ORDERS))
+    if word is None or word in POLICIES:
+        return word
+    return f"d2lpm+{word}" if word in ORDERS else f"{word}+dlpm"
 
 
 def network(text: str) -> str:
@@ -147,6 +165,7 @@ class WorkerAddress(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, given: object) -> object:
+        refuse_unknown_keys(given, cls.model_fields)
         return {"url": given} if isinstance(given, str) else given
 
 

@@ -6,14 +6,14 @@ text into values. So `off` means the same in all three sources, and an error quo
 
 import argparse
 import ast
-import difflib
 import inspect
+import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Final, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import ValidationError
@@ -22,6 +22,7 @@ from router.config.sections import SECTIONS
 from router.config.settings import Settings
 from router.errors import ConfigError
 from router.runtime import yaml_file as plain_yaml
+from router.runtime.nearest import did_you_mean
 
 PREFIX: Final = "D2LPM_"
 ABOUT: Final = (
@@ -213,7 +214,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[KeyPath, Given]:
         if not variable.startswith(PREFIX):
             continue
         if variable not in known:
-            raise ConfigError(f"unknown environment variable {variable}{_instead(variable, known)}")
+            raise ConfigError(f"unknown environment variable {variable}{did_you_mean(variable, known)}")
         if text:
             key = known[variable]
             value = [entry.strip() for entry in text.split(",")] if key.is_list else text
@@ -238,7 +239,7 @@ def _from_file(path: str) -> dict[KeyPath, Given]:
     given = {}
     for name, value in _flat(document, path):
         if name not in known:
-            raise ConfigError(f"{path}: unknown key {name}{_instead(name, known)}")
+            raise ConfigError(f"{path}: unknown key {name}{did_you_mean(name, [*known, *groups()])}")
         given[known[name].path] = Given(value, f"{path}: {name}")
     return given
 
@@ -255,11 +256,6 @@ def _flat(document: object, path: str) -> Iterator[tuple[str, object]]:
             yield from ((f"{name}.{parameter}", inner) for parameter, inner in value.items())
         else:
             raise ConfigError(f"{path}: {name}: not a mapping of parameters to values")
-
-
-def _instead(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; is it {close[0]}?" if close else ""
 
 
 def _nested(given: Mapping[KeyPath, Given]) -> dict[str, object]:
@@ -284,19 +280,14 @@ def _first_line(error: ValidationError, given: Mapping[KeyPath, Given]) -> str:
 def refusal(error: ValidationError, skipped: int = 0) -> str:
     """Return the first mistake that the model found and its location, without the value, which could be a secret.
 
-    `skipped`: how many leading parts of the location to leave out.
+    If the value is to be one of a few words, the nearest of them is named. `skipped`: how many leading parts of the
+    location to leave out.
     """
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = error.errors(include_url=False)[0]
     said = first["msg"].removeprefix("Value error, ")
     # pydantic calls the characters of a secret "items".
     if first["type"] == "too_short" and first["ctx"]["field_type"] == "Value":
         said = "Value should have at least {min_length} characters, not {actual_length}".format_map(first["ctx"])
+    if first["type"] in ("literal_error", "enum"):
+        said += did_you_mean(str(first["input"]), re.findall("'([^']*)'", first["ctx"]["expected"]))
     return ": ".join([*map(str, first["loc"][skipped:]), said])
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that raises ConfigError where its base class prints the usage and exits."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise ConfigError."""
-        raise ConfigError(message)

@@ -165,3 +165,12 @@ def test_the_commands(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_bytes(b"\xff\xfe")
     assert main(["keys", "list", *file]) == 2
     assert capsys.readouterr().err == f"d2lpm: {path}: not UTF-8\n"
+
+
+def test_a_mistyped_name_is_answered_with_the_nearest_client(path: Path) -> None:
+    """The file stays as it is, for a name that resembles one and for one that does not."""
+    with pytest.raises(ConfigError, match=r"there is no client allice; did you mean alice\?$"):
+        key_edits.revoke(path, "allice")
+    with pytest.raises(ConfigError, match=r"there is no client zoe$"):
+        key_edits.revoke(path, "zoe")
+    assert path.read_text() == COMMENTED

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from router.cli.main import COMMANDS, DEMO
 from router.config.sources import keys
 from router.front.http.connection import ACCEPTS_PER_TURN
 
@@ -103,9 +104,10 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["sreve"], "sreve"),
+        (["sreve"], "there is no 'sreve'; did you mean serve? (choose from serve, "),
+        (["keys", "ad"], "there is no 'ad'; did you mean add? (choose from add, "),
         (["serve"], "--worker"),
-        (["serve", "--prot", "two\nlines"], "--prot two lines"),
+        (["serve", "--prot", "two\nlines"], "--prot two lines; did you mean --port?"),
         (["serve", "--config", "/no/such/file"], "/no/such/file: No such file or directory"),
     ],
 )
@@ -136,6 +138,34 @@ def test_help_and_version_end_well() -> None:
     assert "--help-all" in done.stdout
     assert "--max-unstarted-tokens" in run("serve", "--help-all").stdout
     assert re.fullmatch(r"d2lpm \d+\.\d+\.\d+\n", run("--version").stdout)
+
+
+HEAVY = ("asyncio", "fastapi", "httpx", "pydantic", "router.config", "router.core", "uvicorn", "yaml")
+"""What takes most of the time that `serve` needs to start."""
+
+
+@pytest.mark.parametrize("flags", [["--version"], ["--help"], ["sreve"]])
+def test_nothing_heavy_is_imported_before_a_command_is_called(flags: list[str]) -> None:
+    """The version, the list of commands and a mistyped command come at once."""
+    program = f"""
+import sys
+from contextlib import suppress
+from router.cli.main import main
+with suppress(SystemExit):
+    main({flags})
+print(*(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout or "did you mean" in done.stderr
+    assert done.stderr.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != DEMO])
+def test_every_command_has_help(name: str) -> None:
+    """The table of commands names modules that there are, and each of them describes its arguments."""
+    done = run(name, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: d2lpm {name} ")
 
 
 def test_the_line_in_the_readme_works(router: Router) -> None:

@@ -7,9 +7,10 @@ import pytest
 
 from router.config.sections import SECTIONS
 from router.config.settings import Settings
-from router.config.sources import ABOUT, Key, Parser, add_flags, keys, load
+from router.config.sources import ABOUT, Key, add_flags, keys, load
 from router.core.policies.registry import PARAMETERS
 from router.errors import ConfigError
+from router.runtime.command_line import Parser
 
 
 def parser() -> Parser:
@@ -109,15 +110,22 @@ def test_an_empty_file_sets_nothing(file: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--prot", "1"], "--prot"),
-        (["--por", "1"], "--por"),
+        (["--prot", "1"], "--prot 1; did you mean --port?"),
+        (["--por", "1"], "--por 1; did you mean --port?"),
+        (["--polcy=vtc"], "--polcy=vtc; did you mean --policy?"),
         (["--port"], "--port"),
         (["--port", "x"], "--port"),
         (["--port", "70000"], "--port"),
         (["--d2lpm.quantum", "much"], "--d2lpm.quantum"),
-        (["--d2lpm.quanta", "1"], "--d2lpm.quanta"),
+        (["--d2lpm.quanta", "1"], "--d2lpm.quanta 1; did you mean --d2lpm.quantum?"),
         (["--worker", "http://a", "--worker", "b:1"], "--worker: 1: url"),
-        (["--policy", "fair"], "--policy"),
+        (["--policy", "fair"], "--policy: there is no policy 'fair' (there are "),
+        (["--policy", "DLPM-home"], "'DLPM-home'; did you mean dlpm_home? (there are "),
+        (["--policy", "dlpm"], "'dlpm'; did you mean d2lpm+dlpm?"),
+        (["--policy", "dlmp"], "'dlmp'; did you mean d2lpm+dlpm?"),
+        (["--policy", "rr"], "'rr'; did you mean rr+dlpm?"),
+        (["--policy", "rr+dlmp"], "'rr+dlmp'; did you mean rr+dlpm?"),
+        (["--policy", "consistent_hsah+vtc"], "did you mean consistent_hash+vtc?"),
         (["--access-log=maybe"], "--access-log"),
         (["--hash-secret", "short"], "--hash-secret"),
     ],
@@ -130,7 +138,7 @@ def test_a_wrong_flag_is_named(flags: list[str], named: str) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "named"),
     [
-        ("D2LPM_PROT", "1", "D2LPM_PROT; is it D2LPM_PORT?"),
+        ("D2LPM_PROT", "1", "D2LPM_PROT; did you mean D2LPM_PORT?"),
         ("D2LPM_PORT", "x", "D2LPM_PORT: "),
         ("D2LPM_ADMIN_KEY", "short", "D2LPM_ADMIN_KEY: Value should have at least 16 characters, not 5"),
         ("D2LPM_DLPM__QUANTUM", "x", "D2LPM_DLPM__QUANTUM: "),
@@ -147,13 +155,16 @@ def test_a_wrong_variable_is_named(variable: str, value: str, named: str) -> Non
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("max-queued: 1", "max-queued; is it max_queued?"),
+        ("max-queued: 1", "max-queued; did you mean max_queued?"),
         ("port: x", "router.yaml: port: "),
-        ("dlpm: {quanta: 1}", "router.yaml: unknown key dlpm.quanta; is it dlpm.quantum?"),
+        ("dlpm: {quanta: 1}", "router.yaml: unknown key dlpm.quanta; did you mean dlpm.quantum?"),
         ("dlpm: {quantum: x}", "router.yaml: dlpm.quantum: "),
         ("dlpm: 1", "router.yaml: dlpm: "),
         ("worker: http://a", "router.yaml: worker: "),
-        ("worker: [{url: http://a, key: x}]", "router.yaml: worker: 0: key: "),
+        ("worker: [{url: http://a, key: x}]", "router.yaml: worker: 0: unknown key key; did you mean api_key?"),
+        ("dlmp: {quantum: 1}", "router.yaml: unknown key dlmp; did you mean dlpm?"),
+        ("window: lerned", "router.yaml: window: Input should be 'learned', 'fixed' or 'off'; did you mean learned?"),
+        ("identity: [key, adress]", "did you mean address?"),
         ("port: {a: 1}", "router.yaml: port: "),
         ("- port", "router.yaml: not a mapping"),
         ("port: [1", "router.yaml"),

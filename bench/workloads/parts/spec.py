@@ -8,6 +8,8 @@ from dataclasses import fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from router.runtime.nearest import unknown
+
 T = TypeVar("T")
 
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -20,7 +22,7 @@ def parse_spec(text: str, table: Mapping[str, T]) -> T:
     """
     name, _, assignments = text.partition(":")
     if name not in table:
-        raise ValueError(f"unknown name {name!r}, known: {', '.join(table)}")
+        raise ValueError(unknown("name", name, table))
     return changed(table[name], dict(split(each) for each in assignments.split(",") if each))
 
 
@@ -46,7 +48,7 @@ def changed(instance: T, values: Mapping[str, str]) -> T:
     for path, text in values.items():
         name, dot, rest = path.partition(".")
         if name not in known or (dot and not is_dataclass(getattr(instance, name))):
-            raise ValueError(f"unknown parameter {path!r}, known: {', '.join(known) or 'none'}")
+            raise ValueError(unknown("parameter", path, known))
         if dot:
             inner.setdefault(name, {})[rest] = text
         else:

@@ -19,6 +19,7 @@ from bench.workloads.parts.prompts import EMPTY, Prompt, Text, random_tokens
 from bench.workloads.parts.spec import changed, split
 from bench.workloads.parts.traffic import Call, Client, Draw, Ending, Outcome, closed_loop
 from bench.workloads.recorded.traces import READERS, Trace, TraceError, parse_trace, split_trace
+from router.runtime.nearest import unknown
 
 KIND: Final = "sessions"
 BLOCK_TOKENS: Final = 64
@@ -113,7 +114,7 @@ def parse_recorded(text: str) -> Trace | Sessions:
     """
     kind, assignments, path = split_trace(text)
     if kind not in (*READERS, KIND):
-        raise ValueError(f"unknown trace {kind!r}, known: {', '.join((*READERS, KIND))}")
+        raise ValueError(unknown("trace", kind, (*READERS, KIND)))
     if kind != KIND:
         return parse_trace(text)
     play = changed(SessionPlay(), dict(map(split, assignments)))

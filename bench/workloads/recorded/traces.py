@@ -22,6 +22,7 @@ from bench.workloads.parts.lengths import zipf
 from bench.workloads.parts.prompts import EMPTY, Prompt, random_tokens
 from bench.workloads.parts.spec import changed, split
 from bench.workloads.parts.traffic import Call, Client
+from router.runtime.nearest import unknown
 
 BLOCK_TOKENS: Final = 512
 """Tokens behind one of Mooncake's hashes; the last hash of a prompt may stand for fewer."""
@@ -113,7 +114,7 @@ def parse_trace(text: str) -> Trace:
     """
     kind, assignments, path = split_trace(text)
     if kind not in READERS:
-        raise ValueError(f"unknown trace {kind!r}, known: {', '.join(READERS)}")
+        raise ValueError(unknown("trace", kind, READERS))
     play = changed(Playback(), dict(map(split, assignments)))
     return Trace(read_trace(kind, path), play)
 

@@ -118,6 +118,8 @@ def test_a_median_is_one_of_the_values(values: Sequence[float | None], median: f
     ("arguments", "complaint"),
     [
         (["fig0"], "unknown experiment 'fig0'"),
+        (["flet"], "unknown experiment 'flet'; did you mean felt? (known: fig1"),
+        (["felt", "--quik"], "unrecognized arguments: --quik; did you mean --quick?"),
         (["fig7", "--jobs", "0"], "must be at least 1"),
         (["fig7", "--seeds", "0"], "must be at least 1"),
         (["fig7", "--out", __file__], "cannot write to"),

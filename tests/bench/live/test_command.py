@@ -310,7 +310,7 @@ def test_a_missing_package_is_reported() -> None:
     program = "import sys; sys.modules['aiohttp'] = None; from bench.__main__ import main; main(['load', 'http://x'])"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == "bench: error: aiohttp is not installed; it comes with the development extras\n"
+    assert ran.stderr == "bench: error: aiohttp is not installed; it comes with the extra `dev` (make dev)\n"
 
 
 SPEED = 2.0

@@ -93,12 +93,13 @@ def test_parts_of_a_workload_have_their_own_flags() -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--policy", "magic"), "unknown policy 'magic', known: d2lpm"),
-        (("--workload", "magic"), "unknown name 'magic', known: documents"),
+        (("--policy", "magic"), "unknown policy 'magic' (known: d2lpm"),
+        (("--workload", "magic"), "unknown name 'magic' (known: documents"),
+        (("--policy", "dlpm_hme"), "unknown policy 'dlpm_hme'; did you mean dlpm_home? (known: d2lpm"),
         (("--workload", "heavy-light", "--rate", "3"), "heavy-light has no rate"),
         (("--trace", "arena:trace.csv", "--rate", "3"), "a trace has times and no rate"),
-        (("--window", "fixed:size=3"), "unknown parameter 'size', known: requests"),
-        (("--set", "magic.quantum=1"), "unknown family 'magic', known:"),
+        (("--window", "fixed:size=3"), "unknown parameter 'size' (known: requests"),
+        (("--set", "magic.quantum=1"), "unknown family 'magic' (known:"),
         (("--set", "dlpm.quantum"), "'dlpm.quantum' is not parameter=value"),
         (("--set", "dlpm.quantum=-1"), "quantum must be positive"),
         (("--hardware", "abacus"), "unknown hardware 'abacus'"),

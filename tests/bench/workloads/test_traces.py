@@ -149,8 +149,8 @@ def test_a_binary_file_is_an_error(tmp_path: Path) -> None:
         ("arena:{}", "cannot read"),
         ("arena", "'arena' is not KIND:PATH"),
         ("arena:", "'arena:' is not KIND:PATH"),
-        ("tape:{}", "unknown trace 'tape', known: arena, azure, mooncake, servegen, sessions"),
-        ("arena,tempo=2:{}", "unknown parameter 'tempo', known: speed, client_count"),
+        ("tape:{}", "unknown trace 'tape' (known: arena, azure, mooncake, servegen, sessions"),
+        ("arena,tempo=2:{}", "unknown parameter 'tempo' (known: speed, client_count"),
         ("arena,speed=0:{}", "speed and client_count are positive"),
     ],
 )

@@ -94,3 +94,20 @@ def test_mistakes_end_with_status_2(line: str, capsys: pytest.CaptureFixture[str
         parse_settings(line.split())
     assert ended.value.code == 2
     assert "python -m workers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--dialect vlm", "there is no 'vlm'; did you mean vllm? (choose from vllm, sglang)"),
+        ("--dialct vllm", "unrecognized arguments: --dialct vllm; did you mean --dialect?"),
+        ("--hardware h100-lama-7b", "unknown hardware 'h100-lama-7b'; did you mean h100-llama-7b? (known: "),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_nearest_one(
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flags and their choices are named as the router names its own."""
+    with pytest.raises(SystemExit):
+        parse_settings(line.split())
+    assert message in capsys.readouterr().err
