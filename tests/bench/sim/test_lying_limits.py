@@ -53,4 +53,4 @@ def test_cancelled_streams_inform_the_length_estimates() -> None:
     talk.start(call)
     talk.progress(call, 50)
     talk.cancel(call)
-    assert talk.scheduler.estimates.output_lengths.forecast(talk.requests[call]) == 50
+    assert talk.scheduler.estimates.outputs.lengths.remaining(talk.requests[call]) == 50
