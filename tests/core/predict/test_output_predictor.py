@@ -14,7 +14,7 @@ from router.core.predict.output_predictions import OutputPredictions
 from router.core.predict.output_predictor import OutputPredictor
 from router.core.predict.stated_limit import StatedLimit
 
-ONE, TWO = WorkerId("w1"), WorkerId("w2")
+ONE = WorkerId("w1")
 
 PREDICTORS: dict[str, Callable[[OutputPredictions], OutputPredictor]] = {
     "OutputLengths": lambda outputs: outputs.lengths,
@@ -66,34 +66,3 @@ def test_nothing_is_left_at_the_limit(name: str) -> None:
 def test_a_stated_limit_is_zero_where_there_is_none() -> None:
     """A client that sets no limit is charged nothing in advance."""
     assert StatedLimit(0.5, Random(0)).remaining(asked(None)) == 0
-
-
-def test_a_predictor_learns_from_its_own_worker_until_it_is_removed() -> None:
-    """Each attempt is passed on once, to the predictors of its worker alone."""
-    predictions = OutputPredictions()
-    here, there = WorkerMean(), WorkerMean()
-    predictions.add(here, ONE)
-    predictions.add(there, TWO)
-    predictions.attempt_ended(ended(ONE, 100))
-    assert here.mean == pytest.approx(3)
-    assert there.mean == 0
-    predictions.remove(here, ONE)
-    predictions.attempt_ended(ended(ONE, 100))
-    assert here.mean == pytest.approx(3)
-
-
-def test_a_forgotten_workers_predictors_learn_nothing_more() -> None:
-    """The worker may come back; what was added for it before is not taught again."""
-    predictions = OutputPredictions()
-    mean = WorkerMean()
-    predictions.add(mean, ONE)
-    predictions.forget_worker(ONE)
-    predictions.attempt_ended(ended(ONE, 100))
-    assert mean.mean == 0
-
-
-def test_answers_teach_the_common_predictors() -> None:
-    """Prediction and reservation without a limit follow the same mean."""
-    predictions = OutputPredictions()
-    predictions.answer_ended(asked(None), 30)
-    assert predictions.lengths.remaining(asked(None)) == predictions.reserved.remaining(asked(None)) == 30
