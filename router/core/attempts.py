@@ -70,8 +70,8 @@ class Attempts:
         """Open the books of an attempt, the first one or a retry, and return the command that dispatches it."""
         request, worker, why, passed = choice
         size, match = self._prefixes.size_and_match(request)
-        answers, resumed = self._estimates.output_lengths, state.resumed_output
-        expected = answers.expected(request)
+        outputs, resumed = self._estimates.outputs, state.resumed_output
+        reserved = round(outputs.reserved.remaining(request, resumed))
         worker_state = self._states[worker]
         starts_at = worker_state.expected_prefill_start(now)
         cached = self._mirror.dispatch(request, worker, now, match.get(worker, 0), size, starts_at)
@@ -81,8 +81,7 @@ class Attempts:
         else:
             charge = self._ledger.open(request, worker, 0, 0)
             size += resumed
-            expected = max(0, expected - resumed)
-        state.outstanding = Outstanding(expected, charge.after.cached, charge.after.extend)
+        state.outstanding = Outstanding(reserved, charge.after.cached, charge.after.extend)
         decision = Decision(
             request.client,
             match,
@@ -94,7 +93,7 @@ class Attempts:
         worker_state.add(
             request.id,
             size - cached,
-            answers.forecast(request, resumed),
+            outputs.lengths.remaining(request, resumed),
             now,
             streamed=request.streamed,
             most_output=max_remaining_output(request, resumed),
@@ -295,6 +294,7 @@ class Attempts:
             self._apply_charge(state, charge, now)
         else:
             self._policy.request_charged(charge)
+        self._estimates.outputs.attempt_ended(charge)
         self._policy.request_ended(request, worker)
         self._blocks.end_request(request.id, stored=computed)
         self._fairness.attempt_ended(request, worker, state.outstanding)

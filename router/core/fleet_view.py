@@ -55,7 +55,7 @@ class SchedulerView(FleetView):
         return self._states[worker].service_rate.decode_seconds
 
     def output_tokens(self, request: Request) -> float:
-        return self._estimates.output_lengths.forecast(request)
+        return self._estimates.outputs.lengths.remaining(request)
 
     def rate(self, workers: Collection[WorkerId]) -> float | None:
         return self._cluster.rate(workers)

@@ -25,6 +25,7 @@ from router.core.model.events import (
 )
 from router.core.model.request import Request, WorkerId
 from router.core.policies.base import Policy
+from router.core.predict.output_predictions import OutputPredictions
 from router.core.requests import RequestState
 
 WorkerEvent = (
@@ -39,6 +40,7 @@ class Membership:
         self,
         cluster: Cluster,
         prefixes: PrefixMap,
+        outputs: OutputPredictions,
         policy: Policy,
         fairness: Fairness,
         requeue: Callable[[Sequence[Request], float], None],
@@ -48,6 +50,7 @@ class Membership:
         self._prefixes = prefixes
         self._mirror = prefixes.mirror
         self._blocks = prefixes.blocks
+        self._outputs = outputs
         self._policy = policy
         self._fairness = fairness
         self._requeue = requeue
@@ -141,6 +144,7 @@ class Membership:
             for gone in self._cluster.to_forget():
                 self._fairness.forget_worker(gone)
                 self._policy.forget_worker(gone)
+                self._outputs.forget_worker(gone)
                 self._mirror.forget(gone)
 
     def _is_present(self, worker: WorkerId) -> bool:

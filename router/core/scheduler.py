@@ -81,7 +81,8 @@ class Scheduler:
         self.settings = settings
         self.estimates = Estimates(measured_prefixes=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
         self.ledger = Ledger(settings.cached_in_flight)
-        self.cluster = Cluster(settings.window, settings.health, settings.departed_limit)
+        outputs = self.estimates.outputs
+        self.cluster = Cluster(settings.window, settings.health, settings.departed_limit, outputs)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(
             settings.prefix_limit, self.estimates, settings.match_minimum, settings.kv_tokens, settings.tracking, oracle
@@ -91,12 +92,12 @@ class Scheduler:
         self._view = view = SchedulerView(self.cluster, self.prefixes, self.estimates)
         self.shares = Shares()
         context = PolicyContext(
-            view, settings.cost, random, parameters, self.backlog, settings.debtor_limit, self.shares
+            view, settings.cost, random, parameters, self.backlog, settings.debtor_limit, self.shares, outputs
         )
         self.policy = policy(context)
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
-        self.membership = Membership(self.cluster, self.prefixes, self.policy, self.fairness, self._requeue)
+        self.membership = Membership(self.cluster, self.prefixes, outputs, self.policy, self.fairness, self._requeue)
         self.clients = KnownClients(settings.client_limit, self.shares, self.ledger, self.fairness, self.policy)
         self.weights: Mapping[ClientId, float] = self.clients.weights
         self._attempts = Attempts(
@@ -263,7 +264,7 @@ class Scheduler:
         if state.worker is not None:
             self._attempts.break_off(state, event.usage, now)
             if state.charged_output:
-                self.estimates.output_lengths.learn(state.request, state.charged_output)
+                self.estimates.outputs.answer_ended(state.request, state.charged_output)
             self._close(state.request, now)
         elif state.stage is RequestStage.RETURNED:
             self._close(state.request, now)

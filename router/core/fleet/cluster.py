@@ -10,6 +10,7 @@ from router.core.fleet.window import Window
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.events import WorkerReported
 from router.core.model.request import Request, RequestId, Worker, WorkerId, own_route
+from router.core.predict.output_predictions import OutputPredictions
 
 DEPARTED_LIMIT = 256
 """Workers remembered after they left: for their clients' debts there, and to limit trust when they come back."""
@@ -20,11 +21,20 @@ SPEED_TOLERANCE = 1.25
 class Cluster:
     """All workers by id, in the order in which they joined."""
 
-    def __init__(self, window: Window, rules: HealthRules = DEFAULT_RULES, departed: int = DEPARTED_LIMIT) -> None:
-        """`window`: template for each worker's window. `departed`: how many departed workers are remembered."""
+    def __init__(
+        self,
+        window: Window,
+        rules: HealthRules = DEFAULT_RULES,
+        departed: int = DEPARTED_LIMIT,
+        outputs: OutputPredictions | None = None,
+    ) -> None:
+        """`window`: template for each worker's window. `departed`: how many departed workers are remembered. `outputs`:
+        teaches each worker's mean output.
+        """
         self._window = window
         self._rules = rules
         self._most_departed = departed
+        self._outputs = outputs or OutputPredictions()
         self._states: dict[WorkerId, WorkerState] = {}
         self.states: Mapping[WorkerId, WorkerState] = self._states
         """Read-only view; always the same object."""
@@ -131,6 +141,7 @@ class Cluster:
         if state is None:
             state = WorkerState(worker, self._window.fresh(), self._deadlines, self._rules)
             self._states[worker.id] = state
+            self._outputs.add(state.mean_output, worker.id)
         else:
             state.worker = replace(worker, kv_tokens=worker.kv_tokens or state.worker.kv_tokens)
             state.left = False
@@ -231,6 +242,7 @@ class Cluster:
         state = self._states[worker]
         if state.left and not state.running:
             del self._states[worker]
+            self._outputs.remove(state.mean_output, worker)
             self._routes.pop(worker, None)
             self._depart(worker, distrusted=True)
             self._deadlines.pop(worker, None)

@@ -8,12 +8,13 @@ from router.core.fleet.engine_limits import EngineReport
 from router.core.fleet.engine_work import EngineWork
 from router.core.fleet.health import DEFAULT_RULES, Backoff, Health, HealthRules
 from router.core.fleet.in_flight import InFlight, InFlightTable
-from router.core.fleet.kv_forecast import KvPeakForecast
 from router.core.fleet.service_rate import ServiceRate
 from router.core.fleet.window import Window
 from router.core.model.events import WorkReport
 from router.core.model.load import Load
 from router.core.model.request import RequestId, Worker, WorkerId
+from router.core.predict.kv_forecast import KvPeakForecast
+from router.core.predict.mean_output import WorkerMean
 
 EARLY_PREFILL_SHARE = 0.7
 """Share of the learned prefill time after which prefill is guessed to be over. A late guess would leave the engine
@@ -21,8 +22,6 @@ idle, an early one only lets a little more wait there.
 """
 SILENCE_PREFILLS = 3.0
 """A worker may be silent for this many times the prefill time of its unstarted requests."""
-OUTPUT_MEMORY = 0.97
-"""Factor by which the weight of past answers' lengths decays with each new one: about the last thirty count."""
 
 
 class WorkerState:
@@ -41,6 +40,7 @@ class WorkerState:
         self.health = Health(rules)
         self.service_rate = ServiceRate()
         self.work = EngineWork()
+        self.mean_output = WorkerMean()
         self.left = False
         self.silent = False
         """Whether the worker was silent for so long that it gets no requests until it shows a sign of life."""
@@ -63,8 +63,6 @@ class WorkerState:
         """Cost units and output tokens since the last change."""
         self._unaccounted_seen_tokens = 0
         """Those of the output tokens that were seen as they came, without the first of each answer."""
-        self._output_sum = 0.0
-        """Decaying sum of the lengths of ended answers."""
         self._now = 0.0
 
     @property
@@ -252,8 +250,6 @@ class WorkerState:
             placed.decoding_since = now + self.service_rate.prefill_seconds(placed.uncached_tokens)
         if computed and not flight.streamed:
             self.service_rate.observe_unseen_end(flight.uncached_tokens)
-        if flight.output:
-            self._output_sum = self._output_sum * OUTPUT_MEMORY + flight.output
         self._refresh_load()
 
     def set_kv_capacity(self, kv_tokens: int) -> None:
@@ -349,14 +345,13 @@ class WorkerState:
             if unstarted and not self.service_rate.last_start_delayed
             else (in_flight.unstarted_tokens, inf)
         )
-        growth = self._output_sum * (1 - OUTPUT_MEMORY)
         self.load = load = Load(
             len(in_flight.requests),
             unstarted,
             in_flight.unstarted_tokens,
             ahead,
             in_flight.guessed,
-            self._kv_forecast.peak(growth, window.kv_limit),
+            self._kv_forecast.peak(self.mean_output.mean, window.kv_limit),
         )
         self.has_room = self._open and window.admits(load, 1)
         resumes = self._backoff.until if self._now < self._backoff.until else inf

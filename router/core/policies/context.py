@@ -13,6 +13,7 @@ from router.core.clients.recent_clients import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.cost import LinearCost
 from router.core.model.request import Request, RequestId, WorkerId
+from router.core.predict.output_predictions import OutputPredictions
 
 P = TypeVar("P")
 
@@ -118,3 +119,5 @@ class PolicyContext:
     """How many forgotten clients one queue remembers because they are in debt."""
     shares: Shares = field(default_factory=Shares)
     """The clients' weights. Updated with each request before the policy sees it, and with its end after the policy."""
+    outputs: OutputPredictions = field(default_factory=OutputPredictions)
+    """Teaches the output predictors that the policy adds."""

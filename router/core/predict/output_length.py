@@ -11,6 +11,7 @@ from math import ceil, inf
 from typing import Final
 
 from router.core.model.request import ClientId, Request
+from router.core.predict.output_predictor import OutputPredictor, remaining_of
 
 FIRST_OUTPUT: Final = 256
 """Output tokens expected of the first request for a model, if it sets no limit."""
@@ -47,35 +48,31 @@ class LengthHistory:
         return min(limit * share, max(LEAST_BOUND, MEAN_FACTOR * self.mean))
 
 
-class OutputLengths:
-    """Length histories of every client with every model."""
+class OutputLengths(OutputPredictor):
+    """Predicts the length that about half of such requests exceed, from the histories of every client and model.
+
+    A request's limit counts only in proportion to the client's past answers and limits, or else to the model's.
+    """
 
     def __init__(self, client_limit: int) -> None:
         """`client_limit`: histories kept; beyond it the least recently updated is dropped."""
         self._limit = client_limit
         self._pasts: dict[tuple[ClientId | None, str], LengthHistory] = {}
 
-    def expected(self, request: Request) -> int:
-        """Return the output tokens to reserve: the request's own limit, or else the client's mean for this model."""
-        if request.output_limit is not None:
-            return request.output_limit
+    def mean(self, request: Request) -> float:
+        """Return the mean length of the client's answers by this model, or else of all answers by it, in tokens."""
         past = self._past(request)
-        return FIRST_OUTPUT if past is None else ceil(past.mean)
+        return float(FIRST_OUTPUT) if past is None else past.mean
 
-    def forecast(self, request: Request, so_far: int = 0) -> float:
-        """Return the output tokens that about half of such requests exceed, beyond those that it has `so_far`.
-
-        A request's limit counts only in proportion to the client's past answers and limits, or else to the model's.
-        """
+    def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:
         limit, past = request.output_limit, self._past(request)
         if limit is None:
-            predicted = float(FIRST_OUTPUT) if past is None else past.mean
+            predicted = self.mean(request)
         else:
             predicted = min(limit, MEAN_FACTOR * FIRST_OUTPUT) if past is None else past.forecast(limit)
-        return min(max(predicted - so_far, so_far), max_remaining_output(request, so_far))
+        return min(remaining_beyond(predicted, inf if limit is None else limit, age), horizon)
 
-    def learn(self, request: Request, tokens: int) -> None:
-        """Learn from an answer's length in tokens."""
+    def answer_ended(self, request: Request, tokens: int) -> None:
         if request.output_limit == 0:
             return  # for example an embedding, which says nothing about the length of answers
         for client in (None, request.client):
@@ -88,6 +85,29 @@ class OutputLengths:
 
     def _past(self, request: Request) -> LengthHistory | None:
         return self._pasts.get((request.client, request.model)) or self._pasts.get((None, request.model))
+
+
+class ReservedOutput(OutputPredictor):
+    """Predicts the request's own limit, or else the mean that `OutputLengths` has learned.
+
+    Kept beside `OutputLengths` because the bound on the service gap must cover all that a request may produce (M in
+    "Locality-aware Fair Scheduling in LLM Serving", Theorem 4.1), however unlikely.
+    """
+
+    def __init__(self, lengths: OutputLengths) -> None:
+        self._lengths = lengths
+
+    def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:
+        limit = request.output_limit
+        return remaining_of(ceil(self._lengths.mean(request)) if limit is None else limit, age, horizon)
+
+
+def remaining_beyond(predicted: float, most: float, so_far: float) -> float:
+    """Return the output tokens predicted beyond those that a request has `so_far`, which may exceed the prediction.
+
+    An answer that went far is predicted to go as far again, but not beyond `most` in all.
+    """
+    return min(max(predicted - so_far, so_far), max(0, most - so_far))
 
 
 def max_remaining_output(request: Request, so_far: int = 0) -> float:

@@ -6,7 +6,7 @@ from typing import Final
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 from router.core.model.request import Request, Usage
 from router.core.predict.measured_prefixes import PREFIX_LIMIT, Measure, MeasuredPrefixes
-from router.core.predict.output_length import OutputLengths
+from router.core.predict.output_predictions import OutputPredictions
 
 FIRST_RATIO = 0.25
 """Tokens per byte before anything was learned: English text under the usual BPE vocabularies."""
@@ -35,7 +35,10 @@ class TokenRatio:
 
 
 class Estimates:
-    """Estimates of input from bytes with a ratio per model, and of output from a running mean per client and model."""
+    """Everything that predicts tokens, in one object: those of prompts here, and those of answers in `outputs`.
+
+    Prompts are estimated from their bytes with a ratio per model, and are known exactly up to where an engine counted.
+    """
 
     def __init__(self, client_limit: int = 10_000, measured_prefixes: int = PREFIX_LIMIT) -> None:
         """`client_limit`: (client, model) means kept. `measured_prefixes`: places in prompts kept.
@@ -48,7 +51,7 @@ class Estimates:
         """Cache by model and hashes, cleared with every change of `version`: one decision measures the same prompts
         repeatedly.
         """
-        self.output_lengths: Final = OutputLengths(client_limit)
+        self.outputs: Final = OutputPredictions(client_limit)
         self.version = 0
         """Incremented whenever estimates may have changed."""
 
@@ -76,10 +79,6 @@ class Estimates:
             return self.measure(request.model, request.prompts[0]).tokens
         return sum([self.measure(request.model, prompt).tokens for prompt in request.prompts])
 
-    def expected_output(self, request: Request) -> int:
-        """Return the output tokens to reserve: the request's own limit, or else the client's mean for this model."""
-        return self.output_lengths.expected(request)
-
     def learn(self, request: Request, usage: Usage, answers: Sequence[PromptKey] = ()) -> None:
         """Learn from the engine's usage of a finished request. `answers`: its prompt followed by each answer."""
         self.version += 1
@@ -94,7 +93,7 @@ class Estimates:
                 self._measured_prefixes.record_count(prompts[0], usage.input_tokens, ratio.value)
                 if len(answers) == 1:
                     self._record_answer(answers[0], usage.input_tokens + usage.output_tokens, ratio.value)
-        self.output_lengths.learn(request, usage.output_tokens)
+        self.outputs.answer_ended(request, usage.output_tokens)
 
     def on_cache_hit(self, model: str, prompt: PromptKey, chunks: int, tokens: int) -> None:
         """Learn from the tokens that an engine found cached of a prompt, when it was believed to hold exactly `chunks`

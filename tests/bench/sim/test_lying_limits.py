@@ -53,4 +53,4 @@ def test_cancelled_streams_inform_the_length_estimates() -> None:
     scene.start(call)
     scene.progress(call, 50)
     scene.cancel(call)
-    assert scene.scheduler.estimates.output_lengths.forecast(scene.requests[call]) == 50
+    assert scene.scheduler.estimates.outputs.lengths.remaining(scene.requests[call]) == 50

@@ -1,4 +1,4 @@
-"""Estimates of input and output, and how they learn."""
+"""Estimates of the tokens of prompts, and how they learn."""
 
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from router.core.model.prompt_key import CHUNK_BYTES, PromptKey, unmatched
 from router.core.model.request import ClientId, Request, RequestId, Usage
-from router.core.predict.output_length import FIRST_OUTPUT
 from router.core.predict.token_estimates import Estimates
 from tests.core.scenario import HASHER
 
@@ -69,44 +68,11 @@ def test_an_engine_that_counts_no_input_teaches_nothing() -> None:
     assert estimates.tokens_per_chunk("llama") == before
 
 
-def test_expected_output_is_the_limit_or_the_mean() -> None:
-    """It is the request's limit; else the client's mean; else the model's mean; else a constant."""
-    estimates = Estimates()
-    assert estimates.expected_output(request(1)) == FIRST_OUTPUT
-    estimates.learn(request(1, client="bob"), Usage(1, 40))
-    assert estimates.expected_output(request(1)) == 40
-    estimates.learn(request(1), Usage(1, 10))
-    assert estimates.expected_output(request(1)) == 10
-    assert estimates.expected_output(request(1, client="bob")) == 40
-    limited = Request(RequestId("r"), ClientId("ada"), "llama", (), output_limit=3)
-    assert estimates.expected_output(limited) == 3
-
-
-@given(lengths=st.lists(st.integers(0, 5000), min_size=1))
-def test_the_mean_is_between_the_extremes(lengths: list[int]) -> None:
-    """The expected output is between the shortest and the longest answer so far."""
-    estimates = Estimates()
-    for length in lengths:
-        estimates.learn(request(1), Usage(1, length))
-    assert min(lengths) <= estimates.expected_output(request(1)) <= max(lengths)
-
-
-def test_clients_that_are_long_gone_are_forgotten() -> None:
-    """The least recently updated means are dropped first, so that new clients take no more memory."""
-    estimates = Estimates(client_limit=3)
-    for client in ("ada", "bob", "ada", "cyd"):
-        estimates.learn(request(1, client=client), Usage(1, {"ada": 100, "bob": 10, "cyd": 1}[client]))
-    assert estimates.expected_output(request(1, client="ada")) == 100
-    assert estimates.expected_output(request(1, client="bob")) not in (10, 100)
-
-
-def test_a_request_without_output_does_not_change_the_mean() -> None:
-    """An embedding does not change what is expected of the client's next answer."""
+def test_an_answers_length_is_learned_from_its_usage() -> None:
+    """The predictors of output learn what the engine counted."""
     estimates = Estimates()
     estimates.learn(request(1), Usage(1, 40))
-    embedding = Request(RequestId("r"), ClientId("ada"), "llama", (PromptKey(b"", 4),), output_limit=0)
-    estimates.learn(embedding, Usage(1, 0))
-    assert estimates.expected_output(request(1)) == 40
+    assert estimates.outputs.lengths.remaining(request(1)) == 40
 
 
 def test_a_prompt_of_a_guessed_size_teaches_no_ratio() -> None:

@@ -8,47 +8,9 @@ from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import Request, WorkerId
 from router.core.policies.base import Candidate
 from router.core.policies.preble.recent_prefixes import PrefixRun, RecentPrefixes
-
-
-class TimedAmount(NamedTuple):
-    """An amount and the time at which it was counted."""
-
-    time: float
-    amount: float
-
-
-class SlidingSum:
-    """The sum and the mean of the amounts counted within a sliding window of seconds."""
-
-    __slots__ = ("_samples", "_seconds", "total")
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._samples: deque[TimedAmount] = deque()
-        self.total = 0.0
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    @property
-    def mean(self) -> float:
-        """The mean amount; 0 if there is none."""
-        return self.total / len(self._samples) if self._samples else 0.0
-
-    def add(self, timed: TimedAmount) -> None:
-        """Add an amount. Times must not decrease."""
-        self._samples.append(timed)
-        self.total += timed.amount
-
-    def advance(self, now: float) -> list[TimedAmount]:
-        """Remove and return the amounts that are too old at `now`."""
-        dropped = []
-        while self._samples and self._samples[0].time <= now - self._seconds:
-            dropped.append(self._samples.popleft())
-            self.total -= dropped[-1].amount
-        if not self._samples:
-            self.total = 0.0  # drop the rounding error
-        return dropped
+from router.core.predict.mean_output import RecentMean
+from router.core.predict.output_predictions import OutputPredictions
+from router.core.predict.sliding_sum import SlidingSum, TimedAmount
 
 
 class HalfWindows:
@@ -77,13 +39,12 @@ class PlacedPrompts(NamedTuple):
 class WorkerHistory:
     """One worker's requests, of the last H seconds unless stated otherwise."""
 
-    def __init__(self, seconds: float, ratio_seconds: float) -> None:
-        """`ratio_seconds`: how many seconds `hit_ratio` looks back."""
+    def __init__(self, seconds: float, ratio_seconds: float, outputs: RecentMean) -> None:
+        """`ratio_seconds`: how many seconds `hit_ratio` looks back. `outputs`: of the requests that ended."""
         self.placed: deque[PlacedPrompts] = deque()
         self.missed = SlidingSum(seconds)
         """Uncached input tokens of each request."""
-        self.outputs = SlidingSum(seconds)
-        """Output tokens of the requests that ended."""
+        self.outputs = outputs
         self._cached = SlidingSum(ratio_seconds)
         self._sizes = SlidingSum(ratio_seconds)
         self.waits = HalfWindows(seconds)
@@ -93,7 +54,8 @@ class WorkerHistory:
 
     def advance(self, now: float) -> None:
         """Drop what is too old at `now`, except in `placed`."""
-        for sliding in (self.missed, self.outputs, self._cached, self._sizes):
+        self.outputs.advance(now)
+        for sliding in (self.missed, self._cached, self._sizes):
             sliding.advance(now)
         for halves in (self.waits, self.computed):
             halves.advance(now)
@@ -118,9 +80,16 @@ class WorkerHistory:
 class History:
     """The histories of all workers, and the prefixes that their requests share."""
 
-    def __init__(self, seconds: float, ratio_seconds: float) -> None:
+    def __init__(
+        self, seconds: float, ratio_seconds: float, first_output: float, predictions: OutputPredictions
+    ) -> None:
+        """`first_output`: output tokens expected at a worker where no request has ended. `predictions`: teaches the
+        mean output of each worker.
+        """
         self._seconds = seconds
         self._ratio_seconds = ratio_seconds
+        self._first_output = first_output
+        self._predictions = predictions
         self._workers: dict[WorkerId, WorkerHistory] = {}
         self._prefixes = RecentPrefixes()
         self.placements = 0
@@ -139,7 +108,9 @@ class History:
         """One worker's history."""
         history = self._workers.get(worker)
         if history is None:
-            history = self._workers[worker] = WorkerHistory(self._seconds, self._ratio_seconds)
+            outputs = RecentMean(self._seconds, self._first_output, self.now)
+            self._predictions.add(outputs, worker)
+            history = self._workers[worker] = WorkerHistory(self._seconds, self._ratio_seconds, outputs)
         return history
 
     def place(self, request: Request, candidate: Candidate) -> None:
@@ -152,19 +123,16 @@ class History:
         history.place(candidate, self.now)
         self.placements += 1
 
-    def answered(self, worker: WorkerId, output_tokens: int) -> None:
-        """Count the output tokens of a request that ended."""
-        if worker in self._workers:
-            self._workers[worker].outputs.add(TimedAmount(self.now, output_tokens))
-
     def stalest(self, worker: WorkerId, chunks: int) -> Iterator[PrefixRun]:
         return self._prefixes.stalest(worker, chunks)
 
     def drop(self, worker: WorkerId) -> None:
         """Forget a worker that left."""
         history = self._workers.pop(worker, None)
-        for placement in history.placed if history else ():
-            self._forget(worker, placement)
+        if history is not None:
+            self._predictions.remove(history.outputs, worker)
+            for placement in history.placed:
+                self._forget(worker, placement)
         self._prefixes.drop(worker)
 
     def _forget(self, worker: WorkerId, placement: PlacedPrompts) -> None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple
 
-from router.core.model.cost import Charge
 from router.core.model.request import Request, RequestId, WorkerId
 from router.core.policies.base import Candidate, Placed, Placement
 from router.core.policies.context import PolicyContext
@@ -76,14 +75,6 @@ class PlacedRequest(NamedTuple):
     """The worker that it waits for."""
 
 
-class RunningRequest(NamedTuple):
-    """A dispatched request."""
-
-    worker: WorkerId
-    output: int
-    """Output tokens so far."""
-
-
 class Preble(Placement):
     """Algorithm 1, followed by the load adjustment."""
 
@@ -92,9 +83,8 @@ class Preble(Placement):
     def __init__(self, context: PolicyContext) -> None:
         self._parameters = parameters = context.parameters.of(PrebleParameters)
         self._view = context.view
-        self._history = History(parameters.history, parameters.decode_history)
+        self._history = History(parameters.history, parameters.decode_history, parameters.first_output, context.outputs)
         self._waiting: dict[RequestId, PlacedRequest] = {}
-        self._running: dict[RequestId, RunningRequest] = {}
         self._turn = 0
 
     def advance(self, now: float) -> None:
@@ -171,8 +161,7 @@ class Preble(Placement):
     def _load(self, worker: WorkerId) -> float:
         """L: the seconds that the requests of the last H seconds cost the worker."""
         history = self._history.of(worker)
-        output = history.outputs.mean if len(history.outputs) else self._parameters.first_output
-        decoded = output * len(history.missed)
+        decoded = history.outputs.mean * len(history.missed)
         prefill = self._view.prefill_seconds(worker, round(history.missed.total))
         return prefill + self._parameters.decode_seconds * decoded
 
@@ -196,16 +185,9 @@ class Preble(Placement):
     def request_dispatched(self, request: RequestId, now: float) -> None:
         since, candidate = self._waiting.pop(request)
         self._history.of(candidate.worker).request_dispatched(now - since, candidate.extend_tokens, now)
-        self._running[request] = RunningRequest(candidate.worker, 0)
-
-    def request_charged(self, charge: Charge) -> None:
-        self._running[charge.request] = RunningRequest(charge.worker, charge.after.output)
-
-    def request_ended(self, request: RequestId) -> None:
-        """A request without output says nothing about the length of answers."""
-        worker, output = self._running.pop(request)
-        if output:
-            self._history.answered(worker, output)
 
     def worker_left(self, worker: WorkerId) -> None:
+        self._history.drop(worker)
+
+    def forget_worker(self, worker: WorkerId) -> None:
         self._history.drop(worker)

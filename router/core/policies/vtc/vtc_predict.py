@@ -6,17 +6,15 @@ last term of its bound is that lag; predicted output does not lag. Output beyond
 streams, and output that was not produced is refunded when the request ends, so both charge the same in total.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
-from router.core.model.cost import NOTHING, Charge
+from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.context import PolicyContext
 from router.core.policies.vtc.vtc import Vtc
-
-NEWEST: Final = 0.2
-"""The weight of a client's newest answer in its mean, which starts at zero: about the last five answers count."""
+from router.core.predict.mean_output import ClientMeans
+from router.core.predict.output_predictor import OutputPredictor
+from router.core.predict.stated_limit import StatedLimit
 
 
 @dataclass(slots=True)
@@ -35,15 +33,14 @@ class Prepaid:
 class PredictiveVtc(Vtc):
     """VTC with prepaid output."""
 
-    def __init__(self, context: PolicyContext, worker: WorkerId, predict: Callable[[Request], int]) -> None:
-        """`predict` estimates how many tokens a request will produce."""
+    def __init__(self, context: PolicyContext, worker: WorkerId, predictor: OutputPredictor) -> None:
         super().__init__(context, worker)
-        self._predict = predict
+        self._predictor = predictor
         self._prepaid: dict[RequestId, Prepaid] = {}
 
     def request_dispatched(self, request: Request, now: float) -> None:
         super().request_dispatched(request, now)
-        prepaid = self._prepaid[request.id] = Prepaid(self._predict(request))
+        prepaid = self._prepaid[request.id] = Prepaid(round(self._predictor.remaining(request)))
         self._charge(request.id, request.client, self._cost.output * prepaid.tokens)
 
     def request_charged(self, charge: Charge) -> None:
@@ -63,26 +60,12 @@ class MeanPredictionVtc(PredictiveVtc):
     """Predicts the mean output of a client's last requests to this worker."""
 
     def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
-        self._means: dict[ClientId, float] = {}
-        self._refused: set[RequestId] = set()
-        """Requests that produced nothing because they were never computed."""
-        super().__init__(context, worker, lambda request: round(self._means.get(request.client, 0.0)))
-
-    def request_charged(self, charge: Charge) -> None:
-        super().request_charged(charge)
-        if charge.after == NOTHING:
-            self._refused.add(charge.request)
-
-    def request_ended(self, request: Request) -> None:
-        if request.id in self._refused:
-            self._refused.remove(request.id)
-        else:
-            mean = self._means.get(request.client, 0.0)
-            self._means[request.client] = mean + NEWEST * (self._prepaid[request.id].produced - mean)
-        super().request_ended(request)
+        self._means = ClientMeans()
+        context.outputs.add(self._means, worker)
+        super().__init__(context, worker, self._means)
 
     def forget(self, client: ClientId) -> None:
-        self._means.pop(client, None)
+        self._means.forget(client)
         super().forget(client)
 
 
@@ -105,10 +88,5 @@ class OracleVtc(PredictiveVtc):
     """
 
     def __init__(self, context: PolicyContext, worker: WorkerId) -> None:
-        self._error = context.parameters.of(OracleParameters).error
-        self._random = context.random
-        super().__init__(context, worker, self._limit)
-
-    def _limit(self, request: Request) -> int:
-        limit = request.output_limit or 0
-        return round(limit * self._random.uniform(1 - self._error, 1 + self._error)) if self._error else limit
+        error = context.parameters.of(OracleParameters).error
+        super().__init__(context, worker, StatedLimit(error, context.random))

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from router.core.clients.backlog import Backlog
-from router.core.model.cost import NOTHING, Charge, LinearCost, Tokens
+from router.core.model.cost import Charge, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Candidate
 from router.core.policies.context import FleetView, Parameters, PolicyContext
@@ -30,9 +30,9 @@ class Bench:
 
     def __init__(self, parameters: PrebleParameters) -> None:
         view = cast(FleetView, Workers())  # type: ignore[abstract]
-        self.preble = PLACEMENTS["preble"](
-            PolicyContext(view, LinearCost(), Random(0), Parameters(parameters), Backlog())
-        )
+        context = PolicyContext(view, LinearCost(), Random(0), Parameters(parameters), Backlog())
+        self.preble = PLACEMENTS["preble"](context)
+        self._outputs = context.outputs
         self._count = 0
 
     def place(self, text: str, now: float = 0.0, *, wait: float = 0.0, output: int = 0, **cached: int) -> str:
@@ -46,9 +46,8 @@ class Bench:
         self.preble.advance(now)
         placed = self.preble.place(request, candidates)
         self.preble.request_dispatched(request.id, now + wait)
-        self.preble.request_charged(Charge(request.id, request.client, placed.worker, NOTHING, Tokens(1)))
-        self.preble.request_charged(Charge(request.id, request.client, placed.worker, Tokens(1), Tokens(1, 0, output)))
-        self.preble.request_ended(request.id)
+        answered = Charge(request.id, request.client, placed.worker, Tokens(1), Tokens(1, 0, output))
+        self._outputs.attempt_ended(answered)
         return f"{placed.worker} {placed.why}"
 
 

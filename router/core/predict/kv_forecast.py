@@ -14,6 +14,7 @@ from operator import add, mul
 from typing import Final, NamedTuple
 
 from router.core.model.request import RequestId
+from router.core.predict.output_length import remaining_beyond
 
 LEAST_MORE: Final = 16.0
 """Minimum of the tokens still to come, whatever the maximum: the clock is only that of the average stream."""
@@ -81,7 +82,8 @@ class KvPeakForecast:
             hold = self._holds[request]
             grown = base + clock - hold.tokens
             self._take_out(0)
-            self._insert((clock + max(LEAST_MORE, min(grown, hold.most - grown)), base, request))
+            more = remaining_beyond(hold.growth, hold.most, grown)
+            self._insert((clock + max(LEAST_MORE, more), base, request))
 
     def _insert(self, span: Span) -> None:
         end, base, request = span
