@@ -205,6 +205,7 @@ class Attempts:
         if usage is not None:
             self._estimates.learn(state.request, usage, answers)
             self._states[worker].on_whole_answer(state.request.id, usage.output_tokens, now)
+        self._states[worker].on_complete_stream(state.request.id, None if usage is None else usage.output_tokens, now)
         self._states[worker].succeeded(state.request.id, now)
         self._fairness.request_answered(state.request, now)
         if state.suspects:

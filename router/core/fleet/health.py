@@ -30,6 +30,19 @@ BUDGET_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class SilenceRules:
+    """Minimum timeouts for a worker's silence."""
+
+    first_token: float = 120.0
+    """Minimum seconds until the first token; 0 for no limit."""
+    between_tokens: float = 30.0
+    """Minimum seconds between two tokens; 0 for no limit."""
+
+
+DEFAULT_SILENCE_RULES: Final = SilenceRules()
+
+
+@dataclass(frozen=True, slots=True)
 class HealthRules:
     """When a worker is ejected, and when a request is retried."""
 
@@ -49,6 +62,8 @@ class HealthRules:
     """Minimum seconds without any sign of life, if only an answered poll, after which a worker with requests in flight
     counts as silent; 0 for no limit, for example if nothing polls it.
     """
+    answers: SilenceRules = DEFAULT_SILENCE_RULES
+    """How long a worker may be silent with one request before that request is given up."""
 
 
 DEFAULT_RULES: Final = HealthRules()
@@ -188,19 +203,6 @@ class RetryBudget:
             return False
         self._left -= 1.0
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class SilenceRules:
-    """Minimum timeouts for a worker's silence."""
-
-    first_token: float = 120.0
-    """Minimum seconds until the first token; 0 for no limit."""
-    between_tokens: float = 30.0
-    """Minimum seconds between two tokens; 0 for no limit."""
-
-
-DEFAULT_SILENCE_RULES: Final = SilenceRules()
 
 
 class SilenceTimeout:

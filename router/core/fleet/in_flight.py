@@ -34,12 +34,17 @@ class InFlight:
     """The burst of starts that it belongs to, if its start was seen."""
     answers: int = 1
     """Number of answers that it asks for."""
-    first_token_seen: bool = False
-    """Whether its first token was seen, so that every token is."""
+    first_token_at: float = inf
+    """When its first token was seen; infinite while it was not."""
     decoding_since: float = inf
     """When its answers are believed to begin, if its start does not show; infinite while it has no
     place in the batch.
     """
+
+    @property
+    def first_token_seen(self) -> bool:
+        """Whether its first token was seen, so that every token is."""
+        return self.first_token_at < inf
 
 
 class InFlightTable:
@@ -112,10 +117,10 @@ class InFlightTable:
                 return flight
         return None
 
-    def mark_first_token(self, flight: InFlight) -> None:
-        """Record that a request's first token was seen."""
+    def mark_first_token(self, flight: InFlight, now: float) -> None:
+        """Record that a request's first token was seen, unless it was before."""
         if not flight.first_token_seen:
-            flight.first_token_seen = True
+            flight.first_token_at = now
             self.seen_answers += flight.answers
 
     def without_first_token(self) -> Iterator[InFlight]:

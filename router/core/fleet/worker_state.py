@@ -6,7 +6,7 @@ from math import inf
 
 from router.core.fleet.engine_limits import EngineReport
 from router.core.fleet.engine_work import EngineWork
-from router.core.fleet.health import DEFAULT_RULES, Backoff, Health, HealthRules
+from router.core.fleet.health import DEFAULT_RULES, Backoff, Health, HealthRules, SilenceTimeout
 from router.core.fleet.in_flight import InFlight, InFlightTable
 from router.core.fleet.kv_forecast import KvPeakForecast
 from router.core.fleet.service_rate import ServiceRate
@@ -53,6 +53,7 @@ class WorkerState:
         self._kv_forecast = KvPeakForecast()
         self._backoff = Backoff()
         self._silence_seconds = rules.silence
+        self.silence_timeout = SilenceTimeout(rules.answers)
         self._last_alive = 0.0
         """When the worker last showed a sign of life, or became busy after that."""
         self._load_deadline = inf
@@ -153,8 +154,10 @@ class WorkerState:
             self.succeeded(request, now)
             self._account_until(now)
             # Prefill, not decode steps, produced the first token of each answer.
-            self._unaccounted_seen_tokens -= 0 if flight.first_token_seen else flight.answers
-            self._in_flight.mark_first_token(flight)
+            if not flight.first_token_seen:
+                self._unaccounted_seen_tokens -= flight.answers
+                self.silence_timeout.on_first_token(now - flight.dispatched)
+            self._in_flight.mark_first_token(flight, now)
         if flight.started:
             return
         self._account_until(now)
@@ -240,6 +243,16 @@ class WorkerState:
         if not flight.first_token_seen and not flight.streamed and seconds > 0.0 and output_tokens > flight.answers:
             self._account_until(now)
             self.service_rate.add_output(output_tokens - flight.answers, seconds * flight.answers)
+
+    def on_complete_stream(self, request: RequestId, output_tokens: int | None, now: float) -> None:
+        """Learn how long the worker pauses between tokens from an answer that is complete, if it was streamed.
+
+        `output_tokens`: by the engine's count; None if it reported none.
+        """
+        flight = self._in_flight.requests[request]
+        if flight.first_token_seen:
+            tokens = flight.output if output_tokens is None else output_tokens
+            self.silence_timeout.on_tokens(now - flight.first_token_at, tokens)
 
     def remove(self, request: RequestId, now: float, *, computed: bool) -> None:
         """Remove a request that ended. `computed`: whether the engine computed any of it, instead of refusing it."""
