@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, assert_never, cast
 
 from router.channel.messages import (
-    Answer,
+    Answered,
+    AnswerValue,
     AnyQuestion,
     Ask,
+    Assignment,
     FrontEvent,
     FrontMessage,
-    Placement,
     Question,
-    Reply,
     SchedulerMessage,
     WorkerChanged,
     WorkerRemoved,
@@ -65,10 +65,10 @@ class SchedulerClient:
         """`clock` returns seconds and never goes backwards. `connect` must be called before anything is sent."""
         self.clock = clock
         self._send: Callable[[FrontMessage], None] = _not_connected
-        self._placements: dict[RequestId, asyncio.Future[Placement]] = {}
+        self._assignments: dict[RequestId, asyncio.Future[Assignment]] = {}
         """One future per submitted request that is not settled."""
         self._streams: dict[RequestId, RunningStream] = {}
-        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._answers: dict[int, asyncio.Future[AnswerValue]] = {}
         self._questions = 0
         self._workers: list[WorkerObserver] = []
         self._observers: list[EventObserver] = []
@@ -89,27 +89,27 @@ class SchedulerClient:
 
     def __contains__(self, request: RequestId) -> bool:
         """Return whether a request with this id is submitted and not settled."""
-        return request in self._placements
+        return request in self._assignments
 
     @property
     def at_rest(self) -> bool:
         """Whether nothing is submitted, running or asked."""
-        return not (self._placements or self._streams or self._answers)
+        return not (self._assignments or self._streams or self._answers)
 
-    def submit(self, request: Request) -> "asyncio.Future[Placement]":
-        """Submit a request. The future gives its placement, or raises the RouterError that refuses it."""
-        return self._expect_placement(request.id, Arrived(request))
+    def submit(self, request: Request) -> "asyncio.Future[Assignment]":
+        """Submit a request. The future gives its assignment, or raises the RouterError that refuses it."""
+        return self._expect_assignment(request.id, Arrived(request))
 
-    def resubmit(self, returned: Returned) -> "asyncio.Future[Placement]":
+    def resubmit(self, returned: Returned) -> "asyncio.Future[Assignment]":
         """Submit a placed request again, for another worker. Returns a future as `submit` does."""
         self._report_last_tokens(returned.request, returned.usage)
-        return self._expect_placement(returned.request, returned)
+        return self._expect_assignment(returned.request, returned)
 
-    def _expect_placement(self, request: RequestId, event: Arrived | Returned) -> "asyncio.Future[Placement]":
-        placement: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
-        self._placements[request] = placement
+    def _expect_assignment(self, request: RequestId, event: Arrived | Returned) -> "asyncio.Future[Assignment]":
+        assignment: asyncio.Future[Assignment] = asyncio.get_running_loop().create_future()
+        self._assignments[request] = assignment
         self._send_event(event)
-        return placement
+        return assignment
 
     def start_stream(self, request: RequestId, output_tokens: Callable[[], int]) -> None:
         """Report the first token of a placed request.
@@ -125,13 +125,13 @@ class SchedulerClient:
     def settle(self, ending: Finished | Failed | Cancelled) -> None:
         """Report the end of a submitted request. To be called exactly once per request, whatever happened."""
         # Without cancel(), asyncio would log a refusal that its client left too early to await.
-        self._placements.pop(ending.request).cancel()
+        self._assignments.pop(ending.request).cancel()
         self._report_last_tokens(ending.request, ending.usage)
         self._send_event(ending)
 
     def ask(self, question: Question[A]) -> "asyncio.Future[A]":
         """Ask a question. The future gives its answer."""
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[AnswerValue] = asyncio.get_running_loop().create_future()
         self._questions += 1
         self._answers[self._questions] = answer
         self._send(Ask(self._questions, cast("AnyQuestion", question)))
@@ -144,11 +144,11 @@ class SchedulerClient:
     def receive(self, message: SchedulerMessage) -> None:
         """Take a message of the scheduler. Messages about requests that have been settled meanwhile are ignored."""
         match message:
-            case Placement(request):
-                _resolve(self._placements.get(request), message)
+            case Assignment(request):
+                _resolve(self._assignments.get(request), message)
             case Reject(request):
-                _fail(self._placements.get(request), refusal_error(message))
-            case Reply(number, answer):
+                _fail(self._assignments.get(request), refusal_error(message))
+            case Answered(number, answer):
                 _resolve(self._answers.pop(number, None), answer)
             case WorkerChanged() | WorkerRemoved():
                 for observer in self._workers:
@@ -200,7 +200,7 @@ def _resolve(future: "asyncio.Future[A] | None", result: A) -> None:
         future.set_result(result)
 
 
-def _fail(future: "asyncio.Future[Placement] | None", error: RouterError) -> None:
+def _fail(future: "asyncio.Future[Assignment] | None", error: RouterError) -> None:
     if future is not None and not future.done():
         future.set_exception(error)
 

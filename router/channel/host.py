@@ -5,14 +5,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, Final, NamedTuple, Protocol, assert_never
 
 from router.channel.messages import (
-    Answer,
+    Answered,
+    AnswerValue,
     AnyQuestion,
     Ask,
+    Assignment,
     CallEnded,
     FieldsRefused,
     FrontMessage,
-    Placement,
-    Reply,
     ResponseForgotten,
     ResponseStored,
     SchedulerMessage,
@@ -58,8 +58,8 @@ class FrontServices(Protocol):
     def take(self, front: "FrontLink", fact: Fact) -> None:
         """Take note of a fact that a front reports."""
 
-    def answer(self, front: "FrontLink", question: AnyQuestion) -> Answer:
-        """Answer a question of a front."""
+    def answer(self, front: "FrontLink", question: AnyQuestion) -> AnswerValue:
+        """AnswerValue a question of a front."""
 
 
 class NoServices(FrontServices):
@@ -68,7 +68,7 @@ class NoServices(FrontServices):
     def take(self, front: "FrontLink", fact: Fact) -> None:  # noqa: ARG002
         raise AssertionError(f"nothing takes {fact}")
 
-    def answer(self, front: "FrontLink", question: AnyQuestion) -> Answer:  # noqa: ARG002
+    def answer(self, front: "FrontLink", question: AnyQuestion) -> AnswerValue:  # noqa: ARG002
         raise AssertionError(f"nothing answers {question}")
 
 
@@ -159,7 +159,7 @@ class SchedulerHost:
             case Started() | Progressed() | Returned():
                 self.feed(message)
             case Ask(number, question):
-                front.deliver(Reply(number, self._services.answer(front, question)))
+                front.deliver(Answered(number, self._services.answer(front, question)))
             case _:
                 self._services.take(front, message)
 
@@ -178,7 +178,7 @@ class SchedulerHost:
             case Dispatch(request, worker, cached_tokens):
                 if (open_request := self._open.get(request)) is not None:
                     timeouts = self._timeouts(worker, open_request.output_limit)
-                    open_request.front.deliver(Placement(request, worker, cached_tokens, timeouts))
+                    open_request.front.deliver(Assignment(request, worker, cached_tokens, timeouts))
             case Reject(request):
                 if (open_request := self._open.get(request)) is not None:
                     open_request.front.deliver(command)

@@ -1,7 +1,7 @@
 """The messages between a front and the scheduler. Each can be encoded (`codec`), so it can cross a process boundary.
 
 A front sends the events of its requests, facts about workers that only a front finds out, and questions. The scheduler
-sends the placement or the refusal of each request, the workers as they change, and answers. Messages in one direction
+sends the assignment or the refusal of each request, the workers as they change, and answers. Messages in one direction
 arrive in the order in which they were sent.
 """
 
@@ -112,7 +112,7 @@ class IsOfAnother(Question[bool]):
 
 
 AnyQuestion = BeginCall | TakeInput | AdmitNewClient | FindResponse | IsOfAnother
-Answer = Shortage | WorkerId | bool | None
+AnswerValue = Shortage | WorkerId | bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Assignment:
     """Send this request to this worker now."""
 
     request: RequestId
@@ -188,11 +188,11 @@ class WorkerRemoved:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Answered:
     """The answer to a question."""
 
     number: int
-    answer: Answer
+    answer: AnswerValue
 
 
-SchedulerMessage = Placement | Reject | WorkerChanged | WorkerRemoved | Reply
+SchedulerMessage = Assignment | Reject | WorkerChanged | WorkerRemoved | Answered

@@ -14,7 +14,7 @@ from router.core.scheduler import Scheduler
 from router.core.snapshot import restore
 from router.errors import ConfigError
 from router.persistence.journal import JournalEntry, JournalHeader, TornLine, read
-from router.process.scheduler import new_scheduler
+from router.process.scheduling import new_scheduler
 
 
 @dataclass(frozen=True, slots=True)

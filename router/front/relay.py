@@ -15,7 +15,7 @@ from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import ResponseReader, is_running
 from router.api.family import Family, Reader
 from router.channel.client import SchedulerClient
-from router.channel.messages import FieldsRefused, Placement, UnreachableWorker
+from router.channel.messages import Assignment, FieldsRefused, UnreachableWorker
 from router.core.model.commands import Refusal
 from router.core.model.events import Cancelled, Failed, Fault, Finished, Returned
 from router.core.model.request import Request, Usage, WorkerId
@@ -128,14 +128,14 @@ class Relay:
         pending = self._scheduler_client.submit(self._request)
         failed: FailedAttempt | None = None
         try:
-            while (placement := await self._next_placement(pending, settings.heartbeat, failed)) is not None:
+            while (assignment := await self._next_assignment(pending, settings.heartbeat, failed)) is not None:
                 self._sent = True
                 headers: HeaderList = []
                 if settings.response_headers:
                     headers = self._placement_headers(
-                        placement, settings.policy, self._scheduler_client.clock() - submitted
+                        assignment, settings.policy, self._scheduler_client.clock() - submitted
                     )
-                before, failed = failed, self._mismatch(placement.worker) or await self._attempt(placement, headers)
+                before, failed = failed, self._mismatch(assignment.worker) or await self._attempt(assignment, headers)
                 if failed is None:
                     return
                 if not await self._may_retry(failed, settings):
@@ -171,10 +171,10 @@ class Relay:
             self._close_upstream()
             self._scheduler_client.settle(ending)
 
-    async def _next_placement(
-        self, pending: "asyncio.Future[Placement]", heartbeat: float, failed: FailedAttempt | None
-    ) -> Placement | None:
-        """Wait for the placement. A streaming client gets heartbeats meanwhile, so that no proxy cuts an idle stream.
+    async def _next_assignment(
+        self, pending: "asyncio.Future[Assignment]", heartbeat: float, failed: FailedAttempt | None
+    ) -> Assignment | None:
+        """Wait for the assignment. A streaming client gets heartbeats meanwhile, so that no proxy cuts an idle stream.
 
         Returns None if a retry is refused: then the failed attempt is reported. Raises the refusal if there was no
         attempt, or if that worker could not be connected to and no other is left, as the refusal says more.
@@ -193,14 +193,14 @@ class Relay:
                 raise
             return None
 
-    def _placement_headers(self, placement: Placement, policy: str, waited: float) -> HeaderList:
+    def _placement_headers(self, assignment: Assignment, policy: str, waited: float) -> HeaderList:
         return [
-            (b"x-d2lpm-worker", placement.worker.encode()),
+            (b"x-d2lpm-worker", assignment.worker.encode()),
             (b"x-d2lpm-client", self._request.client.encode()),
             (b"x-d2lpm-policy", policy.encode()),
             (b"x-d2lpm-queue-ms", b"%.3f" % (waited * 1000)),
             (b"x-d2lpm-overhead-ms", b"%.3f" % (self._overhead * 1000)),
-            (b"x-d2lpm-predicted-cached-tokens", b"%d" % placement.cached_tokens),
+            (b"x-d2lpm-predicted-cached-tokens", b"%d" % assignment.cached_tokens),
         ]
 
     async def _may_retry(self, failed: FailedAttempt, settings: RelaySettings) -> bool:
@@ -230,41 +230,41 @@ class Relay:
         error = BadRequest(f"The model `{self._call.model[:200]}` only makes embeddings.", param="model")
         return FailedAttempt(Fault.CALL, False, error, retry_elsewhere=True)
 
-    async def _attempt(self, placement: Placement, headers: HeaderList) -> FailedAttempt | None:
+    async def _attempt(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | None:
         """Try one worker. If its engine goes on without the client (background), ignore disconnects too."""
         if self._keeper is None or not self._keeper.outlives_client:
-            return await self._send_and_relay(placement, headers)
+            return await self._send_and_relay(assignment, headers)
         self._exchange.ignore_disconnect()
         try:
-            return await self._send_and_relay(placement, headers)
+            return await self._send_and_relay(assignment, headers)
         finally:
             self._exchange.heed_disconnect()
 
-    async def _send_and_relay(self, placement: Placement, headers: HeaderList) -> FailedAttempt | None:
+    async def _send_and_relay(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | None:
         """Send the call to a worker and relay the answer. Returns None if that ended the request."""
         path, body = self._call.path, self._call.body
         if self._continuation is None:
             self._reader = None
-        elif (rest_body := self._continuation_body(placement.worker)) is not None:
+        elif (rest_body := self._continuation_body(assignment.worker)) is not None:
             path, body = self._continuation.path, rest_body
         else:
             return FailedAttempt(Fault.CALL, False)
-        timeouts = placement.timeouts
+        timeouts = assignment.timeouts
         first = timeouts.first_token if self._call.streamed else timeouts.whole
         idle_timeouts = IdleTimeouts(first, timeouts.between_tokens)
-        added = self._call.additions.wanted & self._connections.accepted_fields(placement.worker, path)
+        added = self._call.additions.wanted & self._connections.accepted_fields(assignment.worker, path)
         try:
-            upstream = await self._send(placement.worker, path, body, added, idle_timeouts)
+            upstream = await self._send(assignment.worker, path, body, added, idle_timeouts)
             for name in PASSED_ON:
                 if (value := upstream.headers.get(name)) is not None:
                     headers.append((name, value))
             if upstream.status == 200 and self._is_stream(upstream):
-                return await self._relay_stream(upstream, placement, headers)
-            return await self._relay_whole(upstream, placement, headers)
+                return await self._relay_stream(upstream, assignment, headers)
+            return await self._relay_whole(upstream, assignment, headers)
         except WorkerUnreachable as error:
             if not error.accepted:
                 # Move the requests that wait for this worker, before each fails to connect too.
-                self._scheduler_client.report(UnreachableWorker(placement.worker))
+                self._scheduler_client.report(UnreachableWorker(assignment.worker))
             return FailedAttempt(Fault.BROKEN, error.accepted, error)
         except (WorkerBroke, WorkerHung) as error:
             return FailedAttempt(Fault.BROKEN, True, error)
@@ -323,13 +323,13 @@ class Relay:
         return body
 
     async def _relay_stream(
-        self, upstream: WorkerResponse, placement: Placement, headers: HeaderList
+        self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList
     ) -> FailedAttempt | None:
         """Relay a streamed answer. Each block is sent to the client before the scheduler is notified.
 
         The last block is sent together with the end of the answer if both have arrived.
         """
-        reader = self._reader = self._reader or self._new_reader(placement)
+        reader = self._reader = self._reader or self._new_reader(assignment)
         rewriter = Rewriter(self._continuation) if self._continuation is not None else None
         stream = AnswerStream(upstream, reader, rewriter, self._hold)
         counted = False
@@ -362,11 +362,11 @@ class Relay:
         await self._end(ready, headers)
         return None
 
-    def _new_reader(self, placement: Placement) -> Reader:
-        """Return a reader for the answer at this placement."""
+    def _new_reader(self, assignment: Assignment) -> Reader:
+        """Return a reader for the answer at this assignment."""
         reader = self._family.reader(self._call)
         if isinstance(reader, ResponseReader) and (keeper := self._keeper) is not None:
-            reader.on_response_id = lambda response: keeper.set_response(response, placement)
+            reader.on_response_id = lambda response: keeper.set_response(response, assignment)
         return reader
 
     async def _end(self, last: bytes, headers: HeaderList) -> None:
@@ -403,7 +403,7 @@ class Relay:
         return None
 
     async def _relay_whole(
-        self, upstream: WorkerResponse, placement: Placement, headers: HeaderList
+        self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList
     ) -> FailedAttempt | None:
         """Relay an answer that is not a stream. A refusal by the engine counts as a failed attempt."""
         before = self._hold.amount
@@ -417,28 +417,28 @@ class Relay:
             error_body = body if all_here else b""  # part of a body is no JSON
             return FailedAttempt(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=error_body)
         if not all_here:
-            return await self._relay_long(upstream, placement, headers, body, before)
+            return await self._relay_long(upstream, assignment, headers, body, before)
         answer = self._family.read_whole(self._call, body)
         if answer.error is not None or answer.aborted:
             fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
             return FailedAttempt(fault, True, headers=headers, body=body)
-        if not self._notify_keeper(answer, placement):
+        if not self._notify_keeper(answer, assignment):
             self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
         await self._exchange.respond(upstream.status, headers, body)
         return None
 
-    def _notify_keeper(self, answer: Answer, placement: Placement) -> bool:
+    def _notify_keeper(self, answer: Answer, assignment: Assignment) -> bool:
         """Report the response in a whole answer to the keeper. Returns whether the engine is still computing it."""
         if self._keeper is None or answer.response is None:
             return False
-        self._keeper.set_response(answer.response, placement)
+        self._keeper.set_response(answer.response, assignment)
         if not (self._keeper.outlives_client and is_running(answer.status)):
             return False
         self._keeper.mark_running()
         return True
 
     async def _relay_long(
-        self, upstream: WorkerResponse, placement: Placement, headers: HeaderList, first: bytes, before: int
+        self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList, first: bytes, before: int
     ) -> FailedAttempt | None:
         """Relay an answer that is too long to be held, block by block. No retry is possible after its head is sent.
 
@@ -456,7 +456,7 @@ class Relay:
             self._hold.set(before)  # `UnreadBytes` counts what is written and not read
             block = await upstream.read()
         answer = self._read_outline(outline)
-        self._notify_keeper(answer, placement)
+        self._notify_keeper(answer, assignment)
         if answer.error is None and not answer.aborted:
             self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
         else:

@@ -11,7 +11,7 @@ from router.config.settings import Settings
 from router.core.model.request import WorkerId
 from router.core.scheduler import Scheduler
 from router.process.front import Front
-from router.process.scheduler import SchedulerSide
+from router.process.scheduling import SchedulerSide
 from router.telemetry.cache_alarm import CacheAlarm
 from router.telemetry.component_metrics import AdmissionMetrics, EventMetrics, FileMetrics, ResponseMetrics
 from router.telemetry.explain import Explanation, Explanations

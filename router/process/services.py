@@ -6,7 +6,7 @@ from typing import assert_never
 from router.channel.host import Fact, FrontLink, FrontServices, SchedulerHost
 from router.channel.messages import (
     AdmitNewClient,
-    Answer,
+    AnswerValue,
     AnyQuestion,
     BeginCall,
     CallEnded,
@@ -52,7 +52,7 @@ class SchedulerServices(FrontServices):
             case _:
                 assert_never(fact)
 
-    def answer(self, front: FrontLink, question: AnyQuestion) -> Answer:
+    def answer(self, front: FrontLink, question: AnyQuestion) -> AnswerValue:
         now = self._clock()
         match question:
             case BeginCall(ticket, owners):

@@ -16,7 +16,7 @@ from router.control.app import control_plane
 from router.front.drain import Drain, refuse
 from router.process.front import Front, build_front
 from router.process.insight import Insight, RequestRecords
-from router.process.scheduler import SchedulerSide, build_scheduler
+from router.process.scheduling import SchedulerSide, build_scheduler
 from router.runtime.gc_tuning import FullCollections
 from router.telemetry.history import FairnessHistory
 from router.upstream.discovery import Resolve, resolve

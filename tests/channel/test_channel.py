@@ -13,7 +13,7 @@ from router.channel.host import Observer, SchedulerHost
 from router.channel.local import connect
 from router.channel.messages import (
     AdmitNewClient,
-    Placement,
+    Assignment,
     UnreachableWorker,
     WorkerCard,
     WorkerChanged,
@@ -72,7 +72,7 @@ class ChannelScene:
         connect(client, self.host, encoded=True)
         return client
 
-    def submit(self, name: str) -> "asyncio.Future[Placement]":
+    def submit(self, name: str) -> "asyncio.Future[Assignment]":
         return self.client.submit(Request(RequestId(name), ClientId("ann"), "m", (KEY,)))
 
     def check_at_rest(self) -> None:
@@ -186,13 +186,13 @@ async def test_a_refusal_that_nobody_awaits_is_not_logged_as_an_unretrieved_exce
     scene.check_at_rest()
 
 
-async def test_settling_a_waiting_request_cancels_its_placement() -> None:
+async def test_settling_a_waiting_request_cancels_its_assignment() -> None:
     """The future is cancelled, and the next end places nothing for it."""
     scene = ChannelScene()
     scene.submit("1")
-    placement = scene.submit("2")
+    assignment = scene.submit("2")
     scene.client.settle(Cancelled(RequestId("2")))
-    assert placement.cancelled()
+    assert assignment.cancelled()
     scene.client.settle(Finished(RequestId("1")))
     scene.check_at_rest()
 
@@ -202,10 +202,10 @@ async def test_the_timer_refuses_requests_that_wait_too_long() -> None:
     scene = ChannelScene(WaitingLimits(time_to_live=0.01))
     scene.submit("1")
     for name in ("2", "3"):
-        placement = scene.submit(name)
+        assignment = scene.submit(name)
         with pytest.raises(Refused):
             async with asyncio.timeout(TIMEOUT_S):
-                await placement
+                await assignment
         scene.client.settle(Cancelled(RequestId(name)))
     scene.client.settle(Finished(RequestId("1")))
     scene.check_at_rest()

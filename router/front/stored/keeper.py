@@ -5,7 +5,7 @@ import asyncio
 from router.api.body.call import Call
 from router.auth.admission import AdmissionTicket
 from router.channel.client import SchedulerClient
-from router.channel.messages import Placement, ResponseStored
+from router.channel.messages import Assignment, ResponseStored
 from router.core.model.request import ClientId, RequestId
 from router.front.stored.background import BackgroundResponses, BackgroundRun
 
@@ -28,7 +28,7 @@ class ResponseKeeper:
         self._scheduler_client = scheduler_client
         self._background = background
         self._response: str | None = None
-        self._placement: Placement | None = None
+        self._assignment: Assignment | None = None
         self._running = False
         self._task: asyncio.Task[object] | None = None
         self.cut = False
@@ -39,13 +39,13 @@ class ResponseKeeper:
         """Whether the engine goes on computing the response when the client disconnects."""
         return self._call.storage.background
 
-    def set_response(self, response: str, placement: Placement) -> None:
+    def set_response(self, response: str, assignment: Assignment) -> None:
         """Record the id of the response and where it is computed. To be called before the client gets the id."""
         if self._response is not None:  # an earlier attempt, at a worker that failed
             self._background.remove_stream(self._response)
-        self._response, self._placement = response, placement
+        self._response, self._assignment = response, assignment
         if self._call.storage.stored:
-            self._scheduler_client.report(ResponseStored(response, self._owner, placement.worker))
+            self._scheduler_client.report(ResponseStored(response, self._owner, assignment.worker))
         if self.outlives_client and self._call.streamed:
             self._task = asyncio.current_task()
             self._background.add_stream(response, self._cut)
@@ -56,14 +56,14 @@ class ResponseKeeper:
 
     def take_over(self, request: RequestId) -> bool:
         """Follow the response if the engine still computes it. Returns whether that will settle the request."""
-        if self._response is None or self._placement is None:
+        if self._response is None or self._assignment is None:
             return False
         if not self._running:
             self._background.remove_stream(self._response)
             return False
-        call, placement = self._call._replace(body=b""), self._placement
+        call, assignment = self._call._replace(body=b""), self._assignment
         run = BackgroundRun(
-            *(self._response, placement.worker, request, call, self._ticket.transfer(), placement.timeouts.whole)
+            *(self._response, assignment.worker, request, call, self._ticket.transfer(), assignment.timeouts.whole)
         )
         self._background.follow(run)
         return True
