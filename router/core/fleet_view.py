@@ -41,9 +41,9 @@ class SchedulerView(FleetView):
         off.
         """
         size, match = self._prefixes.size_and_match(request)
-        state, matched = self._states[worker], match.get(worker, 0)
-        cached = self._findable(request, worker, matched, state.waiting) if matched else 0
-        return state.admits(size + resumed_output - cached)
+        matched = match.get(worker, 0)
+        cached = self._findable(request, worker, matched) if matched else 0
+        return self._states[worker].admits(size + resumed_output - cached)
 
     def input_tokens(self, request: Request) -> int:
         return self._prefixes.input_tokens(request)

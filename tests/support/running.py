@@ -110,7 +110,7 @@ class RunningRouter:
         """Raise AssertionError unless the router's internal state is as empty as before the first call."""
         scheduler, scheduler_host = self.scheduler, self.scheduler_host
         assert (scheduler.live, scheduler.waiting, scheduler.prefixes.watched) == (0, 0, 0)
-        assert not scheduler.ledger.bills
+        assert not scheduler.attempts
         scheduler.ledger.check_conservation()
         assert not scheduler_host._dispatches
         assert not scheduler_host._streams
