@@ -19,7 +19,6 @@ from router.core.clients.fairness import Fairness
 from router.core.clients.ledger import Ledger
 from router.core.clients.service_gap import Outstanding
 from router.core.fleet.cluster import Cluster
-from router.core.fleet_view import SchedulerView
 from router.core.membership import Membership
 from router.core.model.commands import Decision, Dispatch
 from router.core.model.cost import NOTHING, Charge, LinearCost
@@ -41,7 +40,6 @@ class Attempts:
         self,
         cluster: Cluster,
         prefixes: PrefixMap,
-        view: SchedulerView,
         estimates: Estimates,
         ledger: Ledger,
         policy: Policy,
@@ -49,12 +47,10 @@ class Attempts:
         membership: Membership,
         cost: LinearCost,
     ) -> None:
-        """`view`: over the same cluster and prefixes; it reports changed matches to the policy."""
         self._workers = cluster.states
         self._prefixes = prefixes
         self._mirror = prefixes.mirror
         self._blocks = prefixes.blocks
-        self._view = view
         self._estimates = estimates
         self._ledger = ledger
         self._policy = policy
@@ -71,7 +67,8 @@ class Attempts:
         request, worker_id, why, passed = choice
         size, match = self._prefixes.size_and_match(request)
         answers, resumed = self._estimates.output_lengths, state.resumed_output
-        expected = answers.expected(request)
+        expected, forecast = answers.expected(request), answers.forecast(request, resumed)
+        most_output = max_remaining_output(request, resumed)
         worker = self._workers[worker_id]
         starts_at = worker.expected_prefill_start(now)
         run = self._mirror.dispatch(request, worker_id, now, match.get(worker_id, 0), size, starts_at)
@@ -88,10 +85,10 @@ class Attempts:
         flight = worker.add(
             request.id,
             size - cached,
-            answers.forecast(request, resumed),
+            forecast,
             now,
             streamed=request.streamed,
-            most_output=max_remaining_output(request, resumed),
+            most_output=most_output,
             answers=request.answers,
         )
         run.show_start(flight)
@@ -100,8 +97,8 @@ class Attempts:
             self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
         self._fairness.request_dispatched(request, worker_id, outstanding, now - state.waiting_since)
         self._policy.request_charged(bill.change_from(NOTHING))
-        self._view.report_match_changes(self._policy)
-        blocks = self._blocks.expect(request, worker_id)
+        self.report_match_changes()
+        blocks = self._blocks.expect(request, worker_id) if request.blocks else None
         state.attempt = Attempt(worker, bill, run, flight, outstanding, blocks)
         return Dispatch(request.id, worker_id, cached, why, decision)
 
@@ -147,7 +144,7 @@ class Attempts:
         attempt.worker.mark_alive(now)
         self._apply_charge(state, attempt, self._ledger.progress(attempt.bill, tokens - state.charged_output), now)
         self._mirror.set_output(attempt.run, tokens)
-        self._view.report_match_changes(self._policy)
+        self.report_match_changes()
 
     def charge_estimates(self, now: float) -> None:
         """Charge unstreamed answers for the output that they should have by now, at their workers' decode rate.
@@ -282,7 +279,16 @@ class Attempts:
         if worker.left:
             self._membership.forget_if_gone(worker)
         state.attempt = None
-        self._view.report_match_changes(self._policy)
+        self.report_match_changes()
+
+    def report_match_changes(self) -> None:
+        """Report to the policy the changed matches that it asked to `watch`.
+
+        Queued requests need current matches at any time, since an order by longest match is wrong with outdated ones.
+        """
+        if self._prefixes.changed:
+            for worker, requests in self._prefixes.take_changes().items():
+                self._policy.match_changed(worker, requests)
 
     def _apply_charge(self, state: RequestState, attempt: Attempt, charge: Charge, now: float) -> None:
         """Apply the charge for what the worker of a started request did to all counts of service."""

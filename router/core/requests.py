@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
+from typing import Final
 
 from router.core.cache.cache_model import PinnedRun
 from router.core.clients.ledger import Bill
@@ -85,13 +86,11 @@ class RetryQueue:
         self._tries = rules.tries
         self._time_to_live = time_to_live
         self._budget = RetryBudget(rules.budget, rules.floor)
+        self.count_arrival: Final = self._budget.add_request
+        """Count an arrival of a new request, which raises the retry budget."""
         self._requests: dict[RequestState, None] = {}
         self.requests: Collection[RequestState] = self._requests.keys()
         """Read-only view."""
-
-    def count_arrival(self) -> None:
-        """Count an arrival of a new request, which raises the retry budget."""
-        self._budget.add_request()
 
     def add(self, state: RequestState, event: Returned, worker: WorkerId, now: float, *, in_use: bool) -> bool:
         """Queue a request that this worker returned. Returns False if it must not be tried again.

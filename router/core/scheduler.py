@@ -108,7 +108,6 @@ class Scheduler:
         self._attempts = Attempts(
             self.cluster,
             self.prefixes,
-            self._view,
             self.estimates,
             self.ledger,
             self.policy,
@@ -194,7 +193,7 @@ class Scheduler:
                 self.clients.apply(event)
             case _:
                 self.membership.apply(event, now)
-                self._view.report_match_changes(self.policy)
+                self._attempts.report_match_changes()
 
     def _enqueue(self, request: Request, now: float) -> None:
         if request.id in self._requests:
@@ -203,16 +202,18 @@ class Scheduler:
         if not self.cluster.candidates(request):
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
-            self._open(RequestState(request, now), now)
+            self._open(RequestState(request, now), now, begun=False)
             self._retry_queue.count_arrival()
             self._newly_queued = True
             self.policy.enqueue(request, now)
 
-    def _open(self, state: RequestState, now: float) -> None:
-        """Count a request as live, when it arrives and again when its worker returns it."""
+    def _open(self, state: RequestState, now: float, *, begun: bool) -> None:
+        """Count a request as live, when it arrives and again when its worker returns it. `begun`: whether a part of its
+        answer was streamed.
+        """
         self._requests[state.request.id] = state
         self.shares.begin(state.request)
-        self.fairness.request_opened(state.request, state.waiting_since, now, begun=state.resumed_output > 0)
+        self.fairness.request_opened(state.request, state.waiting_since, now, begun=begun)
 
     def _close(self, request: Request, now: float) -> None:
         """Drop a request from the live ones; the last step of its end."""
@@ -303,7 +304,7 @@ class Scheduler:
         if (ended := self._end_attempt(event, now)) is None:
             return
         state, worker = ended
-        self._open(state, now)
+        self._open(state, now, begun=state.resumed_output > 0)
         if not self._retry_queue.add(state, event, worker, now, in_use=self.cluster.in_use(worker)):
             if len(state.suspects) == 1:
                 self.membership.blame_suspects(state, now)

@@ -71,6 +71,8 @@ class CacheMirror:
         """Whether a worker would use what its prefix cache holds of a request's prompts."""
         if worker in self.uncached:
             return False
+        if not request.computed_anew_by:
+            return True
         state = self._caches.get(worker)
         return not computes_anew("" if state is None else state.engine, request.computed_anew_by)
 
@@ -124,12 +126,12 @@ class CacheMirror:
         state.runs[run] = None
         replays = self._tracking.replays
         whole = replays and state.rules.whole_nodes
-        before = self._tree.held_chunks(worker)
+        before = holding.chunks
         for prompt in run.prompts:
             run.paths.append(self._tree.touches(prompt.hashes, worker))
             epoch = holding.epoch  # read before the insertion, which may void all pins, this one among them
             run.pins.append((self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=whole), epoch))
-        run.new_chunks = self._tree.held_chunks(worker) - before
+        run.new_chunks = holding.chunks - before
         self._update_own_tokens(run, state)
         self._evict_to_capacity(worker, state)
         return run

@@ -28,6 +28,10 @@ class ActiveClients:
     def __contains__(self, client: ClientId) -> bool:
         return client in self._clients
 
+    def weight_with(self, client: ClientId, weight: float) -> float:
+        """Return what the sum of weights would be if this client were active."""
+        return self.weight if client in self._clients else self.weight + weight
+
     def add_request(self, client: ClientId, weight: float) -> None:
         """Count a request that waits or is in flight. The client's weight counts with its first request."""
         activity = self._clients.get(client)

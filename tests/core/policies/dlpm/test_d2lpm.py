@@ -326,17 +326,11 @@ def test_stealing_can_be_switched_off() -> None:
     assert not talk.scheduler.policy.properties.work_conserving
 
 
-class SlowFleet(SchedulerView):
-    """A fleet in which every worker is half as fast as the mean."""
-
-    def speed(self, worker: WorkerId) -> float:  # noqa: ARG002 - every one
-        return 0.5
-
-
 def test_a_slow_worker_has_a_smaller_quantum() -> None:
     """Q^w follows the measured service rate, unless that is off."""
     for by_rate, quantum in ((True, 500.0), (False, 1000.0)):
-        view = SlowFleet(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
+        view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
+        view.speed = lambda _worker: 0.5
         parameters = Parameters(D2lpmParameters(1000.0, by_service_rate=by_rate))
         build: PlacementFactory = D2lpm
         placement = build(PolicyContext(view, LinearCost(), Random(0), parameters, Backlog()))
