@@ -79,6 +79,7 @@ class Attempts:
             bill = self._ledger.open(request, worker_id, 0, 0)
             size += resumed
             expected = max(0, expected - resumed)
+        charge = bill.change_from(NOTHING)
         outstanding = Outstanding(expected, bill.tokens.cached, bill.tokens.extend)
         credit = self._policy.deficit(request.client, worker_id)
         decision = Decision(request.client, match, credit, worker.load, worker.window.limits, passed)
@@ -91,13 +92,15 @@ class Attempts:
             most_output=most_output,
             answers=request.answers,
         )
-        run.show_start(flight)
+        if run.prefilling is not None:
+            run.prefilling.flight = flight
         if not request.streamed:
             self._unstreamed[state] = None
             self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
         self._fairness.request_dispatched(request, worker_id, outstanding, now - state.waiting_since)
-        self._policy.request_charged(bill.change_from(NOTHING))
-        self.report_match_changes()
+        self._policy.request_charged(charge)
+        if self._prefixes.changed:
+            self.report_match_changes()
         blocks = self._blocks.expect(request, worker_id) if request.blocks else None
         state.attempt = Attempt(worker, bill, run, flight, outstanding, blocks)
         return Dispatch(request.id, worker_id, cached, why, decision)
@@ -144,7 +147,8 @@ class Attempts:
         attempt.worker.mark_alive(now)
         self._apply_charge(state, attempt, self._ledger.progress(attempt.bill, tokens - state.charged_output), now)
         self._mirror.set_output(attempt.run, tokens)
-        self.report_match_changes()
+        if self._prefixes.changed:
+            self.report_match_changes()
 
     def charge_estimates(self, now: float) -> None:
         """Charge unstreamed answers for the output that they should have by now, at their workers' decode rate.
@@ -252,7 +256,7 @@ class Attempts:
         charge = self._ledger.settle(attempt.bill, usage, min_extend, output=output)
         if charged is None and usage is not None and usage.cached_tokens is not None:
             attempt.worker.set_computed_tokens(attempt.flight, charge.after.extend)
-        state.charged = charge.after if charged is None else charge.after.plus(charged)
+        state.add_charged(charge.after)
         self._close(state, attempt, charge, now, computed=True)
 
     def refund(self, state: RequestState, attempt: Attempt, now: float) -> None:
@@ -279,16 +283,16 @@ class Attempts:
         if worker.left:
             self._membership.forget_if_gone(worker)
         state.attempt = None
-        self.report_match_changes()
+        if self._prefixes.changed:
+            self.report_match_changes()
 
     def report_match_changes(self) -> None:
         """Report to the policy the changed matches that it asked to `watch`.
 
         Queued requests need current matches at any time, since an order by longest match is wrong with outdated ones.
         """
-        if self._prefixes.changed:
-            for worker, requests in self._prefixes.take_changes().items():
-                self._policy.match_changed(worker, requests)
+        for worker, requests in self._prefixes.take_changes().items():
+            self._policy.match_changed(worker, requests)
 
     def _apply_charge(self, state: RequestState, attempt: Attempt, charge: Charge, now: float) -> None:
         """Apply the charge for what the worker of a started request did to all counts of service."""

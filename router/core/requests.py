@@ -67,15 +67,17 @@ class RequestState:
     suspects: tuple[WorkerId, ...] = ()
     """Those of the failed workers that are to blame if another worker completes the request."""
 
-    @property
-    def charged_output(self) -> int:
-        """Output tokens charged for earlier attempts."""
-        return 0 if self.charged is None else self.charged.output
+    charged_output: int = 0
+    """Output tokens charged for earlier attempts."""
+    resumed_output: int = 0
+    """Output tokens from which the next worker continues; an answer that is not streamed begins anew."""
 
-    @property
-    def resumed_output(self) -> int:
-        """Output tokens from which the next worker continues; an answer that is not streamed begins anew."""
-        return self.charged_output if self.request.streamed else 0
+    def add_charged(self, tokens: Tokens) -> None:
+        """Add what an attempt was charged, now that it has ended."""
+        self.charged = tokens if self.charged is None else tokens.plus(self.charged)
+        self.charged_output = self.charged.output
+        if self.request.streamed:
+            self.resumed_output = self.charged_output
 
 
 class RetryQueue:

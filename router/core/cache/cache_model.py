@@ -170,11 +170,6 @@ class PinnedRun:
         self.pins: list[tuple[Node, object]] = []
         """Per prompt, the node with which it ends, and the epoch in which that was pinned."""
 
-    def show_start(self, flight: Starting) -> None:
-        """Let this record of the attempt show whether its prompt may still be waiting to be computed."""
-        if self.prefilling is not None:
-            self.prefilling.flight = flight
-
 
 class CacheState:
     """The state of one worker's cache, except what it holds."""

@@ -126,7 +126,7 @@ class WorkerState:
     ) -> InFlight:
         """Add a dispatched request. `output`: predicted output tokens. `most_output`: their maximum."""
         self._account_until(now)
-        if not self._in_flight:
+        if not self._in_flight.requests:
             self._last_alive = now
         had_place = not self.window.full(self.load)
         flight = self._in_flight.add(uncached_tokens, now, streamed=streamed, had_place=had_place, answers=answers)
@@ -329,7 +329,7 @@ class WorkerState:
     def _refresh_load(self) -> None:
         """Recompute the load, the room and the deadline."""
         in_flight, window = self._in_flight, self.window
-        unstarted = len(in_flight.waiting)
+        unstarted, next_guess = len(in_flight.waiting), in_flight.next_guess
         ahead, low_at = (
             self._prefill_left()
             if unstarted and not self.service_rate.last_start_delayed
@@ -346,7 +346,7 @@ class WorkerState:
         )
         self.has_room = self._open and window.admits(load, 1)
         resumes = self._backoff.until if self._now < self._backoff.until else inf
-        self._load_deadline = min(in_flight.next_guess, low_at, resumes)
+        self._load_deadline = min(next_guess, low_at, resumes)
         deadline = min(self._load_deadline, self._silent_at())
         if deadline < inf:
             self._deadlines[self.worker.id] = deadline

@@ -23,11 +23,10 @@ from typing import Final
 from router.core.clients.recent_clients import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request
-from router.core.policies.deficit.active_clients import ActiveClients
 from router.core.policies.deficit.client_deficits import ClientDeficits
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.refill_schedule import RefillSchedule
-from router.core.policies.deficit.rounds import Rounds
+from router.core.policies.deficit.rounds import ActiveClients, Rounds
 
 OVERDUE, FRESH_AND_SPARSE, FRESH, SPARSE, ELIGIBLE = range(5)
 """The priority class of an eligible client: lower goes first."""
@@ -163,9 +162,11 @@ class Eligibility:
         allowed.
         """
         client = request.client
-        self._deficits.register(request, self._parameters.quantum, active=client in self._active)
-        weight = self._active.weight_with(client, self._shares.effective_weight(request))
-        deficit = self._deficits.cap(client, self._round_fraction(weight))
+        own_weight = self._shares.effective_weight(request)
+        active, weight = client in self._active, self._active.weight_with(client, own_weight)
+        fraction = self._round_fraction(weight)
+        self._deficits.register(request, self._parameters.quantum, active=active)
+        deficit = self._deficits.cap(client, fraction)
         if refill and deficit <= 0:
             self._refill_for(client, weight)
             deficit = self._deficits.deficit(client)

@@ -156,7 +156,7 @@ class DlpmHome(Policy):
                     self._newcomer = None
                     self._backlog.pass_through(request.worker, request.client, now)
                     choice = self._choose(newcomer, worker, relief)
-                    self._send(request, choice.worker, now)
+                    self._send(request, choice.worker, newcomer.matched, now)
                     return choice
         self._queue_newcomer(now)
         return None
@@ -184,7 +184,7 @@ class DlpmHome(Policy):
         """
         matched = self._view.match(request)
         worker = max(workers, key=lambda each: (matched.get(each, 0), -self._view.in_flight(each)))
-        self._send(request, worker, now)
+        self._send(request, worker, self._view.able(request), now)
         return worker
 
     def request_charged(self, charge: Charge) -> None:
@@ -345,12 +345,14 @@ class DlpmHome(Policy):
         return table.deficit(home) <= 0 < table.deficit(worker)
 
     def _take(self, choice: Choice, now: float) -> Choice:
+        able = self._pool[choice.request.id].matched
         self.withdraw(choice.request.id, now)
-        self._send(choice.request, choice.worker, now)
+        self._send(choice.request, choice.worker, able, now)
         return choice
 
-    def _send(self, request: Request, worker: WorkerId, now: float) -> None:
-        self._worker_deficits.table(request, self._view.able(request))
+    def _send(self, request: Request, worker: WorkerId, able: Collection[WorkerId], now: float) -> None:
+        """Count a request as sent to one of the workers that are able to serve it."""
+        self._worker_deficits.table(request, able)
         self._eligibility.request_dispatched(request)
         record = self._records[worker]
         record.awaiting_first_token.add(request, now)

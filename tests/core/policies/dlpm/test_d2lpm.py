@@ -330,7 +330,7 @@ def test_a_slow_worker_has_a_smaller_quantum() -> None:
     """Q^w follows the measured service rate, unless that is off."""
     for by_rate, quantum in ((True, 500.0), (False, 1000.0)):
         view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
-        view.speed = lambda _worker: 0.5
+        view.speed = lambda worker: 0.5  # noqa: ARG005 - every one
         parameters = Parameters(D2lpmParameters(1000.0, by_service_rate=by_rate))
         build: PlacementFactory = D2lpm
         placement = build(PolicyContext(view, LinearCost(), Random(0), parameters, Backlog()))
