@@ -203,9 +203,8 @@ class Fleet:
         accounts, limit = self.scheduler.ledger, settings.cached_in_flight
 
         def estimated(request: RequestId) -> Tokens | None:
-            bill = accounts.bills.get(request)
-            reserved = bill is None or request in accounts.accounts[bill.client].unstarted
-            return None if bill is None or reserved else bill.tokens
+            attempt = self.scheduler.attempts.get(request)
+            return attempt.bill.tokens if attempt is not None and attempt.bill.started else None
 
         self.books = Books(
             *(settings.cost, self.quantum, weights, limit, estimate),

@@ -110,7 +110,7 @@ class RunningRouter:
         """Raise AssertionError unless the router's internal state is as empty as before the first call."""
         scheduler = self.scheduler
         assert (scheduler.live, scheduler.waiting, scheduler.prefixes.watched) == (0, 0, 0)
-        assert not scheduler.ledger.bills
+        assert not scheduler.attempts
         scheduler.ledger.check_conservation()
         assert self.scheduler_host.at_rest
         assert self.scheduler_client.at_rest

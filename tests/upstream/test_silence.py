@@ -353,7 +353,7 @@ class Reckoning:
         self.talk.serve_all()
 
     def running(self) -> list[RequestId]:
-        return [request for state in self.talk.scheduler.cluster for request in state.running]
+        return list(self.talk.scheduler.attempts)
 
     def heard(self, worker: str) -> None:
         self.silent.discard(worker)

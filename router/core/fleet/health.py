@@ -11,11 +11,10 @@ the same request, so that a request on which every engine fails opens no breaker
 """
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
-
-from router.core.model.request import RequestId
 
 OUTCOMES_KEPT: Final = 20
 """Recent calls that a breaker looks at."""
@@ -90,7 +89,8 @@ class Health:
         """Outcomes of the calls since the first failure; true for success."""
         self._trust: int | None = None
         """How many unproven requests may be in flight; None if only the window limits them."""
-        self._unproven: set[RequestId] = set()
+        self._unproven: set[Hashable] = set()
+        """The attempts in flight that have proven nothing yet."""
         """Requests sent while trust was limited that have no token yet."""
 
     @property
@@ -98,20 +98,20 @@ class Health:
         """Whether one more request may be sent."""
         return self._trust is None or (self.condition is not Condition.OPEN and len(self._unproven) < self._trust)
 
-    def on_dispatch(self, request: RequestId) -> None:
+    def on_dispatch(self, attempt: Hashable) -> None:
         """Record that a request was sent to the worker."""
         if self._trust is not None:
-            self._unproven.add(request)
+            self._unproven.add(attempt)
 
-    def on_end(self, request: RequestId) -> None:
+    def on_end(self, attempt: Hashable) -> None:
         """Record that a request ended, so that it can prove nothing any more."""
-        self._unproven.discard(request)
+        self._unproven.discard(attempt)
 
-    def on_success(self, request: RequestId) -> None:
+    def on_success(self, attempt: Hashable) -> None:
         """Record a request's first token or whole answer. Requests from before the breaker opened do not close it."""
         if self._trust is not None:
-            if request in self._unproven:
-                self._unproven.remove(request)
+            if attempt in self._unproven:
+                self._unproven.remove(attempt)
                 self._grow()
         elif self._outcomes:
             self._outcomes.append(True)
