@@ -302,7 +302,8 @@ class Attempts:
         worker.work.charge(charge.before, charge.after)
         worker.serve(attempt.flight, cost, charge.after.output - charge.before.output)
         self._fairness.add_service(state.request, charge.worker, cost, now)
-        self._fairness.record_total(charge.worker, attempt.outstanding, charge.after)
+        unreported = charge.after.output - charge.before.output if state.request.streamed else 0
+        self._fairness.record_total(charge.worker, attempt.outstanding, charge.after, unreported)
 
 
 def _cap_cached(request: Request, attempt: Attempt, usage: Usage) -> Usage:
