@@ -17,6 +17,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from router.core.clients.rate_limits import ClientLimits
 from router.core.model.request import ClientId, GroupId
 from router.errors import ConfigError, InvalidKey
 
@@ -46,16 +47,6 @@ class IdentitySource(StrEnum):
 
 DEFAULT_ORDER: Final = (IdentitySource.HEADER, IdentitySource.KEY, IdentitySource.USER, IdentitySource.ADDRESS)
 """A trusted header comes first: client libraries always send a key, which would take precedence over the header."""
-
-
-class ClientLimits(NamedTuple):
-    """The limits of a client or a group; None means no limit."""
-
-    in_flight: int | None = None
-    """Calls that wait or run at a time."""
-    requests_per_minute: float | None = None
-    tokens_per_minute: float | None = None
-    """Input and output tokens, cached or not, as the engine reports them."""
 
 
 UNLIMITED: Final = ClientLimits()

@@ -34,11 +34,11 @@ from router.auth.identity import (
     AnonymousPolicy,
     ClientDirectory,
     ClientGroup,
-    ClientLimits,
     Identity,
     ResolvedClient,
     is_allowed_name,
 )
+from router.core.clients.rate_limits import ClientLimits
 from router.core.model.request import ClientId, GroupId
 from router.errors import ConfigError
 from router.runtime import yaml_file

@@ -1,35 +1,46 @@
-"""Writes a member of a union of classes as JSON with its class name: `[class name, fields]`.
+"""Messages of the channel as bytes: MessagePack, each message as its type's name and its fields by name.
 
-The name is needed because some classes have the same fields. Use in pydantic as `Annotated[One | Other, ByName()]`.
+The name is needed because some types have the same fields. Fields by name let a newer version add fields with defaults.
+A question is written with its own name, followed by its number.
 """
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any, Final, get_args
+from collections.abc import Sequence
+from typing import Final, Generic, TypeVar, cast, get_args
 
-from pydantic import ConfigDict, GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+import msgspec
 
-JSON: Final = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings")
-"""Settings for the core's data: JSON itself has no form for bytes and infinite numbers."""
+from router.channel.messages import AnyQuestion, Ask, FrontMessage, SchedulerMessage
 
+M = TypeVar("M")
 
-class ByName:
-    """Annotates a union whose members are written with their class names."""
-
-    def __get_pydantic_core_schema__(self, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        tag = core_schema.str_schema()
-        pairs: dict[Any, CoreSchema] = {
-            kind.__name__: core_schema.tuple_schema([tag, handler.generate_schema(kind)]) for kind in get_args(union)
-        }
-        pair = core_schema.tagged_union_schema(pairs, discriminator=_tag_of)
-        tagged = core_schema.wrap_serializer_function_ser_schema(_write_tagged, schema=pair)
-        return core_schema.no_info_after_validator_function(itemgetter(1), pair, serialization=tagged)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_PARTS: Final = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw, int | None])
 
 
-def _tag_of(pair: Sequence[object]) -> object:
-    return pair[0]
+class MessageDecoder(Generic[M]):
+    """Decodes the messages of one direction."""
+
+    def __init__(self, types: Sequence[type[M]]) -> None:
+        self._decoders = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in types}
+
+    def decode(self, encoded: bytes) -> M:
+        """Return the message. Raises ValueError if it is not one of this direction, or a field has a wrong type."""
+        name, fields, number = _PARTS.decode(encoded)
+        decoder = self._decoders.get(name)
+        if decoder is None:
+            raise ValueError(f"unknown message {name!r}")
+        decoded = decoder.decode(fields)
+        return decoded if number is None else cast("M", Ask(number, cast("AnyQuestion", decoded)))
 
 
-def _write_tagged(member: object, write: Callable[[object], object]) -> object:
-    return write((type(member).__name__, member))
+FRONT_DECODER: Final[MessageDecoder[FrontMessage]] = MessageDecoder(
+    [kind for kind in get_args(FrontMessage) if kind is not Ask] + list(get_args(AnyQuestion))
+)
+SCHEDULER_DECODER: Final[MessageDecoder[SchedulerMessage]] = MessageDecoder(get_args(SchedulerMessage))
+
+
+def encode(message: FrontMessage | SchedulerMessage) -> bytes:
+    """Return a message as bytes."""
+    if isinstance(message, Ask):
+        return _ENCODER.encode((type(message.question).__name__, message.question, message.number))
+    return _ENCODER.encode((type(message).__name__, message, None))

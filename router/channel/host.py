@@ -1,11 +1,27 @@
-"""Feeds events to the scheduler, carries out its commands and owns its timers."""
+"""Feeds events to the scheduler, carries out its commands, owns its wake-up timer, and serves the fronts."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol, assert_never
+from typing import ClassVar, Final, NamedTuple, Protocol, assert_never
 
-from router.core.model.commands import Command, Dispatch, Refusal, Reject, WakeAt
+from router.channel.messages import (
+    Answered,
+    AnswerValue,
+    AnyQuestion,
+    Ask,
+    Assignment,
+    CallEnded,
+    FieldsRefused,
+    FrontMessage,
+    ResponseForgotten,
+    ResponseStored,
+    SchedulerMessage,
+    Timeouts,
+    UnreachableWorker,
+    WorkerChanged,
+    WorkerRemoved,
+)
+from router.core.model.commands import Command, Dispatch, Reject, WakeAt
 from router.core.model.events import (
     EVENTS,
     Arrived,
@@ -18,12 +34,12 @@ from router.core.model.events import (
     Started,
     Ticked,
 )
-from router.core.model.request import Request, RequestId, Usage
+from router.core.model.request import RequestId, WorkerId
 from router.core.scheduler import Scheduler
-from router.errors import NoWorker, Refused, RouterError
 
-PROGRESS_SECONDS = 0.1
-"""Seconds between two charges of streamed output. One `Progressed` event charges all running streams."""
+Deliver = Callable[[SchedulerMessage], None]
+"""Sends a message to one front."""
+Fact = UnreachableWorker | FieldsRefused | CallEnded | ResponseStored | ResponseForgotten
 
 
 class Observer(Protocol):
@@ -36,32 +52,67 @@ class Observer(Protocol):
         """Called after the scheduler has handled `event` and returned `commands`; `now` is the time of the event."""
 
 
-@dataclass(slots=True)
-class RunningStream:
-    """A running request whose output tokens can be read at any time."""
+class FrontServices(Protocol):
+    """What the scheduler's process does for fronts besides scheduling."""
 
-    output_tokens: Callable[[], int]
-    """Returns the output tokens so far."""
-    charged: int = 0
-    """Output tokens that the scheduler has already charged."""
+    def take(self, front: "FrontLink", fact: Fact) -> None:
+        """Take note of a fact that a front reports."""
+
+    def answer(self, front: "FrontLink", question: AnyQuestion) -> AnswerValue:
+        """AnswerValue a question of a front."""
+
+
+class NoServices(FrontServices):
+    """For fronts that only schedule."""
+
+    def take(self, front: "FrontLink", fact: Fact) -> None:  # noqa: ARG002
+        raise AssertionError(f"nothing takes {fact}")
+
+    def answer(self, front: "FrontLink", question: AnyQuestion) -> AnswerValue:  # noqa: ARG002
+        raise AssertionError(f"nothing answers {question}")
+
+
+class FrontLink:
+    """One front as the host sees it."""
+
+    def __init__(self, host: "SchedulerHost", deliver: Deliver) -> None:
+        self._host = host
+        self.deliver: Final = deliver
+
+    def receive(self, message: FrontMessage) -> None:
+        """Handle a message of this front."""
+        self._host.receive(self, message)
+
+
+class OpenRequest(NamedTuple):
+    """A request that has not ended."""
+
+    front: FrontLink
+    output_limit: int | None
 
 
 class SchedulerHost:
-    """Connects the scheduler, which never blocks, with the tasks that wait for its decisions."""
+    """Connects the scheduler, which never blocks, with the fronts that wait for its decisions."""
 
     def __init__(self, scheduler: Scheduler, observers: Sequence[Observer], clock: Callable[[], float]) -> None:
         """`clock` returns seconds and never goes backwards."""
         self.scheduler = scheduler
         self.clock = clock
+        self._services: FrontServices = NoServices()
         self._observers: list[Observer] = []
         self._observers_by_type: dict[type[Event], list[Observer]] = {kind: [] for kind in EVENTS}
         """Observers by the event type that they subscribe to."""
         self.attach(*observers)
-        self._dispatches: dict[RequestId, asyncio.Future[Dispatch]] = {}
-        """One future per submitted request that is not settled."""
-        self._streams: dict[RequestId, RunningStream] = {}
-        self._progress_timer: asyncio.TimerHandle | None = None
+        self._links: list[FrontLink] = []
+        self._workers: dict[WorkerId, WorkerChanged] = {}
+        """What was last announced of each worker."""
+        self._open: dict[RequestId, OpenRequest] = {}
+        """The requests of all fronts that have not ended."""
         self._wake_timer: asyncio.TimerHandle | None = None
+
+    def set_services(self, services: FrontServices) -> None:
+        """Set what takes the facts and answers the questions of fronts."""
+        self._services = services
 
     def feed(self, event: Event) -> None:
         """Pass an event to the scheduler, notify the observers and carry out the scheduler's commands."""
@@ -79,78 +130,58 @@ class SchedulerHost:
             for kind in observer.event_types:
                 self._observers_by_type[kind].append(observer)
 
-    def __contains__(self, request: RequestId) -> bool:
-        """Return whether a request with this id is submitted and not settled."""
-        return request in self._dispatches
+    def connect(self, deliver: Deliver) -> FrontLink:
+        """Add a front, to which `deliver` sends messages, first of all the present workers."""
+        link = FrontLink(self, deliver)
+        self._links.append(link)
+        for change in self._workers.values():
+            deliver(change)
+        return link
 
-    def submit(self, request: Request) -> "asyncio.Future[Dispatch]":
-        """Submit a request. The future gives its Dispatch, or raises the RouterError that refuses it."""
-        dispatch: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
-        self._dispatches[request.id] = dispatch
-        self.feed(Arrived(request))
-        return dispatch
+    def announce(self, change: WorkerChanged | WorkerRemoved) -> None:
+        """Report a change of the workers to all fronts, and to those that connect later."""
+        if isinstance(change, WorkerChanged):
+            self._workers[change.card.id] = change
+        else:
+            self._workers.pop(change.worker, None)
+        for link in self._links:
+            link.deliver(change)
 
-    def resubmit(self, returned: Returned) -> "asyncio.Future[Dispatch]":
-        """Submit a dispatched request again, for another worker. Returns a future as `submit` does."""
-        dispatch: asyncio.Future[Dispatch] = asyncio.get_running_loop().create_future()
-        self._dispatches[returned.request] = dispatch
-        self._charge_last_tokens(returned.request, returned.usage)
-        self.feed(returned)
-        return dispatch
+    def receive(self, front: FrontLink, message: FrontMessage) -> None:
+        """Handle a message of a front."""
+        match message:
+            case Arrived(request):
+                self._open[request.id] = OpenRequest(front, request.output_limit)
+                self.feed(message)
+            case Finished(ended) | Failed(ended) | Cancelled(ended):
+                self.feed(message)
+                self._open.pop(ended, None)
+            case Started() | Progressed() | Returned():
+                self.feed(message)
+            case Ask(number, question):
+                front.deliver(Answered(number, self._services.answer(front, question)))
+            case _:
+                self._services.take(front, message)
 
-    def start_stream(self, request: RequestId, output_tokens: Callable[[], int]) -> None:
-        """Report the first token of a dispatched request.
-
-        From then until the request is settled, its output is charged every `PROGRESS_SECONDS`, as `output_tokens`
-        counts it.
-        """
-        self._streams[request] = RunningStream(output_tokens)
-        if self._progress_timer is None:
-            self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._charge_progress)
-        self.feed(Started(request))
-
-    def settle(self, ending: Finished | Failed | Cancelled) -> None:
-        """Report the end of a submitted request. To be called exactly once per request, whatever happened."""
-        # Without cancel(), asyncio would log a refusal that its client left too early to await.
-        self._dispatches.pop(ending.request).cancel()
-        self._charge_last_tokens(ending.request, ending.usage)
-        self.feed(ending)
-
-    def _charge_last_tokens(self, request: RequestId, usage: Usage | None) -> None:
-        """Stop following a stream. Charge its last output tokens, unless the engine reported its usage."""
-        stream = self._streams.pop(request, None)
-        if stream is not None and usage is None:
-            self.feed(Progressed({request: stream.output_tokens()}))
+    @property
+    def at_rest(self) -> bool:
+        """Whether no request of any front is left."""
+        return not self._open
 
     def close(self) -> None:
-        """Stop the timers."""
-        for timer in (self._wake_timer, self._progress_timer):
-            if timer is not None:
-                timer.cancel()
-
-    def _charge_progress(self) -> None:
-        """Charge the new output tokens of all streams in one event."""
-        self._progress_timer = None
-        if self._streams:
-            self._progress_timer = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._charge_progress)
-        progressed = {}
-        for request, stream in self._streams.items():
-            tokens = stream.output_tokens()
-            if tokens != stream.charged:
-                stream.charged = progressed[request] = tokens
-        if progressed:
-            self.feed(Progressed(progressed))
+        """Stop the timer."""
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
 
     def _carry_out(self, command: Command, now: float) -> None:
         match command:
-            case Dispatch(request):
-                dispatch = self._dispatches[request]
-                if not dispatch.done():
-                    dispatch.set_result(command)
+            case Dispatch(request, worker, cached_tokens):
+                if (open_request := self._open.get(request)) is not None:
+                    timeouts = self._timeouts(worker, open_request.output_limit)
+                    open_request.front.deliver(Assignment(request, worker, cached_tokens, timeouts))
             case Reject(request):
-                dispatch = self._dispatches[request]
-                if not dispatch.done():
-                    dispatch.set_exception(refusal_error(command))
+                if (open_request := self._open.get(request)) is not None:
+                    open_request.front.deliver(command)
             case WakeAt(time):
                 if self._wake_timer is not None:
                     self._wake_timer.cancel()
@@ -158,26 +189,11 @@ class SchedulerHost:
             case _:
                 assert_never(command)
 
+    def _timeouts(self, worker: WorkerId, output_limit: int | None) -> Timeouts:
+        """Return how long the worker may be silent with a request for at most this many output tokens."""
+        silence = self.scheduler.cluster[worker].silence_timeout
+        return Timeouts(silence.first_token, silence.between_tokens, silence.whole(output_limit))
+
     def _tick(self) -> None:
         self._wake_timer = None
         self.feed(Ticked())
-
-
-def refusal_error(command: Reject) -> RouterError:
-    """Return the error that a refused client receives."""
-    match command.reason:
-        case Refusal.QUEUE_FULL:
-            message = "All workers are busy and the queue is full; try again later."
-        case Refusal.CLIENT_FULL:
-            message = "You have reached the limit of waiting requests; try again later."
-        case Refusal.DISPLACED:
-            message = "The queue is full and you have more requests waiting than others; try again later."
-        case Refusal.EXPIRED:
-            message = "The request reached its maximum time in the queue; try again later."
-        case Refusal.NO_WORKER:
-            return NoWorker("No worker that serves this model is available.", reason=command.reason)
-        case Refusal.NO_RETRY:
-            return NoWorker("The request failed, and no more retries are allowed.", reason=command.reason)
-        case _:
-            assert_never(command.reason)
-    return Refused(message, retry_after=command.retry_after, reason=command.reason)

@@ -15,7 +15,7 @@ from router.core.scheduler import Scheduler
 from router.core.snapshot import restore
 from router.errors import ConfigError
 from router.persistence.journal import JournalEntry, JournalHeader, TornLine, read
-from router.process.single import new_scheduler
+from router.process.scheduling import new_scheduler
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,10 @@
 """The books of a request while a worker has it: everything that one attempt counts, from its dispatch to its end.
 
-An attempt has a bill (`Ledger`), a place in the worker's cache (`CacheMirror`, `TokenBlocks`), a share of the worker's
-load (`WorkerState`), a share of what the policy counts, and an allowance in the bound on the service gap (`Fairness`).
-These change only here, all together and once each: `send` opens them, `start` and `progress` change them, and `_close`
-closes them, after which nothing of the attempt is left in any of them.
+An `Attempt` has a bill (`Ledger`), a place in the worker's cache (`CacheMirror`, `TokenBlocks`), a share of its load
+(`WorkerState`), a share of what the policy counts, and an allowance in the bound on the service gap (`Fairness`).
+These change only here, all together and once each: `send` makes the attempt and opens them, `start` and `progress`
+change them, and `_close` closes them and takes the attempt off its request, after which nothing of it is left in any of
+them.
 
 An attempt that its worker returns is closed in the same way, with all that the worker may have computed. The bill of
 the next attempt leaves that out, so a client is charged once for a prompt and once for each output token. What the next
@@ -18,16 +19,15 @@ from router.core.clients.fairness import Fairness
 from router.core.clients.ledger import Ledger
 from router.core.clients.service_gap import Outstanding
 from router.core.fleet.cluster import Cluster
-from router.core.fleet_view import SchedulerView
 from router.core.membership import Membership
 from router.core.model.commands import Decision, Dispatch
 from router.core.model.cost import NOTHING, Charge, LinearCost
 from router.core.model.prompt_key import PromptKey
-from router.core.model.request import RequestId, Usage
+from router.core.model.request import Request, Usage
 from router.core.policies.base import Choice, Policy
 from router.core.predict.output_length import max_remaining_output
 from router.core.predict.token_estimates import Estimates
-from router.core.requests import RequestStage, RequestState
+from router.core.requests import Attempt, RequestState, Stage
 
 ESTIMATE_SECONDS: Final = 0.5
 """How often the output of unstreamed answers is estimated and charged, in seconds."""
@@ -40,7 +40,6 @@ class Attempts:
         self,
         cluster: Cluster,
         prefixes: PrefixMap,
-        view: SchedulerView,
         estimates: Estimates,
         ledger: Ledger,
         policy: Policy,
@@ -48,65 +47,63 @@ class Attempts:
         membership: Membership,
         cost: LinearCost,
     ) -> None:
-        """`view`: over the same cluster and prefixes; it reports changed matches to the policy."""
-        self._cluster = cluster
-        self._states = cluster.states
+        self._workers = cluster.states
         self._prefixes = prefixes
         self._mirror = prefixes.mirror
         self._blocks = prefixes.blocks
-        self._view = view
         self._estimates = estimates
         self._ledger = ledger
         self._policy = policy
         self._fairness = fairness
         self._membership = membership
         self._cost = cost
-        self._unstreamed: dict[RequestId, RequestState] = {}
-        """Attempts whose answers are not streamed and of which nothing has been seen yet."""
+        self._unstreamed: dict[RequestState, None] = {}
+        """Requests whose answers are not streamed and of which nothing has been seen yet."""
         self.next_estimate = inf
         """When the output of unstreamed answers is to be charged next, in seconds; infinite if there are none."""
 
     def send(self, state: RequestState, choice: Choice, now: float) -> Dispatch:
         """Open the books of an attempt, the first one or a retry, and return the command that dispatches it."""
-        request, worker, why, passed = choice
+        request, worker_id, why, passed = choice
         size, match = self._prefixes.size_and_match(request)
         outputs, resumed = self._estimates.outputs, state.resumed_output
         reserved = round(outputs.reserved.remaining(request, resumed))
-        worker_state = self._states[worker]
-        starts_at = worker_state.expected_prefill_start(now)
-        cached = self._mirror.dispatch(request, worker, now, match.get(worker, 0), size, starts_at)
-        state.stage, state.worker = RequestStage.IN_FLIGHT, worker
+        forecast = outputs.lengths.remaining(request, resumed)
+        most_output = max_remaining_output(request, resumed)
+        worker = self._workers[worker_id]
+        starts_at = worker.expected_prefill_start(now)
+        run = self._mirror.dispatch(request, worker_id, now, match.get(worker_id, 0), size, starts_at)
+        cached = run.predicted_tokens
         if state.charged is None:
-            charge = self._ledger.open(request, worker, size, cached)
+            bill = self._ledger.open(request, worker_id, size, cached)
         else:
-            charge = self._ledger.open(request, worker, 0, 0)
+            bill = self._ledger.open(request, worker_id, 0, 0)
             size += resumed
-        state.outstanding = Outstanding(reserved, charge.after.cached, charge.after.extend)
-        decision = Decision(
-            request.client,
-            match,
-            self._policy.deficit(request.client, worker),
-            worker_state.load,
-            worker_state.window.limits,
-            passed,
-        )
-        worker_state.add(
+        charge = bill.change_from(NOTHING)
+        outstanding = Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
+        credit = self._policy.deficit(request.client, worker_id)
+        decision = Decision(request.client, match, credit, worker.load, worker.window.limits, passed)
+        flight = worker.add(
             request.id,
             size - cached,
-            outputs.lengths.remaining(request, resumed),
+            forecast,
             now,
             streamed=request.streamed,
-            most_output=max_remaining_output(request, resumed),
+            most_output=most_output,
             answers=request.answers,
         )
+        if run.prefilling is not None:
+            run.prefilling.flight = flight
         if not request.streamed:
-            self._unstreamed[request.id] = state
+            self._unstreamed[state] = None
             self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
-        self._fairness.request_dispatched(request, worker, state.outstanding, now - state.waiting_since)
+        self._fairness.request_dispatched(request, worker_id, outstanding, now - state.waiting_since)
         self._policy.request_charged(charge)
-        self._view.report_match_changes(self._policy)
-        self._blocks.expect(request, worker)
-        return Dispatch(request.id, worker, cached, why, decision)
+        if self._prefixes.changed:
+            self.report_match_changes()
+        blocks = self._blocks.expect(request, worker_id) if request.blocks else None
+        state.attempt = Attempt(worker, bill, run, flight, outstanding, blocks)
+        return Dispatch(request.id, worker_id, cached, why, decision)
 
     def start(self, state: RequestState, now: float, *, seen: bool = True) -> None:
         """Note that the prefill is over, and charge what was reserved for it.
@@ -114,43 +111,44 @@ class Attempts:
         `seen`: whether the first token has been seen. A request that has started already changes only in being seen
         from now on; a request at no worker does not change.
         """
-        worker = state.worker
-        if worker is None:
+        if (attempt := state.attempt) is None:
             return
-        request, worker_state = state.request, self._states[worker]
-        unseen = self._unstreamed.pop(request.id, None) is not None if seen else False
-        if state.stage is RequestStage.IN_FLIGHT or unseen:
-            worker_state.start(request.id, now, seen=seen)
+        request, worker = state.request, attempt.worker
+        sent, unseen = attempt.stage is Stage.SENT, False
+        if seen and state in self._unstreamed:
+            del self._unstreamed[state]
+            unseen = True
+        if sent or unseen:
+            worker.start(attempt.flight, now, seen=seen)
             if seen:
-                self._mirror.on_first_token(request.id, now)
+                self._mirror.on_first_token(attempt.run, now)
                 self._fairness.request_answered(request, now)
                 if state.suspects:
                     self._membership.blame_suspects(state, now)
-        if state.stage is not RequestStage.IN_FLIGHT:
+        if not sent:
             return
-        state.stage = RequestStage.STARTED
-        self._policy.request_started(request, worker)
-        tokens = self._ledger.start(request.id)
-        worker_state.work.charge(NOTHING, tokens)
+        attempt.stage = Stage.STARTED
+        self._policy.request_started(request, worker.worker.id)
+        tokens = self._ledger.start(attempt.bill)
+        worker.work.charge(NOTHING, tokens)
         served = self._cost(tokens)
-        worker_state.serve(request.id, served, 0)
-        self._fairness.add_service(request, worker, served, now)
+        worker.serve(attempt.flight, served, 0)
+        self._fairness.add_service(request, worker.worker.id, served, now)
 
     def progress(self, state: RequestState, tokens: int, now: float) -> None:
         """Charge new output: `tokens` is all output that the client has by now, whichever workers computed it.
 
         A request at no worker does not change.
         """
-        worker = state.worker
-        if worker is None:
+        if (attempt := state.attempt) is None:
             return
-        if state.stage is RequestStage.IN_FLIGHT:
+        if attempt.stage is Stage.SENT:
             self.start(state, now)
-        request = state.request.id
-        self._states[worker].mark_alive(now)
-        self._apply_charge(state, self._ledger.progress(request, tokens - state.charged_output), now)
-        self._mirror.set_output(request, tokens)
-        self._view.report_match_changes(self._policy)
+        attempt.worker.mark_alive(now)
+        self._apply_charge(state, attempt, self._ledger.progress(attempt.bill, tokens - state.charged_output), now)
+        self._mirror.set_output(attempt.run, tokens)
+        if self._prefixes.changed:
+            self.report_match_changes()
 
     def charge_estimates(self, now: float) -> None:
         """Charge unstreamed answers for the output that they should have by now, at their workers' decode rate.
@@ -161,57 +159,56 @@ class Attempts:
         left, the estimate stays. It is void if the worker broke off, since it may have computed nothing for long, and
         if the answer is complete without a usage, since not every answer consists of tokens.
         """
-        for state in self._unstreamed.values():
+        for state in self._unstreamed:
             self._estimate(state, now)
         self.next_estimate = now + ESTIMATE_SECONDS if self._unstreamed else inf
 
     def _estimate(self, state: RequestState, now: float) -> None:
-        request, worker = state.request, state.worker
-        assert worker is not None, "an unstreamed attempt has a worker"
-        tokens = self._states[worker].estimated_output(request.id, now)
+        request, attempt = state.request, state.attempt
+        assert attempt is not None, "an unstreamed answer comes from a worker"
+        tokens = attempt.worker.estimated_output(attempt.flight, now)
         if request.output_limit is not None:
             tokens = min(tokens, request.output_limit)
         tokens -= state.charged_output
-        if tokens > self._ledger.bills[request.id].tokens.output:
-            if state.stage is RequestStage.IN_FLIGHT:
+        if tokens > attempt.bill.tokens.output:
+            if attempt.stage is Stage.SENT:
                 self.start(state, now, seen=False)
                 self._fairness.request_answered(request, now)
-            self._apply_charge(state, self._ledger.progress(request.id, tokens), now)
+            self._apply_charge(state, attempt, self._ledger.progress(attempt.bill, tokens), now)
 
-    def _unseen_output(self, state: RequestState, now: float) -> int:
+    def _unseen_output(self, state: RequestState, attempt: Attempt, now: float) -> int:
         """Return the output tokens to charge for an unstreamed answer whose end nobody will see.
 
         They follow from the worker's decode rate and from the engine's own counter of output tokens.
         """
         self._estimate(state, now)
-        request, worker, bills = state.request, state.worker, self._ledger.bills
-        assert worker is not None, "an unstreamed attempt has a worker"
-        estimated = bills[request.id].tokens.output
-        estimated_of_all = sum(
-            bills[each].tokens.output for each, other in self._unstreamed.items() if other.worker == worker
-        )
-        output = estimated + self._states[worker].work.claim_output(estimated, estimated_of_all)
-        if request.output_limit is not None:
-            output = min(output, request.output_limit - state.charged_output)
-        self._mirror.set_output(request.id, output)
+        unstreamed = [other.attempt for other in self._unstreamed if other.attempt is not None]
+        estimated_of_all = sum(each.bill.tokens.output for each in unstreamed if each.worker is attempt.worker)
+        estimated = attempt.bill.tokens.output
+        output = estimated + attempt.worker.work.claim_output(estimated, estimated_of_all)
+        if state.request.output_limit is not None:
+            output = min(output, state.request.output_limit - state.charged_output)
+        self._mirror.set_output(attempt.run, output)
         return output
 
     def finish(self, state: RequestState, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> bool:
         """End an attempt whose answer is complete. Returns False, and changes nothing, if no worker has the request."""
-        worker = state.worker
-        if worker is None:
+        if (attempt := state.attempt) is None:
             return False
         if usage is not None:
             self._estimates.learn(state.request, usage, answers)
-            self._states[worker].on_whole_answer(state.request.id, usage.output_tokens, now)
-        self._states[worker].succeeded(state.request.id, now)
+            attempt.worker.on_whole_answer(attempt.flight, usage.output_tokens, now)
+        attempt.worker.on_complete_stream(attempt.flight, None if usage is None else usage.output_tokens, now)
+        attempt.worker.succeeded(attempt.flight, now)
         self._fairness.request_answered(state.request, now)
         if state.suspects:
             self._membership.blame_suspects(state, now)
-        self._settle(state, usage, now, answers, charge_estimate=False)
+        self._settle(state, attempt, usage, now, answers, charge_estimate=False)
         return True
 
-    def break_off(self, state: RequestState, usage: Usage | None, now: float, *, broken: bool = False) -> None:
+    def break_off(
+        self, state: RequestState, attempt: Attempt, usage: Usage | None, now: float, *, broken: bool = False
+    ) -> None:
         """End an attempt that was computed at least in part but not to its end, and charge what the engine did.
 
         Its client left, or its worker failed. The predicted cache hit is not enough if the engine has not reported how
@@ -228,14 +225,14 @@ class Attempts:
         """
         min_extend = 0
         if state.charged is None and (usage is None or usage.cached_tokens is None):
-            bill = self._ledger.bills[state.request.id]
-            size = bill.tokens.extend + bill.tokens.cached
-            min_extend = self._states[bill.worker].min_computed_tokens(state.request.id, size)
-        self._settle(state, usage, now, (), min_extend, charge_estimate=not broken)
+            size = attempt.bill.tokens.extend + attempt.bill.tokens.cached
+            min_extend = attempt.worker.min_computed_tokens(attempt.flight, size)
+        self._settle(state, attempt, usage, now, (), min_extend, charge_estimate=not broken)
 
     def _settle(
         self,
         state: RequestState,
+        attempt: Attempt,
         usage: Usage | None,
         now: float,
         answers: tuple[PromptKey, ...],
@@ -247,67 +244,77 @@ class Attempts:
 
         `charge_estimate`: whether the estimated output of an unstreamed answer is charged if there is no usage.
         """
-        request, charged = state.request.id, state.charged
-        unseen = usage is None and request in self._unstreamed
-        output = None
-        if unseen:
-            output = self._unseen_output(state, now) if charge_estimate else 0
-        if state.stage is RequestStage.IN_FLIGHT:
+        charged, output = state.charged, None
+        if usage is None and state in self._unstreamed:
+            output = self._unseen_output(state, attempt, now) if charge_estimate else 0
+        if attempt.stage is Stage.SENT:
             self.start(state, now, seen=False)
         if charged is not None and usage is not None:
             usage = Usage(0, max(0, usage.output_tokens - charged.output), 0)
         elif usage is not None:
-            usage = self._cap_cached(state, usage)
-        self._mirror.end(request, usage if charged is None else None, answers, now, computed=True)
-        charge = self._ledger.settle(request, usage, min_extend, output=output)
+            usage = _cap_cached(state.request, attempt, usage)
+        self._mirror.end(attempt.run, usage if charged is None else None, answers, now, computed=True)
+        charge = self._ledger.settle(attempt.bill, usage, min_extend, output=output)
         if charged is None and usage is not None and usage.cached_tokens is not None:
-            self._states[charge.worker].set_computed_tokens(request, charge.after.extend)
-        state.charged = charge.after if charged is None else charge.after.plus(charged)
-        self._close(state, charge, now, computed=True)
+            attempt.worker.set_computed_tokens(attempt.flight, charge.after.extend)
+        state.add_charged(charge.after)
+        self._close(state, attempt, charge, now, computed=True)
 
-    def _cap_cached(self, state: RequestState, usage: Usage) -> Usage:
-        """Return the usage with its cached tokens capped at those that the first prefill was predicted to find.
-
-        If a prompt is to have several answers, both engines compute it once, and each further answer then finds it in
-        the cache. The usage reports what an unspecified one of the answers found. That is an upper bound on what was
-        cached before the call, and so is the prediction.
-        """
-        request, cached = state.request, usage.cached_tokens
-        if cached is None or request.answers == len(request.prompts):
-            return usage
-        predicted = self._ledger.bills[request.id].tokens.cached
-        return Usage(usage.input_tokens, usage.output_tokens, min(cached, predicted))
-
-    def refund(self, state: RequestState, now: float) -> None:
+    def refund(self, state: RequestState, attempt: Attempt, now: float) -> None:
         """End an attempt that its worker refused before accepting it: nothing was computed and nothing is charged."""
-        self._mirror.end(state.request.id, None, (), now, computed=False)
-        self._close(state, self._ledger.refund(state.request.id), now, computed=False)
+        self._mirror.end(attempt.run, None, (), now, computed=False)
+        self._close(state, attempt, self._ledger.refund(attempt.bill), now, computed=False)
 
-    def _close(self, state: RequestState, charge: Charge, now: float, *, computed: bool) -> None:
+    def _close(self, state: RequestState, attempt: Attempt, charge: Charge, now: float, *, computed: bool) -> None:
         """Close what is still open: after this, nothing of the attempt is left in any count.
 
         `computed`: whether the worker computed at least a part, instead of refusing the request.
         """
-        request, worker = state.request, charge.worker
-        self._unstreamed.pop(request.id, None)
-        if state.stage is RequestStage.STARTED:
-            self._apply_charge(state, charge, now)
+        request, worker = state.request, attempt.worker
+        self._unstreamed.pop(state, None)
+        if attempt.stage is Stage.STARTED:
+            self._apply_charge(state, attempt, charge, now)
         else:
             self._policy.request_charged(charge)
         self._estimates.outputs.attempt_ended(charge)
-        self._policy.request_ended(request, worker)
-        self._blocks.end_request(request.id, stored=computed)
-        self._fairness.attempt_ended(request, worker, state.outstanding)
-        self._cluster.remove(request.id, worker, now, computed=computed)
-        self._membership.forget_if_gone(worker)
-        self._view.report_match_changes(self._policy)
+        self._policy.request_ended(request, worker.worker.id)
+        if attempt.blocks is not None:
+            self._blocks.end(attempt.blocks, stored=computed)
+        self._fairness.attempt_ended(request, worker.worker.id, attempt.outstanding)
+        worker.remove(attempt.flight, now, computed=computed)
+        if worker.left:
+            self._membership.forget_if_gone(worker)
+        state.attempt = None
+        if self._prefixes.changed:
+            self.report_match_changes()
 
-    def _apply_charge(self, state: RequestState, charge: Charge, now: float) -> None:
+    def report_match_changes(self) -> None:
+        """Report to the policy the changed matches that it asked to `watch`.
+
+        Queued requests need current matches at any time, since an order by longest match is wrong with outdated ones.
+        """
+        for worker, requests in self._prefixes.take_changes().items():
+            self._policy.match_changed(worker, requests)
+
+    def _apply_charge(self, state: RequestState, attempt: Attempt, charge: Charge, now: float) -> None:
         """Apply the charge for what the worker of a started request did to all counts of service."""
         self._policy.request_charged(charge)
-        cost = charge.at(self._cost)
-        worker_state = self._states[charge.worker]
-        worker_state.work.charge(charge.before, charge.after)
-        worker_state.serve(state.request.id, cost, charge.after.output - charge.before.output)
+        cost, worker = charge.at(self._cost), attempt.worker
+        worker.work.charge(charge.before, charge.after)
+        worker.serve(attempt.flight, cost, charge.after.output - charge.before.output)
         self._fairness.add_service(state.request, charge.worker, cost, now)
-        self._fairness.record_total(charge.worker, state.outstanding, charge.after)
+        unreported = charge.after.output - charge.before.output if state.request.streamed else 0
+        self._fairness.record_total(charge.worker, attempt.outstanding, charge.after, unreported)
+
+
+def _cap_cached(request: Request, attempt: Attempt, usage: Usage) -> Usage:
+    """Return the usage with its cached tokens capped at those that the first prefill was predicted to find.
+
+    If a prompt is to have several answers, both engines compute it once, and each further answer then finds it in the
+    cache. The usage reports what an unspecified one of the answers found. That is an upper bound on what was cached
+    before the call, and so is the prediction.
+    """
+    cached = usage.cached_tokens
+    if cached is None or request.answers == len(request.prompts):
+        return usage
+    return Usage(usage.input_tokens, usage.output_tokens, min(cached, attempt.bill.tokens.cached))

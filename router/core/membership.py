@@ -12,6 +12,7 @@ from typing import assert_never
 from router.core.cache.prefix_map import PrefixMap
 from router.core.clients.fairness import Fairness
 from router.core.fleet.cluster import Cluster
+from router.core.fleet.worker_state import WorkerState
 from router.core.model.events import (
     BlocksChanged,
     BlocksFollowed,
@@ -133,11 +134,13 @@ class Membership:
         self._requeue(self._policy.worker_left(worker, now), now)
         return True
 
-    def forget_if_gone(self, worker: WorkerId) -> None:
-        """Forget a worker that has left if nothing runs there any more. Called whenever something ended at a worker.
+    def forget_if_gone(self, state: WorkerState) -> None:
+        """Forget a worker that has left if nothing runs there any more. Called whenever something ended there.
 
         What clients owe there is kept in case the worker comes back, but only for a limited number of departed workers.
         """
+        worker = state.worker.id
+        self._cluster.forget_if_gone(state)
         if worker not in self._cluster.states:
             self._fairness.worker_left(worker)
             self._mirror.forget(worker)
@@ -185,10 +188,11 @@ class Membership:
     def _leave(self, worker: WorkerId, now: float) -> None:
         if not self._is_present(worker):
             return
+        state = self._cluster[worker]
         self._requeue(self._remove(worker, now), now)
         self._prefixes.drop(worker)
         self._blocks.unfollow(worker)
-        self.forget_if_gone(worker)
+        self.forget_if_gone(state)
         self._fairness.set_alike(alike=self._cluster.alike)
 
     def _remove(self, worker: WorkerId, now: float) -> Sequence[Request]:

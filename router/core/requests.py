@@ -1,38 +1,63 @@
-"""Live requests (arrived and not ended), and the queue of those that a worker returned for a retry."""
+"""Live requests (arrived and not ended), their attempts, and the queue of those that a worker returned for a retry.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+A request has one `RequestState` from its arrival to its end, and each visit to a worker is one `Attempt`. Each book
+that counts an attempt (ledger, cache, load, gap bound, token blocks) has a record of its own for it. The records are
+made once, at the dispatch, and passed by reference until the attempt ends; no book looks an attempt up by an id.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
+from typing import Final
 
+from router.core.cache.cache_model import PinnedRun
+from router.core.clients.ledger import Bill
 from router.core.clients.service_gap import Outstanding
 from router.core.fleet.health import HealthRules, RetryBudget
+from router.core.fleet.in_flight import InFlight
+from router.core.fleet.worker_state import WorkerState
+from router.core.kv_blocks.token_blocks import ExpectedBlocks
 from router.core.model.cost import Tokens
 from router.core.model.events import Fault, Returned
-from router.core.model.request import Request, RequestId, WorkerId
+from router.core.model.request import Request, WorkerId
 
 
-class RequestStage(Enum):
-    """Where a request is in its lifecycle; the table in `scheduler` says what moves it."""
+class Stage(Enum):
+    """How far an attempt is; the table in `scheduler` says what moves it."""
 
-    WAITING = auto()
-    IN_FLIGHT = auto()
+    SENT = auto()
+    """Its input is reserved."""
     STARTED = auto()
-    RETURNED = auto()
+    """Its prefill is over and charged."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One visit of a request to a worker, from its dispatch to its end, with its record in each book."""
+
+    worker: WorkerState
+    bill: Bill
+    run: PinnedRun
+    """What it pins in the worker's cache."""
+    flight: InFlight
+    """Its share of the worker's load."""
+    outstanding: Outstanding
+    """What it was expected to cost at its dispatch."""
+    blocks: ExpectedBlocks | None
+    """The token blocks that the worker will store for it; None if they are not known or not followed."""
+    stage: Stage = Stage.SENT
+
+
+@dataclass(slots=True, eq=False)
 class RequestState:
     """A request from its arrival to its end, across all its attempts."""
 
     request: Request
     waiting_since: float
     """When the request began to wait, for its first dispatch or for a retry, in seconds."""
-    stage: RequestStage = RequestStage.WAITING
-    worker: WorkerId | None = None
-    """The worker of the current attempt; None while the request waits."""
-    outstanding: Outstanding = field(init=False, repr=False)
-    """What the latest dispatch was expected to cost; unset before the first dispatch."""
+    attempt: Attempt | None = None
+    """The present visit to a worker; None while the request waits."""
     charged: Tokens | None = None
     """Tokens charged for earlier attempts; None while the prompt is not charged."""
     failed_workers: tuple[WorkerId, ...] = ()
@@ -42,15 +67,17 @@ class RequestState:
     suspects: tuple[WorkerId, ...] = ()
     """Those of the failed workers that are to blame if another worker completes the request."""
 
-    @property
-    def charged_output(self) -> int:
-        """Output tokens charged for earlier attempts."""
-        return 0 if self.charged is None else self.charged.output
+    charged_output: int = 0
+    """Output tokens charged for earlier attempts."""
+    resumed_output: int = 0
+    """Output tokens from which the next worker continues; an answer that is not streamed begins anew."""
 
-    @property
-    def resumed_output(self) -> int:
-        """Output tokens from which the next worker continues; an answer that is not streamed begins anew."""
-        return self.charged_output if self.request.streamed else 0
+    def add_charged(self, tokens: Tokens) -> None:
+        """Add what an attempt was charged, now that it has ended."""
+        self.charged = tokens if self.charged is None else tokens.plus(self.charged)
+        self.charged_output = self.charged.output
+        if self.request.streamed:
+            self.resumed_output = self.charged_output
 
 
 class RetryQueue:
@@ -61,16 +88,14 @@ class RetryQueue:
         self._tries = rules.tries
         self._time_to_live = time_to_live
         self._budget = RetryBudget(rules.budget, rules.floor)
-        self._requests: dict[RequestId, RequestState] = {}
-        self.requests: Mapping[RequestId, RequestState] = self._requests
+        self.count_arrival: Final = self._budget.add_request
+        """Count an arrival of a new request, which raises the retry budget."""
+        self._requests: dict[RequestState, None] = {}
+        self.requests: Collection[RequestState] = self._requests.keys()
         """Read-only view."""
 
-    def count_arrival(self) -> None:
-        """Count an arrival of a new request, which raises the retry budget."""
-        self._budget.add_request()
-
-    def add(self, state: RequestState, event: Returned, now: float, *, in_use: bool) -> bool:
-        """Queue a request that its worker returned. Returns False if it must not be tried again.
+    def add(self, state: RequestState, event: Returned, worker: WorkerId, now: float, *, in_use: bool) -> bool:
+        """Queue a request that this worker returned. Returns False if it must not be tried again.
 
         An engine that has no room has not failed: the request waits as if it had never been sent. A worker that took no
         connection, or refused the router, is not tried again, but it has computed nothing, so such an attempt costs
@@ -80,9 +105,8 @@ class RetryQueue:
         (`in_use` is False) was sent before that: however many such requests there are, they have one cause, which
         occurs once.
         """
-        self._requests[state.request.id] = state
-        worker, state.stage, state.worker = state.worker, RequestStage.RETURNED, None
-        if event.fault is Fault.FULL or worker is None:
+        self._requests[state] = None
+        if event.fault is Fault.FULL:
             return True
         state.waiting_since = now
         state.failed_workers += (worker,)
@@ -93,15 +117,15 @@ class RetryQueue:
         state.tries += 1
         return state.tries < self._tries and (event.begun or not in_use or self._budget.take(now))
 
-    def remove(self, request: RequestId) -> None:
+    def remove(self, state: RequestState) -> None:
         """Remove a request from the queue."""
-        del self._requests[request]
+        del self._requests[state]
 
     def expired(self, now: float) -> list[RequestState]:
         """Return the requests whose time to live is over; they stay queued until they are removed."""
-        return [state for state in self._requests.values() if state.waiting_since + self._time_to_live <= now]
+        return [state for state in self._requests if state.waiting_since + self._time_to_live <= now]
 
     @property
     def next_deadline(self) -> float:
         """When the next request expires, in seconds; infinite if none waits."""
-        return min([state.waiting_since + self._time_to_live for state in self._requests.values()], default=inf)
+        return min([state.waiting_since + self._time_to_live for state in self._requests], default=inf)

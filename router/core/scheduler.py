@@ -5,23 +5,29 @@ Theory of operation
 `handle(event, now)` applies one event and returns the commands that follow from it; the same events at the same times
 give the same commands. It never blocks and never reads a clock. The policy owns the queued requests and chooses the
 next one to dispatch; each worker's window decides whether that worker has room. `Attempts` keeps the books of a request
-while a worker has it: its bill and its share of every counter. The scheduler itself keeps the set of live requests and
-the state of each, rejects requests, retries those that workers returned, and sets the wake-up timer.
+while a worker has it: its bill and its share of every counter. The scheduler itself keeps the set of live requests,
+rejects requests, retries those that workers returned, and sets the wake-up timer.
 
-A request's lifecycle, and who owns it:
+A request is WAITING, then at a worker in an ATTEMPT, and ends once; after each attempt but the last it waits again:
 
-    state      owner      Started  Progressed  Finished  Failed  Returned  Cancelled  otherwise
-    ---------  ---------  -------  ----------  --------  ------  --------  ---------  ------------------------------
-    WAITING    policy     -        -           -         -       -         ended      chosen: Dispatch, IN_FLIGHT
-                                                                                      expired or over a limit: Reject
-    IN_FLIGHT  front      STARTED  STARTED     ended     ended   RETURNED  ended      its worker leaves: no change
-    STARTED    front      -        charged     ended     ended   RETURNED  ended      its worker leaves: no change
-    RETURNED   scheduler  -        -           -         -       -         ended      room elsewhere: Dispatch
-                                                                                      expired or no tries left: Reject
+    WAITING ──> ATTEMPT(worker, stage) ──> ended
+       ^             │
+       └── Returned ─┘
+
+    state              Started  Progressed  Finished, Failed  Returned  Cancelled  otherwise
+    -----------------  -------  ----------  ----------------  --------  ---------  -------------------------------------
+    WAITING, queued    -        -           -                 -         ended      chosen: Dispatch, ATTEMPT
+                                                                                   expired or over a limit: Reject
+    ATTEMPT, SENT      STARTED  STARTED     ended             WAITING   ended      its worker leaves: no change
+    ATTEMPT, STARTED   -        charged     ended             WAITING   ended      its worker leaves: no change
+    WAITING, returned  -        -           -                 -         ended      room elsewhere: Dispatch, ATTEMPT
+                                                                                   expired or no tries left: Reject
+
+The policy owns a queued request, the front one that a worker has, and the scheduler one that a worker returned.
 
 An ended request is in no count any more: the policy and the queue limits, or `Attempts`, have dropped it, and `_close`
 comes last. An event about an ended request is late and changes nothing, because the front's events and the scheduler's
-commands can cross. When a worker returns a request, that attempt ends like any other, and the retry is a new dispatch.
+commands can cross. When a worker returns a request, that attempt ends like any other, and the retry is a new one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,11 +61,11 @@ from router.core.model.events import (
     Started,
     Ticked,
 )
-from router.core.model.request import ClientId, Request, RequestId
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
-from router.core.requests import RequestStage, RequestState, RetryQueue
+from router.core.requests import Attempt, RequestState, RetryQueue
 from router.core.scheduler_settings import SchedulerSettings
 
 CHUNKS_PER_MEASURED_PREFIX: Final = 80
@@ -103,7 +109,6 @@ class Scheduler:
         self._attempts = Attempts(
             self.cluster,
             self.prefixes,
-            self._view,
             self.estimates,
             self.ledger,
             self.policy,
@@ -155,6 +160,11 @@ class Scheduler:
         return len(self._requests)
 
     @property
+    def attempts(self) -> Mapping[RequestId, Attempt]:
+        """The attempt of each request that is at a worker."""
+        return {name: attempt for name, state in self._requests.items() if (attempt := state.attempt) is not None}
+
+    @property
     def waiting(self) -> int:
         """How many live requests are at no worker: queued, or waiting for a retry."""
         return len(self._queue_limits) + len(self._retry_queue.requests)
@@ -184,7 +194,7 @@ class Scheduler:
                 self.clients.apply(event)
             case _:
                 self.membership.apply(event, now)
-                self._view.report_match_changes(self.policy)
+                self._attempts.report_match_changes()
 
     def _enqueue(self, request: Request, now: float) -> None:
         if request.id in self._requests:
@@ -193,16 +203,18 @@ class Scheduler:
         if not self.cluster.candidates(request):
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
-            self._open(RequestState(request, now), now)
+            self._open(RequestState(request, now), now, begun=False)
             self._retry_queue.count_arrival()
             self._newly_queued = True
             self.policy.enqueue(request, now)
 
-    def _open(self, state: RequestState, now: float) -> None:
-        """Count a request as live, when it arrives and again when its worker returns it."""
+    def _open(self, state: RequestState, now: float, *, begun: bool) -> None:
+        """Count a request as live, when it arrives and again when its worker returns it. `begun`: whether a part of its
+        answer was streamed.
+        """
         self._requests[state.request.id] = state
         self.shares.begin(state.request)
-        self.fairness.request_opened(state.request, state.waiting_since, now, begun=state.resumed_output > 0)
+        self.fairness.request_opened(state.request, state.waiting_since, now, begun=begun)
 
     def _close(self, request: Request, now: float) -> None:
         """Drop a request from the live ones; the last step of its end."""
@@ -215,7 +227,7 @@ class Scheduler:
 
         This runs after dispatching, because a full queue must not keep an idle worker idle.
         """
-        if (state := self._requests.get(arrival.id)) is None or state.stage is not RequestStage.WAITING:
+        if (state := self._requests.get(arrival.id)) is None or state.attempt is not None:
             return
         self._queue_limits.enter(arrival, now, self.shares.effective_weight(arrival))
         rejected = self._queue_limits.surplus(arrival.id)
@@ -240,7 +252,7 @@ class Scheduler:
 
     def _dispatch_retries(self, now: float) -> None:
         """Dispatch returned requests, first come, first served, to workers that have not failed them before."""
-        for state in list(self._retry_queue.requests.values()):
+        for state in list(self._retry_queue.requests):
             request = state.request
             serving = self.cluster.candidates(request)
             untried = [worker for worker in serving if worker not in state.failed_workers]
@@ -249,7 +261,7 @@ class Scheduler:
             elif with_room := [
                 worker for worker in untried if self._view.admits(worker, request, state.resumed_output)
             ]:
-                self._retry_queue.remove(request.id)
+                self._retry_queue.remove(state)
                 worker = self.policy.resend(request, with_room, now)
                 self._commands.append(self._attempts.send(state, Choice(request, worker, "tried again"), now))
 
@@ -261,38 +273,40 @@ class Scheduler:
     def _cancel(self, event: Cancelled, now: float) -> None:
         if (state := self._requests.get(event.request)) is None:
             return
-        if state.worker is not None:
-            self._attempts.break_off(state, event.usage, now)
+        if state.attempt is not None:
+            self._attempts.break_off(state, state.attempt, event.usage, now)
             if state.charged_output:
                 self.estimates.outputs.answer_ended(state.request, state.charged_output)
             self._close(state.request, now)
-        elif state.stage is RequestStage.RETURNED:
+        elif state in self._retry_queue.requests:
             self._close(state.request, now)
-            self._retry_queue.remove(event.request)
+            self._retry_queue.remove(state)
         else:
             self._remove_queued(state, now)
 
-    def _end_attempt(self, event: Failed | Returned, now: float) -> RequestState | None:
-        """End the attempt of a request that failed at its worker. Returns the request's state, or None if no worker has
-        it.
+    def _end_attempt(self, event: Failed | Returned, now: float) -> tuple[RequestState, WorkerId] | None:
+        """End the attempt of a request that failed at its worker. Returns the request's state and the worker, or None
+        if no worker has the request.
         """
         state = self._requests.get(event.request)
-        if state is None or state.worker is None:
+        if state is None or (attempt := state.attempt) is None:
             return None
         if event.accepted:
-            self._attempts.break_off(state, event.usage, now, broken=event.fault is Fault.BROKEN)
+            self._attempts.break_off(state, attempt, event.usage, now, broken=event.fault is Fault.BROKEN)
         else:
-            self._attempts.refund(state, now)
+            self._attempts.refund(state, attempt, now)
         self._close(state.request, now)
-        self.membership.on_failure(state.worker, event.fault, now)
-        return state
+        worker = attempt.worker.worker.id
+        self.membership.on_failure(worker, event.fault, now)
+        return state, worker
 
     def _queue_retry(self, event: Returned, now: float) -> None:
         """End the attempt of a request that its worker returned, and queue it for a retry or reject it."""
-        if (state := self._end_attempt(event, now)) is None or state.worker is None:
+        if (ended := self._end_attempt(event, now)) is None:
             return
-        self._open(state, now)
-        if not self._retry_queue.add(state, event, now, in_use=self.cluster.in_use(state.worker)):
+        state, worker = ended
+        self._open(state, now, begun=state.resumed_output > 0)
+        if not self._retry_queue.add(state, event, worker, now, in_use=self.cluster.in_use(worker)):
             if len(state.suspects) == 1:
                 self.membership.blame_suspects(state, now)
             self._reject_retry(state, Refusal.NO_RETRY, now)
@@ -300,7 +314,7 @@ class Scheduler:
     def _reject_retry(self, state: RequestState, reason: Refusal, now: float) -> None:
         """Reject a returned request for good. What its attempts cost stays charged."""
         self._close(state.request, now)
-        self._retry_queue.remove(state.request.id)
+        self._retry_queue.remove(state)
         self._commands.append(Reject(state.request.id, reason))
 
     def _remove_queued(self, state: RequestState, now: float) -> None:

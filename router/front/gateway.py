@@ -2,8 +2,8 @@
 
 The modules in the order in which a call passes them: auth.identity and auth.admission (the client and its rate limits,
 from the head), byte_budget and exchange (the body), parse_slots and api (parsing), auth.admission (model and tokens),
-relay, channel.host and core (queue and placement), upstream.directory (forwarding), api.answer (counting tokens, and
-removing what only the router asked for), channel.host and core (settling), exchange (the answer to the client).
+relay, channel and core (queue and placement), upstream.connections (forwarding), api.answer (counting tokens, and
+removing what only the router asked for), channel and core (settling), exchange (the answer to the client).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from router.api.families import family_of
 from router.api.family import Family
 from router.auth.admission import Admission, AdmissionTicket
 from router.auth.identity import Identity
-from router.channel.host import SchedulerHost
+from router.channel.client import SchedulerClient
 from router.core.model.block_key import BlockKey
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
@@ -32,7 +32,7 @@ from router.front.exchange import ClientGone, Exchange, new_request_id
 from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.relay import Relay, RelaySettings
 from router.front.stored.calls import ResponseCalls
-from router.upstream.directory import WorkerDirectory
+from router.upstream.connections import WorkerConnections
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class Gateway:
 
     def __init__(
         self,
-        scheduler_host: SchedulerHost,
-        directory: WorkerDirectory,
+        scheduler_client: SchedulerClient,
+        connections: WorkerConnections,
         admission: Admission,
         hasher: PromptHasher,
         budget: ByteBudget,
@@ -75,8 +75,8 @@ class Gateway:
 
         `isolation`: how cached prefixes are kept apart; None if all clients share them.
         """
-        self._scheduler_host = scheduler_host
-        self._directory = directory
+        self._scheduler_client = scheduler_client
+        self._connections = connections
         self._admission = admission
         self._hasher = hasher
         self._budget = budget
@@ -94,8 +94,11 @@ class Gateway:
         try:
             family = _required_family(exchange)
             response = stored_id(exchange.path, exchange.method)
-            admit = self._admission.admit_head if response is None else self._admission.admit_uncounted
-            with admit(exchange.headers, exchange.address) as ticket:
+            with self._admission.ticket() as ticket:
+                if response is None:
+                    await self._admission.admit_head(ticket, exchange.headers, exchange.address)
+                else:
+                    self._admission.admit_uncounted(ticket, exchange.headers, exchange.address)
                 owner = _budget_owner(ticket.identity, exchange.address)
                 exchange.charge_unread_to(owner)
                 with self._budget.hold(owner) as hold:
@@ -128,21 +131,30 @@ class Gateway:
         self, family: Family, exchange: Exchange, body: bytes, hold: Hold, ticket: AdmissionTicket
     ) -> None:
         """Parse a call whose body is complete, check its limits and relay it."""
-        arrived = self._scheduler_host.clock()
+        arrived = self._scheduler_client.clock()
         if self._isolation is not None:
             body = await self._salt(self._isolation, exchange, body, hold.owner)
         body, call = await self._parse(family, exchange.head, body, hold.owner)
-        identity = ticket.identity or self._admission.identify(exchange.headers, call.user, exchange.address)
-        self._admission.admit(ticket, identity, call.model, _input_tokens(call), call.adapters)
+        identity = ticket.identity or await self._admission.identify(exchange.headers, call.user, exchange.address)
+        await self._admission.admit(ticket, identity, call.model, _input_tokens(call), call.adapters)
         owner = self._response_owner(exchange)
-        keeper = self._responses.keeper(call, owner, ticket)
-        worker = self._responses.worker_of_previous(call, owner)
+        keeper = await self._responses.keeper(call, owner, ticket)
+        worker = await self._responses.worker_of_previous(call, owner)
         hold.set(len(body) + sum([len(prompt.key.hashes) for prompt in call.prompts]))
         blocks = await self._block_keys(call.path, body, call.model) if family.tokenizable else ()
         request = self._request(exchange, call, identity, blocks, worker)
-        overhead = self._scheduler_host.clock() - arrived
+        overhead = self._scheduler_client.clock() - arrived
         relay = Relay(
-            request, call, family, exchange, hold, self._slots, self._scheduler_host, self._directory, overhead, keeper
+            request,
+            call,
+            family,
+            exchange,
+            hold,
+            self._slots,
+            self._scheduler_client,
+            self._connections,
+            overhead,
+            keeper,
         )
         try:
             await relay.run(self._settings)
@@ -167,10 +179,10 @@ class Gateway:
         """Return the body, with an alias replaced by the model's own name, and the parsed call. Raises UnknownModel."""
         body, call = await self._slots.run(owner, len(body), partial(self._parse_resolving_alias, family, head, body))
         if not call.model:
-            call = call._replace(model=self._directory.any_model())
-        elif not self._directory.knows_model(call.model):
+            call = call._replace(model=self._connections.any_model())
+        elif not self._connections.knows_model(call.model):
             raise UnknownModel(call.model)
-        check_vocabulary(call.largest_id, self._directory.vocabulary(call.model))
+        check_vocabulary(call.largest_id, self._connections.vocabulary(call.model))
         return body, call
 
     def _parse_resolving_alias(self, family: Family, head: Head, body: bytes) -> tuple[bytes, Call]:
@@ -178,7 +190,7 @@ class Gateway:
         ids = self._settings.continuation == "ids"
         call = family.parse(head, body, self._hasher, ids=ids)
         call.check_names()
-        if (model := self._directory.aliases.get(call.model)) is None:
+        if (model := self._connections.aliases.get(call.model)) is None:
             return body, call
         renamed = rename(body, call.content_type, model)
         return renamed, family.parse(head, renamed, self._hasher, ids=ids)
@@ -186,7 +198,7 @@ class Gateway:
     def _request(
         self, exchange: Exchange, call: Call, identity: Identity, blocks: tuple[BlockKey, ...], worker: WorkerId | None
     ) -> Request:
-        if RequestId(exchange.request_id) in self._scheduler_host:
+        if RequestId(exchange.request_id) in self._scheduler_client:
             exchange.request_id = new_request_id()
         return Request(
             id=RequestId(exchange.request_id),

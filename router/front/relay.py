@@ -14,9 +14,10 @@ from router.api.continuation import Continuation, Rewriter, continuation, last_e
 from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import ResponseReader, is_running
 from router.api.family import Family, Reader
-from router.channel.host import SchedulerHost
-from router.core.model.commands import Dispatch, Refusal
-from router.core.model.events import Cancelled, Failed, Fault, Finished, Returned, WorkerLeft
+from router.channel.client import SchedulerClient
+from router.channel.messages import Assignment, FieldsRefused, UnreachableWorker
+from router.core.model.commands import Refusal
+from router.core.model.events import Cancelled, Failed, Fault, Finished, Returned
 from router.core.model.request import Request, Usage, WorkerId
 from router.errors import BadRequest, NoWorker, RouterError, UnservedPath, WorkerBroke, WorkerHung, WorkerUnreachable
 from router.front.answer_stream import AnswerStream
@@ -26,7 +27,7 @@ from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.stored.keeper import ResponseKeeper
 from router.front.verdict import fault_of, lacks_path, worker_refused
 from router.upstream.accepted_fields import BAD_REQUEST
-from router.upstream.directory import WorkerDirectory
+from router.upstream.connections import WorkerConnections
 from router.upstream.http_client import IdleTimeouts, WorkerResponse
 
 HEARTBEAT = b": waiting for a worker\n\n"
@@ -83,8 +84,8 @@ class Relay:
         exchange: Exchange,
         hold: Hold,
         slots: ParseSlots,
-        scheduler_host: SchedulerHost,
-        directory: WorkerDirectory,
+        scheduler_client: SchedulerClient,
+        connections: WorkerConnections,
         overhead: float,
         keeper: ResponseKeeper | None = None,
     ) -> None:
@@ -99,8 +100,8 @@ class Relay:
         self._exchange = exchange
         self._hold = hold
         self._slots = slots
-        self._scheduler_host = scheduler_host
-        self._directory = directory
+        self._scheduler_client = scheduler_client
+        self._connections = connections
         self._overhead = overhead
         self._keeper = keeper
         self._reader: Reader | None = None
@@ -123,18 +124,18 @@ class Relay:
 
     async def run(self, settings: RelaySettings) -> None:
         """Queue, forward and relay the call. Raises RouterError if the client still needs an answer."""
-        submitted = self._scheduler_host.clock()
-        pending_dispatch = self._scheduler_host.submit(self._request)
+        submitted = self._scheduler_client.clock()
+        pending = self._scheduler_client.submit(self._request)
         failed: FailedAttempt | None = None
         try:
-            while (dispatch := await self._next_dispatch(pending_dispatch, settings.heartbeat, failed)) is not None:
+            while (assignment := await self._next_assignment(pending, settings.heartbeat, failed)) is not None:
                 self._sent = True
                 headers: HeaderList = []
                 if settings.response_headers:
                     headers = self._placement_headers(
-                        dispatch, settings.policy, self._scheduler_host.clock() - submitted
+                        assignment, settings.policy, self._scheduler_client.clock() - submitted
                     )
-                before, failed = failed, self._mismatch(dispatch.worker) or await self._attempt(dispatch, headers)
+                before, failed = failed, self._mismatch(assignment.worker) or await self._attempt(assignment, headers)
                 if failed is None:
                     return
                 if not await self._may_retry(failed, settings):
@@ -145,7 +146,7 @@ class Relay:
                     failed = before if before is not None and self._continuation is not None else failed
                     break
                 begun = self._continuation is not None
-                pending_dispatch = self._scheduler_host.resubmit(
+                pending = self._scheduler_client.resubmit(
                     Returned(self._request.id, failed.accepted, failed.fault, self._usage(), begun)
                 )
             if failed is not None and not isinstance(self._ending, Finished):
@@ -168,38 +169,38 @@ class Relay:
         if not self._settled:
             self._settled = True
             self._close_upstream()
-            self._scheduler_host.settle(ending)
+            self._scheduler_client.settle(ending)
 
-    async def _next_dispatch(
-        self, pending_dispatch: "asyncio.Future[Dispatch]", heartbeat: float, failed: FailedAttempt | None
-    ) -> Dispatch | None:
-        """Wait for the dispatch. A streaming client gets heartbeats meanwhile, so that no proxy cuts an idle stream.
+    async def _next_assignment(
+        self, pending: "asyncio.Future[Assignment]", heartbeat: float, failed: FailedAttempt | None
+    ) -> Assignment | None:
+        """Wait for the assignment. A streaming client gets heartbeats meanwhile, so that no proxy cuts an idle stream.
 
         Returns None if a retry is refused: then the failed attempt is reported. Raises the refusal if there was no
         attempt, or if that worker could not be connected to and no other is left, as the refusal says more.
         """
-        while self._call.streamed and heartbeat and not pending_dispatch.done():
-            await asyncio.wait([pending_dispatch], timeout=heartbeat)
-            if not pending_dispatch.done():
+        while self._call.streamed and heartbeat and not pending.done():
+            await asyncio.wait([pending], timeout=heartbeat)
+            if not pending.done():
                 if not self._exchange.begun:
                     await self._exchange.begin(200, [EVENT_STREAM])
                 await self._exchange.write(HEARTBEAT)
         try:
-            return await pending_dispatch
+            return await pending
         except RouterError as refused:
             unsent = failed is not None and isinstance(failed.error, WorkerUnreachable) and not failed.accepted
             if failed is None or (unsent and refused.reason == Refusal.NO_WORKER):
                 raise
             return None
 
-    def _placement_headers(self, dispatch: Dispatch, policy: str, waited: float) -> HeaderList:
+    def _placement_headers(self, assignment: Assignment, policy: str, waited: float) -> HeaderList:
         return [
-            (b"x-d2lpm-worker", dispatch.worker.encode()),
+            (b"x-d2lpm-worker", assignment.worker.encode()),
             (b"x-d2lpm-client", self._request.client.encode()),
             (b"x-d2lpm-policy", policy.encode()),
             (b"x-d2lpm-queue-ms", b"%.3f" % (waited * 1000)),
             (b"x-d2lpm-overhead-ms", b"%.3f" % (self._overhead * 1000)),
-            (b"x-d2lpm-predicted-cached-tokens", b"%d" % dispatch.cached_tokens),
+            (b"x-d2lpm-predicted-cached-tokens", b"%d" % assignment.cached_tokens),
         ]
 
     async def _may_retry(self, failed: FailedAttempt, settings: RelaySettings) -> bool:
@@ -224,48 +225,46 @@ class Relay:
 
     def _mismatch(self, worker: WorkerId) -> FailedAttempt | None:
         """Return a failure if the call would crash the worker, as generating does at an embedding worker; else None."""
-        if not (self._family.generates and self._directory[worker].embeds):
+        if not (self._family.generates and self._connections[worker].embeds):
             return None
         error = BadRequest(f"The model `{self._call.model[:200]}` only makes embeddings.", param="model")
         return FailedAttempt(Fault.CALL, False, error, retry_elsewhere=True)
 
-    async def _attempt(self, dispatch: Dispatch, headers: HeaderList) -> FailedAttempt | None:
+    async def _attempt(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | None:
         """Try one worker. If its engine goes on without the client (background), ignore disconnects too."""
         if self._keeper is None or not self._keeper.outlives_client:
-            return await self._send_and_relay(dispatch, headers)
+            return await self._send_and_relay(assignment, headers)
         self._exchange.ignore_disconnect()
         try:
-            return await self._send_and_relay(dispatch, headers)
+            return await self._send_and_relay(assignment, headers)
         finally:
             self._exchange.heed_disconnect()
 
-    async def _send_and_relay(self, dispatch: Dispatch, headers: HeaderList) -> FailedAttempt | None:
+    async def _send_and_relay(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | None:
         """Send the call to a worker and relay the answer. Returns None if that ended the request."""
         path, body = self._call.path, self._call.body
         if self._continuation is None:
             self._reader = None
-        elif (rest_body := self._continuation_body(dispatch.worker)) is not None:
+        elif (rest_body := self._continuation_body(assignment.worker)) is not None:
             path, body = self._continuation.path, rest_body
         else:
             return FailedAttempt(Fault.CALL, False)
-        silence_timeout = self._directory.silence_timeout(dispatch.worker)
-        limit = self._request.output_limit
-        first = silence_timeout.first_token if self._call.streamed else silence_timeout.whole(limit)
-        idle_timeouts = IdleTimeouts(first, silence_timeout.between_tokens)
-        added = self._call.additions.wanted & self._directory.accepted_fields(dispatch.worker, path)
+        timeouts = assignment.timeouts
+        first = timeouts.first_token if self._call.streamed else timeouts.whole
+        idle_timeouts = IdleTimeouts(first, timeouts.between_tokens)
+        added = self._call.additions.wanted & self._connections.accepted_fields(assignment.worker, path)
         try:
-            upstream = await self._send(dispatch.worker, path, body, added, idle_timeouts)
+            upstream = await self._send(assignment.worker, path, body, added, idle_timeouts)
             for name in PASSED_ON:
                 if (value := upstream.headers.get(name)) is not None:
                     headers.append((name, value))
             if upstream.status == 200 and self._is_stream(upstream):
-                return await self._relay_stream(upstream, dispatch, headers)
-            return await self._relay_whole(upstream, dispatch.worker, headers)
+                return await self._relay_stream(upstream, assignment, headers)
+            return await self._relay_whole(upstream, assignment, headers)
         except WorkerUnreachable as error:
             if not error.accepted:
                 # Move the requests that wait for this worker, before each fails to connect too.
-                self._directory.mark_unreachable(dispatch.worker)
-                self._scheduler_host.feed(WorkerLeft(dispatch.worker))
+                self._scheduler_client.report(UnreachableWorker(assignment.worker))
             return FailedAttempt(Fault.BROKEN, error.accepted, error)
         except (WorkerBroke, WorkerHung) as error:
             return FailedAttempt(Fault.BROKEN, True, error)
@@ -284,7 +283,7 @@ class Relay:
         """
         encode = partial(self._call.additions.put, body, added)
         sent = encode() if len(body) <= INLINE_BYTES else await asyncio.to_thread(encode)
-        upstream = self._upstream = await self._directory.forward(
+        upstream = self._upstream = await self._connections.forward(
             *(worker, path, sent, self._request.id, idle_timeouts),
             method=self._call.method,
             content_type=self._call.content_type,
@@ -297,7 +296,8 @@ class Relay:
         self._close_upstream()
         again = await self._send(worker, path, body, added - refused, idle_timeouts)
         if again.status not in BAD_REQUEST:
-            self._directory.fields_refused(worker, path, refused)
+            names = frozenset([field.value for field in refused])
+            self._scheduler_client.report(FieldsRefused(worker, path, names))
         return again
 
     def _close_upstream(self) -> None:
@@ -316,22 +316,20 @@ class Relay:
         """Return the body that asks a worker for the rest; None if it needs a value that is unknown."""
         assert self._continuation is not None
         assert isinstance(self._reader, StreamReader)
-        body = self._continuation.body(self._directory.context_tokens(worker))
+        body = self._continuation.body(self._connections[worker].context_tokens)
         if body is None and (by_text := continuation(self._call, self._reader, ids=False)) is not None:
             self._continuation = by_text
             body = by_text.body(None)
         return body
 
     async def _relay_stream(
-        self, upstream: WorkerResponse, dispatch: Dispatch, headers: HeaderList
+        self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList
     ) -> FailedAttempt | None:
         """Relay a streamed answer. Each block is sent to the client before the scheduler is notified.
 
         The last block is sent together with the end of the answer if both have arrived.
         """
-        sent = started = self._scheduler_host.clock()
-        silence_timeout = self._directory.silence_timeout(dispatch.worker)
-        reader = self._reader = self._reader or self._new_reader(dispatch.worker)
+        reader = self._reader = self._reader or self._new_reader(assignment)
         rewriter = Rewriter(self._continuation) if self._continuation is not None else None
         stream = AnswerStream(upstream, reader, rewriter, self._hold)
         counted = False
@@ -344,10 +342,8 @@ class Relay:
                     ready = b""
                 if not counted and stream.started:
                     counted = True
-                    started = self._scheduler_host.clock()
-                    silence_timeout.on_first_token(started - sent)
                     upstream.begin_stream()
-                    self._scheduler_host.start_stream(self._request.id, lambda: reader.output_tokens)
+                    self._scheduler_client.start_stream(self._request.id, lambda: reader.output_tokens)
                 if counted and not ready and (writer := self._exchange.stream_writer()) is not None:
                     await stream.push(writer)
             ready += stream.close()
@@ -362,16 +358,15 @@ class Relay:
             if ready:
                 await self._write(ready, headers)
             return failed
-        silence_timeout.on_tokens(self._scheduler_host.clock() - started, reader.output_tokens)
         self._settle(Finished(self._request.id, reader.usage, reader.answer_keys()))
         await self._end(ready, headers)
         return None
 
-    def _new_reader(self, worker: WorkerId) -> Reader:
-        """Return a reader for an answer of this worker."""
+    def _new_reader(self, assignment: Assignment) -> Reader:
+        """Return a reader for the answer at this assignment."""
         reader = self._family.reader(self._call)
         if isinstance(reader, ResponseReader) and (keeper := self._keeper) is not None:
-            reader.on_response_id = lambda response: keeper.set_response(response, worker)
+            reader.on_response_id = lambda response: keeper.set_response(response, assignment)
         return reader
 
     async def _end(self, last: bytes, headers: HeaderList) -> None:
@@ -408,7 +403,7 @@ class Relay:
         return None
 
     async def _relay_whole(
-        self, upstream: WorkerResponse, worker: WorkerId, headers: HeaderList
+        self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList
     ) -> FailedAttempt | None:
         """Relay an answer that is not a stream. A refusal by the engine counts as a failed attempt."""
         before = self._hold.amount
@@ -422,28 +417,28 @@ class Relay:
             error_body = body if all_here else b""  # part of a body is no JSON
             return FailedAttempt(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=error_body)
         if not all_here:
-            return await self._relay_long(upstream, worker, headers, body, before)
+            return await self._relay_long(upstream, assignment, headers, body, before)
         answer = self._family.read_whole(self._call, body)
         if answer.error is not None or answer.aborted:
             fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
             return FailedAttempt(fault, True, headers=headers, body=body)
-        if not self._notify_keeper(answer, worker):
+        if not self._notify_keeper(answer, assignment):
             self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
         await self._exchange.respond(upstream.status, headers, body)
         return None
 
-    def _notify_keeper(self, answer: Answer, worker: WorkerId) -> bool:
+    def _notify_keeper(self, answer: Answer, assignment: Assignment) -> bool:
         """Report the response in a whole answer to the keeper. Returns whether the engine is still computing it."""
         if self._keeper is None or answer.response is None:
             return False
-        self._keeper.set_response(answer.response, worker)
+        self._keeper.set_response(answer.response, assignment)
         if not (self._keeper.outlives_client and is_running(answer.status)):
             return False
         self._keeper.mark_running()
         return True
 
     async def _relay_long(
-        self, upstream: WorkerResponse, worker: WorkerId, headers: HeaderList, first: bytes, before: int
+        self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList, first: bytes, before: int
     ) -> FailedAttempt | None:
         """Relay an answer that is too long to be held, block by block. No retry is possible after its head is sent.
 
@@ -461,7 +456,7 @@ class Relay:
             self._hold.set(before)  # `UnreadBytes` counts what is written and not read
             block = await upstream.read()
         answer = self._read_outline(outline)
-        self._notify_keeper(answer, worker)
+        self._notify_keeper(answer, assignment)
         if answer.error is None and not answer.aborted:
             self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
         else:

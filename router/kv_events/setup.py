@@ -1,18 +1,19 @@
-"""Builds the optional KV-event subscriber and prompt tokenizer; a no-op if the extra is not installed."""
+"""Builds the optional KV-event subscriber, and the prompt tokenizer; a no-op if the extra is not installed."""
 
 import logging
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from router.channel.client import SchedulerClient
 from router.channel.host import SchedulerHost
 from router.config.settings import Settings
 from router.core.kv_blocks.kv_events import EventsReport
-from router.core.model.block_key import BlockHasher, BlockKey
+from router.core.model.block_key import BlockHasher
 from router.core.model.request import WorkerId
 from router.errors import ConfigError
 from router.kv_events.tokenize import PromptTokenizer, Tokenizer
+from router.upstream.connections import WorkerConnections
 from router.upstream.directory import WorkerDirectory
 
 if TYPE_CHECKING:
@@ -27,44 +28,36 @@ MIN_EXPECTED_WORKERS: Final = 8
 
 
 class KvEvents:
-    """The subscriber and the tokenizer, running while the context is entered; without them, it knows nothing."""
+    """Follows the workers' KV events while the context is entered; without the extra, it follows none."""
 
-    def __init__(self, parts: "tuple[KvEventSubscriber, PromptTokenizer] | None" = None) -> None:
-        self._parts = parts
-
-    async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
-        return await self._parts[1].keys(path, body, model) if self._parts else ()
+    def __init__(self, subscriber: "KvEventSubscriber | None" = None) -> None:
+        self._subscriber = subscriber
 
     def report(self) -> Mapping[WorkerId, EventsReport]:
-        return self._parts[0].report() if self._parts else {}
-
-    def outcomes(self) -> Mapping[str, int]:
-        """How often the token ids of a call were looked for, by outcome."""
-        return {str(outcome): count for outcome, count in self._parts[1].outcomes.items()} if self._parts else {}
+        """Return the state of every worker that publishes KV events."""
+        return {} if self._subscriber is None else self._subscriber.report()
 
     async def __aenter__(self) -> Self:
-        """Start both parts."""
-        async with AsyncExitStack() as stack:
-            for part in self._parts or ():
-                await stack.enter_async_context(part)
-            self._stack = stack.pop_all()
+        """Start following."""
+        if self._subscriber is not None:
+            await self._subscriber.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """Stop both parts."""
-        await self._stack.aclose()
+    async def __aexit__(self, *error: object) -> None:
+        """Stop following."""
+        if self._subscriber is not None:
+            await self._subscriber.__aexit__(*error)
 
 
 def build_kv_events(
     settings: Settings, directory: WorkerDirectory, scheduler_host: SchedulerHost, secret: bytes
 ) -> KvEvents:
-    """Build the parts that the settings ask for. Raises ConfigError if the tokenizer cannot be used.
+    """Build the subscriber, unless the settings switch it off.
 
-    Both observe requests only once some worker is found to publish events.
+    It observes requests only once some worker is found to publish events.
     """
     if settings.kv_events == "off":
         return KvEvents()
-    tokenizer = None if settings.tokenizer is None else _tokenizer(settings.tokenizer)
     try:
         from router.kv_events.stream import StreamLimits  # noqa: PLC0415 - they need an optional extra
         from router.kv_events.subscriber import BlockFillObserver, KvEventSubscriber  # noqa: PLC0415
@@ -72,17 +65,28 @@ def build_kv_events(
         _check_extra(error)
         log.info("KV events are not followed: the extra d2lpm-router[events] is not installed")
         return KvEvents()
-    hasher = BlockHasher(secret)
     expected_workers = MIN_EXPECTED_WORKERS if settings.worker_dns or settings.workers_file is not None else 1
     limits = StreamLimits(blocks=settings.prefix_limit // max(expected_workers, len(settings.worker)))
 
     def observe_requests() -> None:
-        scheduler_host.attach(BlockFillObserver(subscriber.filled), prompt_tokenizer)
+        scheduler_host.attach(BlockFillObserver(subscriber.filled))
 
-    subscriber = KvEventSubscriber(directory, scheduler_host.feed, hasher, limits, observe_requests)
-    prompt_tokenizer = PromptTokenizer(directory, hasher, subscriber.block_sizes, tokenizer, settings.token_budget)
+    subscriber = KvEventSubscriber(directory, scheduler_host.feed, BlockHasher(secret), limits, observe_requests)
     scheduler_host.attach(subscriber)
-    return KvEvents((subscriber, prompt_tokenizer))
+    return KvEvents(subscriber)
+
+
+def build_prompt_tokenizer(
+    settings: Settings, connections: WorkerConnections, scheduler_client: SchedulerClient, secret: bytes
+) -> PromptTokenizer:
+    """Build the tokenizer of a front. Raises ConfigError if the settings name a tokenizer that cannot be used.
+
+    It finds nothing while no worker's KV events are followed.
+    """
+    tokenizer = None if settings.tokenizer is None or settings.kv_events == "off" else _tokenizer(settings.tokenizer)
+    prompt_tokenizer = PromptTokenizer(connections, BlockHasher(secret), tokenizer, settings.token_budget)
+    scheduler_client.attach(prompt_tokenizer)
+    return prompt_tokenizer
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -56,9 +56,14 @@ class WorkerFollower:
         hasher: BlockHasher,
         limits: StreamLimits,
         on_publishing: Callable[[], None],
+        on_block_size: Callable[[WorkerEndpoint], None],
     ) -> None:
-        """`on_publishing`: called when the worker is found to publish KV events."""
+        """`on_publishing`: called when the worker is found to publish KV events.
+
+        `on_block_size`: called when `endpoint.block_tokens` has changed.
+        """
         self.endpoint: Final = endpoint
+        self._on_block_size = on_block_size
         self._feed = feed
         self._hasher = hasher
         self._limits = limits
@@ -66,11 +71,6 @@ class WorkerFollower:
         self._fault_log = FaultLog(endpoint.id, limits.log_seconds)
         self._streams: list[EventStream] = []
         self._reported: BlocksFollowed | None = None
-
-    @property
-    def block_tokens(self) -> int | None:
-        """Tokens in a block of this worker; None while it is not followed."""
-        return None if self._reported is None else self._reported.block_tokens
 
     @property
     def report(self) -> EventsReport:
@@ -104,7 +104,12 @@ class WorkerFollower:
     def stop(self) -> None:
         """Stop following this worker. The poller reports its departure."""
         self._streams = []
-        self._reported = None
+        self._set_reported(None)
+
+    def _set_reported(self, state: BlocksFollowed | None) -> None:
+        self._reported = state
+        self.endpoint.block_tokens = None if state is None else state.block_tokens
+        self._on_block_size(self.endpoint)
 
     def _stream(self, source: KvPublisher, rank: int, context: zmq.asyncio.Context) -> EventStream:
         def on_change(change: BlockChange) -> None:
@@ -120,13 +125,13 @@ class WorkerFollower:
         size = next((stream.block_tokens for stream in self._streams if stream.block_tokens is not None), None)
         if size is None:
             if self._reported is not None:
-                self._reported = None
+                self._set_reported(None)
                 self._feed(BlocksLost(self.endpoint.id))
             return
         complete = all(stream.complete for stream in self._streams)
         state = BlocksFollowed(self.endpoint.id, size, len(self._streams), complete)
         if state != self._reported:
-            self._reported = state
+            self._set_reported(state)
             self._feed(state)
 
     def _on_restart(self) -> None:
@@ -191,7 +196,12 @@ class KvEventSubscriber:
         """`on_publishing`: called once, when the first worker is found to publish KV events."""
         self._directory = directory
         self._follower = partial(
-            WorkerFollower, feed=feed, hasher=hasher, limits=limits, on_publishing=self._on_first_publisher
+            WorkerFollower,
+            feed=feed,
+            hasher=hasher,
+            limits=limits,
+            on_publishing=self._on_first_publisher,
+            on_block_size=directory.publish,
         )
         self._on_publishing = on_publishing
         self._publishing = False
@@ -224,14 +234,6 @@ class KvEventSubscriber:
         """Expect events of a worker, because it must have filled blocks."""
         if worker in self._tasks:
             self._followers[worker].await_news()
-
-    def block_sizes(self, model: str) -> Collection[int]:
-        """Return the block sizes of the followed workers that serve this model."""
-        return {
-            follower.block_tokens
-            for follower in self._followers.values()
-            if follower.block_tokens is not None and model in follower.endpoint.models
-        }
 
     def report(self) -> Mapping[WorkerId, EventsReport]:
         """Return the state of every worker that publishes KV events."""

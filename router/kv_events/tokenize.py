@@ -9,22 +9,22 @@ workers instead of from here; if that is no better, they are not used at all.
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum, StrEnum
 from functools import partial
 from hashlib import blake2b
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 import httpx
 import orjson
 
+from router.channel.messages import FrontEvent
 from router.core.model.block_key import BlockHasher, BlockKey
-from router.core.model.commands import Command
-from router.core.model.events import Arrived, Cancelled, Event, Failed, Finished
+from router.core.model.events import Arrived, Cancelled, Failed, Finished
 from router.core.model.request import RequestId
 from router.errors import WorkerBroke
-from router.upstream.directory import WorkerDirectory, WorkerEndpoint
+from router.upstream.connections import ConnectedWorker, WorkerConnections
 from router.upstream.poll_client import fetch, polling_client
 
 log = logging.getLogger(__name__)
@@ -97,26 +97,20 @@ class Declined(Exception):
 
 
 class PromptTokenizer:
-    """Finds the block keys of each call; as an observer, compares the engine's token counts with its own."""
-
-    event_types: ClassVar[Collection[type[Event]]] = (Arrived, Finished, Failed, Cancelled)
+    """Finds the block keys of each call; as an observer of the front's events, compares the engine's token counts with
+    its own.
+    """
 
     def __init__(
-        self,
-        directory: WorkerDirectory,
-        hasher: BlockHasher,
-        sizes: Callable[[str], Collection[int]],
-        tokenizer: Tokenizer | None,
-        budget: float,
+        self, connections: WorkerConnections, hasher: BlockHasher, tokenizer: Tokenizer | None, budget: float
     ) -> None:
-        """`sizes`: returns the block sizes in which a model's keys are wanted; if there are none, nothing is done.
+        """`connections`: also say in which block sizes a model's keys are wanted; if there are none, nothing is done.
 
         `budget`: longest search for the keys of a call, in seconds.
         """
         self.outcomes: Counter[TokenizeOutcome] = Counter()
-        self._directory = directory
+        self._connections = connections
         self._hasher = hasher
-        self._sizes = sizes
         self._tokenizer = tokenizer
         self._budget = budget
         self._keys: OrderedDict[CallKey, tuple[BlockKey, ...]] = OrderedDict()
@@ -125,6 +119,10 @@ class PromptTokenizer:
         self._sources: dict[str, TokenSource] = {}
         """The source of the models whose first source was found wrong."""
         self._miscounts: Counter[str] = Counter()
+
+    def outcome_counts(self) -> Mapping[str, int]:
+        """Return how often the token ids of a call were looked for, by outcome."""
+        return {str(outcome): count for outcome, count in self.outcomes.items()}
 
     async def __aenter__(self) -> Self:
         self._threads = ThreadPoolExecutor(2, "tokens")
@@ -141,7 +139,7 @@ class PromptTokenizer:
 
     async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
         """Return one key per prompt of a call; none if they are not wanted, or not found in time."""
-        sizes = frozenset(self._sizes(model))
+        sizes = self._connections.block_sizes(model)
         if not sizes:
             return ()
         source = self._source_of(model)
@@ -156,7 +154,8 @@ class PromptTokenizer:
             self._keys.move_to_end(key)
         return keys
 
-    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - needs counts only
+    def observe_sent(self, event: FrontEvent) -> None:
+        """Compare the engine's count of a prompt with the router's own."""
         match event:
             case Arrived(request):
                 if request.blocks:
@@ -245,19 +244,21 @@ class PromptTokenizer:
 
     def _is_adapter(self, model: str) -> bool:
         """Whether a model is an adapter of another model: its engine does not share blocks between the two."""
-        return any(model in endpoint.parents for endpoint in self._directory.endpoints)
+        return any(model in (worker.card.parents or {}) for worker in self._connections)
 
     async def _ask_worker(self, tokenize_request: Mapping[str, Any], model: str) -> list[int]:
         """Return the token ids that the /tokenize of a worker with this model answers.
 
         Raises Declined if there is no such worker, or it rejects the request.
         """
-        endpoint = next(self._workers_with(model), None)
-        if endpoint is None:
+        worker = next(self._workers_with(model), None)
+        if worker is None:
             raise Declined
-        headers = {"content-type": "application/json", **endpoint.authorization}
+        headers = {"content-type": "application/json", **worker.authorization}
         try:
-            answer = await fetch(self._client, endpoint.url + "/tokenize", headers, post=orjson.dumps(tokenize_request))
+            answer = await fetch(
+                self._client, worker.card.url + "/tokenize", headers, post=orjson.dumps(tokenize_request)
+            )
         except httpx.HTTPStatusError as error:
             if error.response.is_client_error:
                 raise Declined from None
@@ -267,8 +268,8 @@ class PromptTokenizer:
             raise ValueError("no token ids")
         return ids
 
-    def _workers_with(self, model: str) -> Iterator[WorkerEndpoint]:
-        return (endpoint for endpoint in self._directory.endpoints if endpoint.healthy and model in endpoint.models)
+    def _workers_with(self, model: str) -> Iterator[ConnectedWorker]:
+        return (worker for worker in self._connections if worker.card.healthy and model in worker.card.models)
 
 
 def _chat(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[list[int]] | None:

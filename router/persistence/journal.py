@@ -26,11 +26,11 @@ from typing import Annotated, ClassVar, Final, NamedTuple, Self
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from router.channel.codec import JSON, ByName
 from router.core.model.commands import Command
 from router.core.model.events import EVENTS, Event
 from router.core.model.saved import Piece
 from router.errors import ConfigError
+from router.persistence.tagged_json import JSON, ByName
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from router.channel.codec import JSON, ByName
+from router.core.fleet.stored_responses import Responses, StoredResponse
 from router.core.model.saved import Counters, Groups, Piece, Prefixes
 from router.errors import ConfigError
-from router.front.stored.owners import Responses, StoredResponse
+from router.persistence.tagged_json import JSON, ByName
 from router.runtime.atomic_file import replace_file
 from router.runtime.periodic import PeriodicTask
 

@@ -210,7 +210,7 @@ async def fairness_report(
     Reads a batch of clients at a time and lets the event loop run other tasks in between. Service is as it was at the
     beginning, so that the figures add up; everything else is as it is when it is read.
     """
-    accounts, running = scheduler.ledger, Counter(bill.client for bill in scheduler.ledger.bills.values())
+    accounts, running = scheduler.ledger, Counter(bill.client for bill in scheduler.ledger.bills)
     forgotten, jain = _service(accounts.forgotten, scheduler), scheduler.fairness.jain(now)
     turns = scheduler.fairness.turns
     rounds, longest = turns.rounds(scheduler.cluster.rate_of_all(), now), turns.longest_waits(now)

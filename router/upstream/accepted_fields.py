@@ -6,6 +6,7 @@ field that it does not know. An engine of unknown version is taken for the newes
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from router.api.body.call import COMPLETIONS
@@ -64,11 +65,16 @@ class AcceptedFields:
 
     __slots__ = ("_accepted", "_refused", "engine", "version")
 
-    def __init__(self, engine: str = "", version: str | None = None) -> None:
+    def __init__(
+        self, engine: str = "", version: str | None = None, refused: Mapping[str, AddedFields] = MappingProxyType({})
+    ) -> None:
+        """`refused`: the fields that the worker has refused so far, by path."""
         self.engine = engine
         self.version = version
         self._accepted = accepted_by(engine, version)
         self._refused: dict[str, AddedFields] = {}
+        for path, fields in refused.items():
+            self.refuse(path, fields)
 
     def __getitem__(self, path: str) -> AddedFields:
         """The fields that may be added to a call to this path."""

@@ -1,17 +1,13 @@
-"""The fleet's workers by id: their addresses, what polls found out about them, and the calls sent to them."""
+"""The workers of the fleet by id: their addresses, and what polls found out about them. Fronts get a copy."""
 
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
-from router.api.body.edits import AddedFields
-from router.core.fleet.health import DEFAULT_SILENCE_RULES, SilenceRules, SilenceTimeout
-from router.core.model.request import RequestId, WorkerId
-from router.errors import NoWorker
+from router.api.body.edits import AddedFields, Addition
+from router.channel.messages import WorkerCard, WorkerChanged, WorkerRemoved
+from router.core.model.request import WorkerId
 from router.upstream.accepted_fields import AcceptedFields
-from router.upstream.http_client import UNLIMITED, IdleTimeouts, WorkerClient, WorkerResponse
 from router.upstream.kv_endpoints import KvPublisher
 
 log = logging.getLogger(__name__)
@@ -37,6 +33,8 @@ class WorkerEndpoint:
     """The most tokens of prompt and answer together; None if the engine does not report it."""
     fields: AcceptedFields = field(default_factory=AcceptedFields)
     """Which of the fields that the router adds to calls it accepts."""
+    block_tokens: int | None = None
+    """Tokens in a block of its cache while its KV events are followed, else None."""
     sources: tuple[KvPublisher, ...] = ()
     """Where it publishes its KV events, if the settings say so; if empty, the worker is asked."""
 
@@ -45,28 +43,40 @@ class WorkerEndpoint:
         """The header with the worker's own key; a client's key is never sent to a worker."""
         return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
 
+    def card(self) -> WorkerCard:
+        """Return what fronts need to know."""
+        refused = {path: frozenset([each.value for each in fields]) for path, fields in self.fields.refused.items()}
+        return WorkerCard(
+            self.id,
+            self.url,
+            self.api_key,
+            self.healthy,
+            self.models,
+            dict(self.parents),
+            self.vocabulary,
+            self.embeds,
+            self.context_tokens,
+            self.fields.engine,
+            self.fields.version,
+            refused,
+            self.block_tokens,
+        )
+
 
 class WorkerDirectory:
-    """All workers by id, and the connections to them, which are closed when the context is left."""
+    """All workers by id. Whoever changes an endpoint calls `publish`."""
 
     def __init__(
         self,
-        endpoints: Iterable[WorkerEndpoint],
-        connect_timeout: float,
-        patience: SilenceRules = DEFAULT_SILENCE_RULES,
+        endpoints: Iterable[WorkerEndpoint] = (),
         aliases: Mapping[str, str] | None = None,
+        announce: Callable[[WorkerChanged | WorkerRemoved], None] = lambda change: None,  # noqa: ARG005
     ) -> None:
-        """`connect_timeout`: seconds within which a worker must accept a connection.
-
-        `patience`: how long a worker may send nothing after that. `aliases`: model names that the router translates,
-        by alias.
-        """
+        """`aliases`: model names that the router translates, by alias; `announce`: reports a change to the fronts."""
         self.aliases: Mapping[str, str] = dict(aliases or {})
-        self._connect_timeout = connect_timeout
-        self._patience_rules = patience
         self._endpoints: dict[WorkerId, WorkerEndpoint] = {}
-        self._silence_timeouts: dict[WorkerId, SilenceTimeout] = {}
-        self._clients: dict[WorkerId, WorkerClient] = {}
+        self._published: dict[WorkerId, WorkerCard] = {}
+        self._announce = announce
         for endpoint in endpoints:
             self.add(endpoint)
 
@@ -79,94 +89,37 @@ class WorkerDirectory:
         """Raises KeyError for an unknown worker."""
         return self._endpoints[worker]
 
+    def publish(self, endpoint: WorkerEndpoint) -> None:
+        """Report an endpoint to the fronts, if anything has changed that they need to know."""
+        if (card := endpoint.card()) != self._published.get(endpoint.id):
+            self._published[endpoint.id] = card
+            self._announce(WorkerChanged(card))
+
     def add(self, endpoint: WorkerEndpoint) -> None:
         """Add a worker, whose id must be unused."""
         self._endpoints[endpoint.id] = endpoint
-        self._silence_timeouts[endpoint.id] = SilenceTimeout(self._patience_rules)
-        self._clients[endpoint.id] = WorkerClient(endpoint.url, self._connect_timeout)
+        self.publish(endpoint)
 
     def remove(self, worker: WorkerId) -> None:
-        """Remove a worker that has no call in flight, and close the connections to it."""
-        del self._endpoints[worker], self._silence_timeouts[worker]
-        self._clients.pop(worker).close()
-
-    def context_tokens(self, worker: WorkerId) -> int | None:
-        """The most tokens of prompt and answer together at a worker; None if its engine does not report it."""
-        return self._endpoints[worker].context_tokens
-
-    def knows_model(self, model: str) -> bool:
-        """True if any worker, healthy or not, lists this model, or if no worker has listed any model yet."""
-        known = False
-        for endpoint in self._endpoints.values():
-            if model in endpoint.models:
-                return True
-            known = known or bool(endpoint.models)
-        return not known
-
-    def vocabulary(self, model: str) -> int | None:
-        """The smallest vocabulary among the workers of a model, in token ids; None if none reports it."""
-        sizes = [endpoint.vocabulary for endpoint in self._endpoints.values() if model in endpoint.models]
-        return min([size for size in sizes if size is not None], default=None)
-
-    def any_model(self) -> str:
-        """Return the model for a call that names none: the one with most healthy workers, adapters excluded.
-
-        Raises NoWorker if no worker is healthy.
-        """
-        served = Counter(
-            model
-            for endpoint in self._endpoints.values()
-            if endpoint.healthy
-            for model in sorted(endpoint.models - endpoint.parents.keys())
-        )
-        if not served:
-            raise NoWorker("No worker is alive.", reason="rejected-no-endpoints")
-        return served.most_common(1)[0][0]
+        """Remove a worker that has no request in flight."""
+        del self._endpoints[worker]
+        self._published.pop(worker, None)
+        self._announce(WorkerRemoved(worker))
 
     def mark_unreachable(self, worker: WorkerId) -> None:
-        """Mark a worker that refused a connection as down, until it answers a poll."""
-        if self._endpoints[worker].healthy:
+        """Mark a worker that refused a connection as down, until it answers a poll. Ignored if it was removed."""
+        endpoint = self._endpoints.get(worker)
+        if endpoint is not None and endpoint.healthy:
             log.warning("worker %s refuses connections; its queue is reassigned", worker)
-            self._endpoints[worker].healthy = False
+            endpoint.healthy = False
+            self.publish(endpoint)
 
-    async def __aenter__(self) -> Self:
-        """Connections are opened when they are needed."""
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close all idle connections."""
-        for client in self._clients.values():
-            client.close()
-
-    def silence_timeout(self, worker: WorkerId) -> SilenceTimeout:
-        """Return how long a worker may be silent, learned from how fast it answers; the caller reports its times."""
-        return self._silence_timeouts[worker]
-
-    def accepted_fields(self, worker: WorkerId, path: str) -> AddedFields:
-        """Return the fields that the router may add to a call to this path of a worker."""
-        return self._endpoints[worker].fields[path]
-
-    def fields_refused(self, worker: WorkerId, path: str, fields: AddedFields) -> None:
+    def refuse_fields(self, worker: WorkerId, path: str, fields: Iterable[str]) -> None:
         """Stop adding these fields to calls to this path of a worker, which has refused them."""
-        names = ", ".join(sorted(each.value for each in fields))
-        log.warning("worker %s refuses %s on %s; the router no longer adds it there", worker, names, path)
-        self._endpoints[worker].fields.refuse(path, fields)
-
-    def forward(
-        self,
-        worker: WorkerId,
-        path: str,
-        body: bytes,
-        request: RequestId,
-        timeouts: IdleTimeouts = UNLIMITED,
-        *,
-        method: str = "POST",
-        content_type: str = "application/json",
-    ) -> Awaitable[WorkerResponse]:
-        """Send a call to a worker and return when its answer begins.
-
-        Raises WorkerUnreachable if there is no answer, and WorkerHung if the worker is silent beyond its timeout.
-        """
-        endpoint = self._endpoints[worker]
-        headers = {"content-type": content_type, "x-request-id": request, **endpoint.authorization}
-        return self._clients[worker].send(method, path, headers, body, timeouts)
+        endpoint = self._endpoints.get(worker)
+        refused: AddedFields = frozenset(map(Addition, fields))
+        if endpoint is not None and not refused <= endpoint.fields.refused.get(path, frozenset()):
+            names = ", ".join(sorted(each.value for each in refused))
+            log.warning("worker %s refuses %s on %s; the router no longer adds it there", worker, names, path)
+            endpoint.fields.refuse(path, refused)
+            self.publish(endpoint)

@@ -56,7 +56,8 @@ class Poller:
     def __init__(self, directory: WorkerDirectory, feed: Callable[[Event], None], interval: float) -> None:
         """`interval`: seconds between two polls of a worker."""
         self._feed = feed
-        self._probes = {endpoint.id: WorkerProbe(endpoint, feed) for endpoint in directory.endpoints}
+        self._publish = directory.publish
+        self._probes = {endpoint.id: WorkerProbe(endpoint, feed, directory.publish) for endpoint in directory.endpoints}
         self._interval = interval
         self._tasks: dict[WorkerId, tuple[asyncio.Task[None], ...]] = {}
         """For each worker a task that polls its health and one that polls its load, so that slow metrics do not delay
@@ -84,7 +85,7 @@ class Poller:
 
     def add(self, endpoint: WorkerEndpoint) -> None:
         """Poll one more worker, the first time at once if the context is entered."""
-        probe = self._probes[endpoint.id] = WorkerProbe(endpoint, self._feed)
+        probe = self._probes[endpoint.id] = WorkerProbe(endpoint, self._feed, self._publish)
         if self._client is not None:
             self._tasks[endpoint.id] = self._start_polling(self._client, probe, 0.0)
 
@@ -131,9 +132,13 @@ Poll = Callable[[httpx.AsyncClient], Awaitable[None]]
 class WorkerProbe:
     """Polls one worker and remembers what the polls so far have shown."""
 
-    def __init__(self, endpoint: WorkerEndpoint, feed: Callable[[Event], None]) -> None:
+    def __init__(
+        self, endpoint: WorkerEndpoint, feed: Callable[[Event], None], publish: Callable[[WorkerEndpoint], None]
+    ) -> None:
+        """`publish`: reports a changed endpoint to the fronts, before they are sent calls for it."""
         self._endpoint = endpoint
         self._feed = feed
+        self._publish = publish
         self._dialect: Dialect | None = None
         self._load_path: str | None = None
         self._cache_path: str | None = None
@@ -194,6 +199,7 @@ class WorkerProbe:
         self._cache_path = dialect.cache_path
         self._endpoint.context_tokens = context_tokens(body)
         self._endpoint.parents = read_parents(body)
+        self._publish(self._endpoint)
         return read_models(body)
 
     async def _on_models(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:
@@ -209,6 +215,7 @@ class WorkerProbe:
             self._endpoint.fields.set_engine(engine, info.version)
             self._endpoint.embeds = info.embeds
             self._endpoint.vocabulary = vocabulary
+            self._publish(self._endpoint)
             self._feed(
                 WorkerJoined(
                     Worker(
@@ -335,4 +342,5 @@ class WorkerProbe:
         if self._endpoint.healthy and self._unanswered >= MISSED_POLLS:
             log.warning("worker %s is down; its queue is reassigned: %s", self._endpoint.id, reason)
             self._endpoint.healthy = False
+            self._publish(self._endpoint)
             self._feed(WorkerLeft(self._endpoint.id))

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from router.auth.identity import ClientGroup, ClientLimits
+from router.auth.identity import ClientGroup
 from router.auth.keys_file import build_directory, hash_of, load, parse
+from router.core.clients.rate_limits import ClientLimits
 from router.errors import ConfigError
 
 KEY = "sk-alice"

@@ -81,7 +81,7 @@ def counts(scheduler: Scheduler) -> list[str]:
         "live requests": scheduler.live,
         "waiting requests": scheduler.waiting,
         "watched prompts": scheduler.prefixes.watched,
-        "bills": len(scheduler.ledger.bills),
+        "bills": len(scheduler.attempts),
         **{f"requests at {state.worker.id}": state.load.requests for state in scheduler.cluster},
         **{f"unstarted tokens at {state.worker.id}": state.load.unstarted_tokens for state in scheduler.cluster},
     }

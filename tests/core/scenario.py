@@ -165,8 +165,8 @@ class Scene:
 
     def serve_all(self) -> None:
         """Serve all requests in flight, and those dispatched then, until none waits."""
-        while running := [r for state in self.scheduler.cluster for r in state.running]:
-            self.serve(running[0])
+        while running := self.scheduler.attempts:
+            self.serve(next(iter(running)))
 
     @property
     def order(self) -> list[RequestId]:

@@ -353,8 +353,9 @@ class Fleet(RuleBasedStateMachine):
         assert backlogged == len(self.waiting)
         assert scheduler.waiting == len(self.waiting) + len(self.back)
         assert scheduler.live == len(self.waiting) + len(self.back) + len(self.running)
-        assert scheduler.ledger.bills.keys() == self.running.keys()
-        reserved = [request for account in scheduler.ledger.accounts.values() for request in account.unstarted]
+        assert scheduler.attempts.keys() == self.running.keys()
+        assert {attempt.bill for attempt in scheduler.attempts.values()} == set(scheduler.ledger.bills)
+        reserved = [bill.request for bill in scheduler.ledger.bills if not bill.started]
         unstarted = {request: it for request, it in self.running.items() if not it.started}
         assert len(reserved) == len(set(reserved))
         # An unstreamed answer may be estimated to have started, and is charged for output from then on.
@@ -458,7 +459,7 @@ def history(policy: str) -> str:
     for step in range(120):
         client = random.choice(["ada", "bob", "cyd", "dee"])
         talk.arrive(client, random.choice("xyz") * random.randint(1, 9) + client[0])
-        if running := list(talk.scheduler.ledger.bills):
+        if running := list(talk.scheduler.attempts):
             talk.serve(random.choice(running), step % 9)
         if step % 60 == 50:
             talk.leave(random.choice(WORKERS))

@@ -18,8 +18,8 @@ from router.core.clients.queue_limits import WaitingLimits
 from router.core.clients.shares import Shares
 from router.core.fleet.window import FixedWindow
 from router.core.model.cost import LinearCost
-from router.core.model.events import Cancelled, Event, Failed, Finished
-from router.core.model.request import ClientId, Request, WorkerId
+from router.core.model.events import Cancelled, Event, Failed, Finished, Progressed
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Policy, PolicyFactory, Properties
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.policies.deficit.client_deficits import ClientDeficits
@@ -33,8 +33,10 @@ from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS
 from tests.core.theorem_books import UnfairError
-from tests.core.theorem_fleet import Cached, EngineSize, Fleet, Habits, Scenario
+from tests.core.theorem_fleet import Cached, EngineSize, Fleet, Habits, Heard, Scenario
 
+MOST_DECODED = 50
+"""The most output tokens of one answer in a step of an engine."""
 Ordering = DlpmParameters | DlpmHomeParameters
 """Those that hold Q^u."""
 
@@ -133,7 +135,10 @@ def scenarios() -> st.SearchStrategy[Scenario]:
         settings=core_settings(),
         parameters=st.sampled_from([1.0, 20.0, 100.0, 1000.0, 20_000.0]).flatmap(quanta),
         engine=st.builds(
-            EngineSize, st.sampled_from([1, 2, 8, 64]), st.sampled_from([32, 512, 10_000]), st.sampled_from([1, 4, 50])
+            EngineSize,
+            st.sampled_from([1, 2, 8, 64]),
+            st.sampled_from([32, 512, 10_000]),
+            st.sampled_from([1, 4, MOST_DECODED]),
         ),
         steps=st.sampled_from([10, 30, 60]),
         seed=st.integers(0, 2**32),
@@ -177,6 +182,51 @@ def test_the_reported_gap_and_bound_are_correct(policy: str) -> None:
                 assert bound <= books.formula(queue) * (1 + 1e-9)
 
     agrees()
+
+
+class LateReports:
+    """Reports the output of streams to the scheduler only now and then, as a front does."""
+
+    def __init__(self, reports: int) -> None:
+        """`reports`: steps of engines in each of which output is reported once."""
+        self._reports = reports
+        self._steps = 0
+        self._computed: dict[RequestId, int] = {}
+        self.late = False
+        """Whether output is computed and not reported."""
+
+    def __call__(self, event: Event) -> list[Event]:
+        """Return what the scheduler is told when `event` happens."""
+        match event:
+            case Progressed(output_tokens):
+                self._computed |= output_tokens
+                self._steps += 1
+                self.late = self._steps % self._reports != 0
+                return [] if self.late else [Progressed(dict(self._computed))]
+            case Finished(request) | Failed(request) | Cancelled(request):
+                self._computed.pop(request, None)
+        return [event]
+
+
+@pytest.mark.parametrize("policy", ["rr+dlpm", "d2lpm+dlpm", "dlpm_home"])
+def test_output_that_is_reported_late_stays_within_the_bound(policy: str) -> None:
+    """What clients were really served obeys the bound that /fairness shows once the output is reported."""
+
+    @settings(max_examples=20)
+    @given(scenario=scenarios(), reports=st.sampled_from([2, 7]))
+    def holds(scenario: Scenario, reports: int) -> None:
+        late_reports = LateReports(reports)
+        clients = tuple(replace(habits, told=1.0) for habits in scenario.clients)  # an end reports what was late
+        fleet = Fleet(replace(scenario, clients=clients), POLICIES[policy], late_reports)
+        fairness, books = fleet.scheduler.fairness, fleet.books
+        books.unreported = MOST_DECODED * reports
+        for _ in fleet.run():
+            if not late_reports.late:
+                for queue in [None] if fleet.properties.pooled else books.queues:
+                    bound = fairness.bound(queue, fleet.quantum)
+                    assert bound is None or books.gap(queue) <= bound * (1 + 1e-9)
+
+    holds()
 
 
 # What follows breaks the scheduler on purpose: the check above must find it.
@@ -258,14 +308,14 @@ def save_up_deficits(eligibility: Eligibility, request: Request, waiting: int) -
         eligibility._deficits = eligibility._refill_schedule._deficits = Saved(Shares())
 
 
-def report_all(event: Event) -> Event:
+def report_all(event: Event) -> list[Event]:
     """Report every event."""
-    return event
+    return [event]
 
 
-def settle_nothing(event: Event) -> Event:
+def settle_nothing(event: Event) -> list[Event]:
     """Withhold the engine's usage at the end."""
-    return replace(event, usage=None) if isinstance(event, Finished | Failed | Cancelled) else event
+    return [replace(event, usage=None) if isinstance(event, Finished | Failed | Cancelled) else event]
 
 
 STEADY = Habits(at_once=12)
@@ -277,7 +327,7 @@ CHURNING = Habits(at_once=1, weight=0.25, limit=100)
 RESTING = Habits(at_once=12, leaves=0.1, returns=0.02)
 
 
-def before(policy: PolicyFactory, clients: tuple[Habits, ...], heard: Callable[[Event], Event] = report_all) -> Fleet:
+def before(policy: PolicyFactory, clients: tuple[Habits, ...], heard: Heard = report_all) -> Fleet:
     """A fleet with these clients before two slots: of one worker, or of two that share a pool."""
     parameters = (DlpmParameters(QUANTUM), DlpmHomeParameters(QUANTUM))
     one = Scenario(clients, settings=SchedulerSettings(window=FixedWindow(2)), parameters=parameters, steps=1200)
@@ -298,7 +348,7 @@ def before(policy: PolicyFactory, clients: tuple[Habits, ...], heard: Callable[[
     ids=["refill while others have credit", "refill those with credit", "no settlement", "debts shed by churn"],
 )
 def test_a_scheduler_that_breaks_a_rule_is_found(
-    clients: tuple[Habits, ...], tamper: Tamper, heard: Callable[[Event], Event], pooled: bool
+    clients: tuple[Habits, ...], tamper: Tamper, heard: Heard, pooled: bool
 ) -> None:
     """By the same check that the same clients pass before a correct scheduler."""
     sound = before(tampered(pooled, leave_alone), clients)

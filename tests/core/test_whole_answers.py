@@ -37,7 +37,7 @@ def run(talk: Scene, seconds: float, other: RequestId | None = None) -> None:
     for _ in range(round(seconds * 10)):
         talk.wait(0.1)
         if other is not None:
-            talk.progress(other, talk.scheduler.ledger.bills[other].tokens.output + round(RATE / 10))
+            talk.progress(other, talk.scheduler.attempts[other].bill.tokens.output + round(RATE / 10))
         if "bob1" in talk.requests:
             talk.progress(RequestId("bob1"), 1 + round(talk.now * RATE))
 
@@ -336,7 +336,7 @@ def test_every_token_is_charged_once(calls: list[tuple[str, bool, str, float, in
     for client, charged in told.items():
         if client in {name for name, *_ in calls}:
             assert charged <= output(talk, client) <= charged + most[client]
-    assert set(talk.scheduler.ledger.bills) <= {RequestId("bob1")}
+    assert set(talk.scheduler.attempts) <= {RequestId("bob1")}
 
 
 def total(tokens: list[Tokens]) -> Tokens:

@@ -4,7 +4,7 @@ Everything follows from a `Scenario`, so a failing one can be run again.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil
@@ -182,14 +182,14 @@ def usage(job: Job) -> Usage | None:
     return Usage(job.size, job.produced, job.found) if job.told else None
 
 
-Heard = Callable[[Event], Event]
+Heard = Callable[[Event], Sequence[Event]]
 
 
 class Fleet:
     """Clients, a scheduler, engines, and the books kept about them."""
 
-    def __init__(self, scenario: Scenario, policy: PolicyFactory, heard: Heard = lambda event: event) -> None:
-        """`heard`: maps an event to the one reported to the scheduler."""
+    def __init__(self, scenario: Scenario, policy: PolicyFactory, heard: Heard = lambda event: [event]) -> None:
+        """`heard`: maps an event to those reported to the scheduler."""
         self._scenario = scenario
         self._heard = heard
         self._random = Random(scenario.seed)
@@ -203,9 +203,8 @@ class Fleet:
         accounts, limit = self.scheduler.ledger, settings.cached_in_flight
 
         def estimated(request: RequestId) -> Tokens | None:
-            bill = accounts.bills.get(request)
-            reserved = bill is None or request in accounts.accounts[bill.client].unstarted
-            return None if bill is None or reserved else bill.tokens
+            attempt = self.scheduler.attempts.get(request)
+            return attempt.bill.tokens if attempt is not None and attempt.bill.started else None
 
         self.books = Books(
             *(settings.cost, self.quantum, weights, limit, estimate),
@@ -298,7 +297,7 @@ class Fleet:
         self._end(event)
         if isinstance(event, Arrived):
             self._requests[event.request.id] = event.request
-        commands = self.scheduler.handle(self._heard(event), self._now)
+        commands = [command for heard in self._heard(event) for command in self.scheduler.handle(heard, self._now)]
         self.books.note(event, commands, pooled=self.properties.pooled)
         for command in commands:
             match command:

@@ -38,12 +38,12 @@ DOORS: Final[Mapping[str, tuple[str, ...]]] = {
 
 INTO_THE_CORE: Final[Mapping[str, tuple[str, ...]]] = {
     "router.api": ("model",),
-    "router.auth": ("model",),
+    "router.auth": ("model", "clients.rate_limits"),
     "router.front": ("model", "clients.fair_drop"),
-    "router.channel": ("model", "scheduler"),
-    "router.upstream": ("model", "fleet.health"),
+    "router.channel": ("model", "scheduler", "clients.rate_limits"),
+    "router.upstream": ("model",),
     "router.kv_events": ("model", "kv_blocks"),
-    "router.persistence": ("model",),
+    "router.persistence": ("model", "fleet.stored_responses"),
     "router.control": ("model",),
     "router.config": ("policies.registry",),
 }

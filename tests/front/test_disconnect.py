@@ -80,7 +80,7 @@ async def test_disconnect_while_the_router_connects() -> None:
                 filler.setblocking(False)
                 filler.connect_ex(("127.0.0.1", engine.port))
             async with router.post(chat()):
-                await until(lambda: bool(router.scheduler.ledger.bills))
+                await until(lambda: bool(router.scheduler.attempts))
             await router.check_at_rest()
 
 

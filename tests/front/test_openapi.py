@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from router.api.families import FAMILIES
 from router.config.settings import Settings
 from router.process.single import build
-from tests.support.running import TIMEOUT_S, RunningRouter, chat, emulated_workers, gateway_of, running_router
+from tests.support.running import TIMEOUT_S, RunningRouter, chat, emulated_workers, running_router
 
 KEY: Final = "k" * 16
 HEADERS: Final = {"authorization": f"Bearer {KEY}"}
@@ -137,7 +137,7 @@ async def test_the_example_of_each_body_is_served() -> None:
 def test_every_route_is_described() -> None:
     """All paths and methods of the data path and control plane are described, and no error that is never sent."""
     app = build(Settings.model_validate({"worker": ["http://127.0.0.1:9"], "admin_key": KEY}))
-    assert gateway_of(app)
+    assert app.front
     control: Any = app._control
     paths = control.openapi()["paths"]
     described = {(path, method.upper()) for path, operations in paths.items() for method in operations}

@@ -16,13 +16,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from router.channel.messages import WorkerCard, WorkerChanged
 from router.core.model.block_key import BlockHasher, BlockKey
 from router.core.model.events import Arrived, Finished
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import ConfigError
 from router.kv_events.local_tokenizer import LocalTokenizer
 from router.kv_events.tokenize import MAX_CONCURRENT, MAX_MISCOUNTS, PromptTokenizer, TokenizeOutcome
-from router.upstream.directory import WorkerDirectory, WorkerEndpoint
+from router.upstream.connections import WorkerConnections
 from tests.support.running import CHAT, COMPLETIONS, TIMEOUT_S, until
 from tests.support.workers_http import worker
 from workers.engine.tokenizer import encode, render_chat
@@ -67,10 +68,15 @@ async def prompt_tokenizer(
     budget: float = TIMEOUT_S,
     healthy: bool = True,
 ) -> AsyncIterator[PromptTokenizer]:
-    """A prompt tokenizer in front of one worker with a model and an adapter of it."""
+    """A prompt tokenizer before workers with a model and its adapter: one of each block size, and one not followed."""
     models, parents = frozenset(("tiny", "adapter")), {"adapter": "tiny"}
-    endpoint = WorkerEndpoint(WorkerId("w"), url, healthy=healthy, models=models, parents=parents)
-    async with PromptTokenizer(WorkerDirectory([endpoint], 1.0), HASHER, lambda _: sizes, tokenizer, budget) as tokens:
+    connections = WorkerConnections(1.0)
+    for number, size in enumerate([*sizes, None]):
+        card = WorkerCard(
+            WorkerId(f"w{number}"), url, healthy=healthy, models=models, parents=parents, block_tokens=size
+        )
+        connections.apply(WorkerChanged(card))
+    async with PromptTokenizer(connections, HASHER, tokenizer, budget) as tokens:
         yield tokens
 
 
@@ -139,8 +145,6 @@ async def test_a_model_without_a_healthy_worker_is_declined() -> None:
     with worker() as url:
         async with prompt_tokenizer(url, healthy=False) as tokens:
             assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny") == ()
-        async with prompt_tokenizer(url) as tokens:
-            assert await tokens.keys(CHAT, body(model="ghost", messages=MESSAGES), "ghost") == ()
             assert tokens.outcomes == {TokenizeOutcome.DECLINED: 1}
 
 
@@ -193,8 +197,8 @@ async def test_concurrent_lookups_are_limited() -> None:
 def end(tokens: PromptTokenizer, number: int, expected: int, reported: int) -> None:
     """End a request with keys, for which its engine reports a token count."""
     request = Request(RequestId(str(number)), ClientId("c"), "tiny", (), blocks=(BlockKey(expected, {}),))
-    tokens.observe(0.0, Arrived(request), [])
-    tokens.observe(0.0, Finished(request.id, Usage(reported, 1)), [])
+    tokens.observe_sent(Arrived(request))
+    tokens.observe_sent(Finished(request.id, Usage(reported, 1)))
 
 
 async def test_a_wrong_tokenizer_is_given_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -103,7 +103,7 @@ async def test_a_thousand_streams_at_once(workers: list[Worker]) -> None:
     async with running_router(*(worker.url for worker in workers), **room) as router:
         with workers[0].held(), workers[1].held():
             streams = [asyncio.ensure_future(answer(router, number)) for number in range(STREAMS)]
-            await until(lambda: len(router.scheduler.ledger.bills) == STREAMS)
+            await until(lambda: len(router.scheduler.attempts) == STREAMS)
         assert await asyncio.gather(*streams) == expected
         report = await router.fairness()
         assert sum(entry["service"]["output"] for entry in report["clients"].values()) == STREAMS * TOKENS

@@ -32,7 +32,7 @@ from router.core.model.saved import (
 )
 from router.errors import ConfigError
 from router.persistence.state_file import FILE_NAME, StateFile, decode, load, new_header
-from router.process.single import initial_state
+from router.process.scheduling import initial_state
 from router.runtime.atomic_file import replace_file
 from tests.support.running import chat, running_router
 from tests.support.scripted_engine import scripted_engine

@@ -158,6 +158,7 @@ async def followed_publisher(
         HASHER,
         limits,
         lambda: None,
+        lambda endpoint: None,  # noqa: ARG005
     )
     async with httpx.AsyncClient() as client:
         task = asyncio.create_task(scene.follower.run(context, client))

@@ -14,7 +14,6 @@ import uvicorn
 
 from router.config.settings import Settings
 from router.core.scheduler import Scheduler
-from router.front.gateway import Gateway
 from router.front.http.connection import connection_class
 from router.process.single import Router, build
 from router.runtime.emulate import start_emulated_workers
@@ -65,11 +64,12 @@ class RunningRouter:
         self.http = http
         self.drain = app.drain
         self.connections = app.connections
-        gateway = gateway_of(app)
-        self.hasher = gateway._hasher
-        self.scheduler_host = gateway._scheduler_host
-        self.directory = gateway._directory
-        self.background = gateway._responses._background
+        self.hasher = app.front.gateway._hasher
+        self.scheduler_host = app.side.host
+        self.scheduler_client = app.front.scheduler_client
+        self.directory = app.side.directory
+        self.worker_connections = app.front.worker_connections
+        self.background = app.front.background
 
     @property
     def scheduler(self) -> Scheduler:
@@ -108,12 +108,12 @@ class RunningRouter:
 
     def check_counts(self) -> None:
         """Raise AssertionError unless the router's internal state is as empty as before the first call."""
-        scheduler, scheduler_host = self.scheduler, self.scheduler_host
+        scheduler = self.scheduler
         assert (scheduler.live, scheduler.waiting, scheduler.prefixes.watched) == (0, 0, 0)
-        assert not scheduler.ledger.bills
+        assert not scheduler.attempts
         scheduler.ledger.check_conservation()
-        assert not scheduler_host._dispatches
-        assert not scheduler_host._streams
+        assert self.scheduler_host.at_rest
+        assert self.scheduler_client.at_rest
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -127,23 +127,16 @@ async def until(condition: Callable[[], bool]) -> None:
 async def running_router(*workers: str, **settings: Any) -> AsyncIterator[RunningRouter]:
     """Run a router in front of workers with these URLs. On exit, checks that every count is zero.
 
-    `resolve` among the settings replaces the resolver of host names.
+    `resolve` among the settings replaces the resolver of host names. The front and the scheduler exchange encoded
+    messages, as between processes, unless `encoded` is False.
     """
-    find = settings.pop("resolve", resolve)
-    app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}), find)
+    find, encoded = settings.pop("resolve", resolve), settings.pop("encoded", True)
+    app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}), find, encoded=encoded)
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * TIMEOUT_S)
     async with serving(app) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
         router = RunningRouter(url, http, app)
         yield router
         await router.check_at_rest()
-
-
-def gateway_of(app: Any) -> Gateway:
-    """The gateway of an application."""
-    assert isinstance(app, Router)
-    gateway = app._data
-    assert isinstance(gateway, Gateway)
-    return gateway
 
 
 @asynccontextmanager

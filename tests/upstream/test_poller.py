@@ -55,7 +55,7 @@ async def watched(*models: str) -> AsyncIterator[Watch]:
     async with scripted_engine(*models) as engine, httpx.AsyncClient() as client:
         backend = WorkerEndpoint(WorkerId("w"), engine.url)
         events: list[Event] = []
-        yield Watch(engine, backend, events, WorkerProbe(backend, events.append), client)
+        yield Watch(engine, backend, events, WorkerProbe(backend, events.append, lambda _: None), client)
 
 
 async def test_a_worker_joins_with_its_models_and_reports_its_load() -> None:
@@ -221,7 +221,7 @@ async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytes
 
     async with (
         scripted_engine() as engine,
-        Poller(WorkerDirectory([WorkerEndpoint(WorkerId("w"), engine.url)], 1.0), feed, 0.01),
+        Poller(WorkerDirectory([WorkerEndpoint(WorkerId("w"), engine.url)]), feed, 0.01),
         asyncio.timeout(10),
     ):
         await again.wait()
@@ -292,7 +292,7 @@ async def test_slow_metrics_do_not_make_a_worker_silent() -> None:
     async with scripted_engine() as engine:
         backend = WorkerEndpoint(WorkerId("w"), engine.url)
         fed: asyncio.Queue[Event] = asyncio.Queue()
-        async with Poller(WorkerDirectory([backend], 1.0), fed.put_nowait, 0.02):
+        async with Poller(WorkerDirectory([backend]), fed.put_nowait, 0.02):
             del engine.poll_answers["/metrics"]  # what comes there waits in `calls` from now on, and is never answered
             await engine.call()
             while not fed.empty():
@@ -316,7 +316,7 @@ async def test_metrics_in_time_are_the_only_sign_of_life() -> None:
                 reported.set()
 
         async with (
-            Poller(WorkerDirectory([WorkerEndpoint(WorkerId("w"), engine.url)], 1.0), feed, 0.01),
+            Poller(WorkerDirectory([WorkerEndpoint(WorkerId("w"), engine.url)]), feed, 0.01),
             asyncio.timeout(60),
         ):
             await reported.wait()

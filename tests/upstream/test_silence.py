@@ -353,7 +353,7 @@ class SilenceModel:
         self.scene.serve_all()
 
     def running(self) -> list[RequestId]:
-        return [request for state in self.scene.scheduler.cluster for request in state.running]
+        return list(self.scene.scheduler.attempts)
 
     def record_life(self, worker: str) -> None:
         self.silent.discard(worker)

@@ -47,8 +47,8 @@ class Believed:
         self._sent += 1
         now, worker = float(self._sent), self._workers[self._sent % len(self._workers)]
         request = Request(RequestId(f"r{self._sent}"), ClientId("c"), MODEL, (self.prompt(),))
-        self._mirror.dispatch(request, worker, now, 0, 2048, now)
-        self._mirror.end(request.id, None, (), now, computed=True)
+        run = self._mirror.dispatch(request, worker, now, 0, 2048, now)
+        self._mirror.end(run, None, (), now, computed=True)
 
     def prompt(self) -> PromptKey:
         """Return a new prompt that begins like others."""

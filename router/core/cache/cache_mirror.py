@@ -19,7 +19,7 @@ prompt has.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from math import inf
 from typing import Final
@@ -30,7 +30,7 @@ from router.core.cache.prefix_node import Node
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.model.events import CacheReport
 from router.core.model.prompt_key import HASH_BYTES, PromptKey
-from router.core.model.request import Request, RequestId, Usage, Worker, WorkerId
+from router.core.model.request import Request, Usage, Worker, WorkerId
 from router.core.predict.token_estimates import Estimates
 
 
@@ -45,7 +45,6 @@ class CacheMirror:
         self._caches: defaultdict[WorkerId, CacheState] = defaultdict(lambda: CacheState(capacity))
         self.caches: Final[Mapping[WorkerId, CacheState]] = self._caches
         """Every worker of which anything is known; looking up a worker with `cache` adds it."""
-        self._runs: dict[RequestId, PinnedRun] = {}
         self._unmatchable_hashes = count(1 << 63)
         self.uncached: set[WorkerId] = set()
         """Workers that keep no prefix cache; a match there is worth nothing."""
@@ -72,6 +71,8 @@ class CacheMirror:
         """Whether a worker would use what its prefix cache holds of a request's prompts."""
         if worker in self.uncached:
             return False
+        if not request.computed_anew_by:
+            return True
         state = self._caches.get(worker)
         return not computes_anew("" if state is None else state.engine, request.computed_anew_by)
 
@@ -104,47 +105,44 @@ class CacheMirror:
 
     def dispatch(
         self, request: Request, worker: WorkerId, now: float, matched: int, prompt_tokens: int, starts_at: float
-    ) -> int:
+    ) -> PinnedRun:
         """Pin the prompts of a request sent to a worker that holds `matched` of its `prompt_tokens`.
 
-        Returns how many of them the worker will find. `starts_at`: when the worker is expected to start the prefill, in
-        seconds. If the worker does not read its cache for this request, `matched` is 0, but the prompt is in the cache
-        from then on for later requests. (vLLM keeps what it computed again beside what it had, until either is evicted;
-        here it is held once.)
+        Returns the attempt's record, with the tokens that the worker will find. `starts_at`: when the worker is
+        expected to start the prefill, in seconds. If the worker does not read its cache for this request, `matched` is
+        0, but the prompt is in the cache from then on for later requests. (vLLM keeps what it computed again beside
+        what it had, until either is evicted; here it is held once.)
         """
         state = self._caches[worker]
         state.model = request.model
         reads = self.reads_cache(request, worker)
-        predicted = matched
-        if self._excludes_prefilling(request, state):
-            predicted = self._predict_found(request, worker, now, matched, starts_at)
-        if reads:
-            state.predicted_tokens += predicted
-            state.prompt_tokens += prompt_tokens
         holding = self._tree.holding(worker)
-        run = self._runs[request.id] = PinnedRun(request, worker, holding, now, predicted, prompt_tokens, reads=reads)
+        run = PinnedRun(request, worker, state, holding, now, matched, prompt_tokens, reads=reads)
+        if self._excludes_prefilling(request, state):
+            self._join_batch(run, now, starts_at)
+        if reads:
+            state.predicted_tokens += run.predicted_tokens
+            state.prompt_tokens += prompt_tokens
+        state.runs[run] = None
         replays = self._tracking.replays
         whole = replays and state.rules.whole_nodes
-        before = self._tree.held_chunks(worker)
+        before = holding.chunks
         for prompt in run.prompts:
             run.paths.append(self._tree.touches(prompt.hashes, worker))
             epoch = holding.epoch  # read before the insertion, which may void all pins, this one among them
             run.pins.append((self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=whole), epoch))
-        run.new_chunks = self._tree.held_chunks(worker) - before
+        run.new_chunks = holding.chunks - before
         self._update_own_tokens(run, state)
         self._evict_to_capacity(worker, state)
-        return predicted
+        return run
 
-    def findable(self, request: Request, worker: WorkerId, matched: int, waiting: Container[RequestId]) -> int:
-        """Return how many of the `matched` tokens held by a worker a request would find there if it were sent now.
-
-        `waiting`: the requests that wait at the worker for their first token, as far as is known.
-        """
+    def findable(self, request: Request, worker: WorkerId, matched: int) -> int:
+        """Return how many of the `matched` tokens held by a worker a request would find there if it were sent now."""
         state = self._caches.get(worker)
         if not matched or state is None or not self._excludes_prefilling(request, state) or not state.batch:
             return matched
         (prompt,) = request.prompts
-        found = state.batch.would_find(prompt.hashes, waiting)
+        found = state.batch.would_find(prompt.hashes)
         if found is None:
             return matched
         return min(matched, self.whole_block_tokens(self._estimates.measure(request.model, prompt).held(found), worker))
@@ -153,28 +151,27 @@ class CacheMirror:
         """Whether prefixes that are still being prefilled do not count as cached."""
         return state.rules.found_when_computed and self._tracking.replays and len(request.prompts) == 1
 
-    def on_first_token(self, request: RequestId, now: float) -> None:
+    def on_first_token(self, run: PinnedRun, now: float) -> None:
         """Note that a request's prompt is computed."""
-        self._caches[self._runs[request].worker].batch.on_first_token(request, now)
+        run.cache.batch.on_first_token(run.prefilling, now)
 
-    def set_output(self, request: RequestId, output: int) -> None:
+    def set_output(self, run: PinnedRun, output: int) -> None:
         """Set how many output tokens a request has by now; what it takes of the cache grows with them."""
-        run = self._runs.get(request)
-        if run is not None and output > run.output:
-            state = self._caches[run.worker]
+        if output > run.output:
             run.output = output
-            if self._update_own_tokens(run, state):
-                self._evict_to_capacity(run.worker, state)
+            if self._update_own_tokens(run, run.cache):
+                self._evict_to_capacity(run.worker, run.cache)
 
     def end(
-        self, request: RequestId, usage: Usage | None, answers: Sequence[PromptKey], now: float, *, computed: bool
+        self, run: PinnedRun, usage: Usage | None, answers: Sequence[PromptKey], now: float, *, computed: bool
     ) -> None:
         """Release what a request pinned and add its answers. `computed`: whether the worker computed at least a part of
         it.
         """
-        run = self._runs.pop(request)
-        state = self._caches[run.worker]
-        state.batch.remove(request)
+        state = run.cache
+        del state.runs[run]
+        if run.prefilling is not None:
+            state.batch.remove(run.prefilling)
         state.own_tokens -= run.own_tokens
         cache_kept = self._tree.holding(run.worker) is run.holding
         if usage is not None and run.reads:
@@ -187,7 +184,7 @@ class CacheMirror:
                 path = run.paths[place]
                 held = path[-1][0] if path else 0
                 self._tree.prune(prompt.hashes, run.worker, held, inf)
-                self._pass_on_chunks(run.worker, prompt.hashes, held)
+                _pass_on_chunks(state, prompt.hashes, held)
         if computed and cache_kept:
             before = self._tree.held_chunks(run.worker)
             self._insert_answers(run, usage, answers, now)
@@ -240,16 +237,16 @@ class CacheMirror:
         self._caches.pop(worker, None)
         self.uncached.discard(worker)
 
-    def _predict_found(self, request: Request, worker: WorkerId, now: float, matched: int, starts_at: float) -> int:
-        """Return how much of a match will be computed before the worker starts with this request."""
-        state = self._caches[worker]
-        (prompt,) = request.prompts
-        held = self._tree.match(prompt.hashes).get(worker, 0)
-        state.batch.batch_chunks = int((state.batch_tokens or 0) / self._estimates.tokens_per_chunk(request.model))
-        found = state.batch.add(request.id, prompt.hashes, held, now, starts_at)
-        if found == held:
-            return matched
-        return min(matched, self.whole_block_tokens(self._estimates.measure(request.model, prompt).held(found), worker))
+    def _join_batch(self, run: PinnedRun, now: float, starts_at: float) -> None:
+        """Reduce the prediction to what of the match will be computed before the worker starts with this request."""
+        state, estimates = run.cache, self._estimates
+        (prompt,) = run.prompts
+        held = self._tree.match(prompt.hashes).get(run.worker, 0)
+        state.batch.batch_chunks = int((state.batch_tokens or 0) / estimates.tokens_per_chunk(run.model))
+        run.prefilling, found = state.batch.add(prompt.hashes, held, now, starts_at)
+        if found != held:
+            computed = self.whole_block_tokens(estimates.measure(run.model, prompt).held(found), run.worker)
+            run.predicted_tokens = min(run.predicted_tokens, computed)
 
     def _update_own_tokens(self, run: PinnedRun, state: CacheState) -> bool:
         """Update what a request holds beside what the tree accounts for. Returns whether that is more than before."""
@@ -273,27 +270,6 @@ class CacheMirror:
             evicted = self._tree.evict(worker, held - max(0, int(room)), whole=whole) * chunk
             state.evictions["replayed"] += round(evicted)
             state.evicted_ahead += evicted
-
-    def _pass_on_chunks(self, worker: WorkerId, hashes: bytes, held: int) -> None:
-        """Attribute the chunks that a refused request added, those beyond its first `held`, to a request that found
-        them there.
-
-        That is the first request that shares the most of them; it may be refused as well.
-        """
-        at = held * HASH_BYTES
-        own_chunks = Node(hashes[at:])
-        new_owner: list[tuple[int, float | None]] = []
-        most = 0
-        for run in self._runs.values():
-            for path, prompt in zip(run.paths, run.prompts, strict=True) if run.worker == worker else ():
-                if path and path[-1][0] > held and prompt.hashes.startswith(own_chunks.first, at):
-                    shared = own_chunks.shared(prompt.hashes, at)
-                    if shared > most:
-                        new_owner, most = path, shared
-        while new_owner and new_owner[-1][0] > held:
-            _, released = new_owner.pop()
-            if held > (new_owner[-1][0] if new_owner else 0):
-                new_owner.append((held, released))
 
     def _insert_answers(self, run: PinnedRun, usage: Usage | None, answers: Sequence[PromptKey], now: float) -> None:
         for answer in answers:
@@ -358,3 +334,25 @@ def _increase(before: CacheReport, after: CacheReport, of: Callable[[CacheReport
     """Return how far a counter rose; None if either report lacks it."""
     old, new = of(before), of(after)
     return None if old is None or new is None else new - old
+
+
+def _pass_on_chunks(state: CacheState, hashes: bytes, held: int) -> None:
+    """Attribute the chunks that a refused request added, those beyond its first `held`, to a request that found them
+    there.
+
+    That is the first request that shares the most of them; it may be refused as well.
+    """
+    at = held * HASH_BYTES
+    own_chunks = Node(hashes[at:])
+    new_owner: list[tuple[int, float | None]] = []
+    most = 0
+    for run in state.runs:
+        for path, prompt in zip(run.paths, run.prompts, strict=True):
+            if path and path[-1][0] > held and prompt.hashes.startswith(own_chunks.first, at):
+                shared = own_chunks.shared(prompt.hashes, at)
+                if shared > most:
+                    new_owner, most = path, shared
+    while new_owner and new_owner[-1][0] > held:
+        _, released = new_owner.pop()
+        if held > (new_owner[-1][0] if new_owner else 0):
+            new_owner.append((held, released))

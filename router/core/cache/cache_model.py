@@ -1,10 +1,9 @@
 """What the cache mirror keeps beside the prefix tree: caches, the requests that use them, and prefill batches."""
 
 from collections import Counter, deque
-from collections.abc import Container
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 from router.core.cache.calibration import Calibration
 from router.core.cache.engine_rules import GENERIC, CacheRules
@@ -12,13 +11,21 @@ from router.core.cache.occupancy import Occupancy
 from router.core.cache.prefix_node import Holding, Node
 from router.core.model.events import CacheReport
 from router.core.model.prompt_key import HASH_BYTES
-from router.core.model.request import Request, RequestId, WorkerId
+from router.core.model.request import Request, WorkerId
 
 JITTER: Final = 0.002
 """Seconds within which requests that were sent at once may reach an engine."""
 
 
-@dataclass(slots=True)
+class Starting(Protocol):
+    """What shows whether an attempt still waits for its first token."""
+
+    @property
+    def started(self) -> bool:
+        """Whether its first token was seen or guessed."""
+
+
+@dataclass(slots=True, eq=False)
 class PrefillingPrompt:
     """A request whose prompt is not computed yet. Positions are in chunks."""
 
@@ -29,6 +36,13 @@ class PrefillingPrompt:
     """How much of other prompts its last batch has room for; None if one batch takes all of it."""
     starts_at: float
     """When the batch it waits for is expected to be formed, in seconds; a first token may show it earlier."""
+    flight: Starting | None = None
+    """The attempt at the worker; None if it is not known there."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the attempt waits for its first token, as far as is known."""
+        return self.flight is not None and not self.flight.started
 
 
 class NextBatch:
@@ -37,41 +51,41 @@ class NextBatch:
     def __init__(self) -> None:
         self.batch_chunks = 0
         """How much of a prompt goes into one batch; 0 if unknown, and then one batch takes any prompt."""
-        self._computing: dict[RequestId, PrefillingPrompt] = {}
+        self._computing: dict[PrefillingPrompt, None] = {}
         self._last_formed = -inf
         """When a first token last showed that a batch is over, in seconds."""
 
     def __len__(self) -> int:
         return len(self._computing)
 
-    def add(self, request: RequestId, hashes: bytes, held: int, now: float, starts_at: float) -> int:
-        """Add a request whose first `held` chunks are held. Returns how many of these will be computed when it starts.
+    def add(self, hashes: bytes, held: int, now: float, starts_at: float) -> tuple[PrefillingPrompt, int]:
+        """Add a request whose first `held` chunks are held. Returns it, and how many of these will be computed when it
+        starts.
 
         `starts_at`: when the batch that the request waits for is expected to be formed, in seconds.
         """
         computing = self._computing
-        past = [
-            each for each, other in computing.items() if other.room_chunks is None and other.starts_at + JITTER < now
-        ]
-        for other in past:
-            del computing[other]
+        past = [each for each in computing if each.room_chunks is None and each.starts_at + JITTER < now]
+        for each in past:
+            del computing[each]
         size, found = len(hashes) // HASH_BYTES, held
-        for each in computing.values():
+        for each in computing:
             if each.found_chunks < found and _shares_missing(hashes, each) and self._joins(each, size):
                 found = each.found_chunks
         whole = (size - found) // self.batch_chunks * self.batch_chunks if self.batch_chunks else 0
         room = self.batch_chunks - (size - found - whole) if whole else None
-        computing[request] = PrefillingPrompt(hashes, found + whole, room, starts_at)
-        return found
+        added = PrefillingPrompt(hashes, found + whole, room, starts_at)
+        computing[added] = None
+        return added, found
 
-    def would_find(self, hashes: bytes, waiting: Container[RequestId]) -> int | None:
+    def would_find(self, hashes: bytes) -> int | None:
         """Return how many chunks of a prompt a request sent now would find at most; None if nothing limits that.
 
-        This goes by first tokens and by `waiting`, the requests that wait for one, and not by the expected start of a
-        batch: that may be too early, whereas a request that is held back too long loses one step only.
+        This goes by first tokens, and not by the expected start of a batch: that may be too early, whereas a request
+        that is held back too long loses one step only.
         """
-        ahead = [each for each, other in self._computing.items() if _shares_missing(hashes, other) and each in waiting]
-        return min([self._computing[each].found_chunks for each in ahead], default=None)
+        ahead = [each for each in self._computing if each.waits and _shares_missing(hashes, each)]
+        return min([each.found_chunks for each in ahead], default=None)
 
     @staticmethod
     def _joins(other: PrefillingPrompt, size: int) -> bool:
@@ -81,22 +95,23 @@ class NextBatch:
         other.room_chunks -= size - other.found_chunks
         return other.room_chunks >= 0
 
-    def on_first_token(self, request: RequestId, now: float) -> None:
+    def on_first_token(self, computed: PrefillingPrompt | None, now: float) -> None:
         """Note a first token: one batch is over, and the next one takes as many of the waiting prompts as fit."""
-        self.remove(request)
+        if computed is not None:
+            self.remove(computed)
         if now <= self._last_formed + JITTER:
             return
         self._last_formed = now
         left = self.batch_chunks or inf
-        for each in [each for each, other in self._computing.items() if other.room_chunks is None]:
-            left -= len(self._computing[each].hashes) // HASH_BYTES - self._computing[each].found_chunks
+        for each in [each for each in self._computing if each.room_chunks is None]:
+            left -= len(each.hashes) // HASH_BYTES - each.found_chunks
             if left < 0:
                 break
             del self._computing[each]
 
-    def remove(self, request: RequestId) -> None:
+    def remove(self, prompt: PrefillingPrompt) -> None:
         """Remove a request that is computed, or never will be."""
-        self._computing.pop(request, None)
+        self._computing.pop(prompt, None)
 
 
 def _shares_missing(hashes: bytes, other: PrefillingPrompt) -> bool:
@@ -111,17 +126,18 @@ HITS_KEPT: Final = 32
 
 
 class PinnedRun:
-    """A request at a worker: what it pins there, what was predicted, and what it holds beside its prompts."""
+    """An attempt in its worker's cache: what it pins, what was predicted, and what it holds beside its prompts."""
 
     __slots__ = (
-        *("dispatched_at", "holding", "model", "new_chunks", "output", "own_tokens", "paths", "pins"),
-        *("predicted_tokens", "prompt_chunks", "prompt_tokens", "prompts", "reads", "worker"),
+        *("cache", "dispatched_at", "holding", "model", "new_chunks", "output", "own_tokens", "paths", "pins"),
+        *("predicted_tokens", "prefilling", "prompt_chunks", "prompt_tokens", "prompts", "reads", "worker"),
     )
 
     def __init__(
         self,
         request: Request,
         worker: WorkerId,
+        cache: "CacheState",
         holding: Holding,
         now: float,
         predicted: int,
@@ -130,6 +146,9 @@ class PinnedRun:
         reads: bool,
     ) -> None:
         self.worker = worker
+        self.cache = cache
+        self.prefilling: PrefillingPrompt | None = None
+        """Its place in the worker's next batches, where that matters."""
         self.model = request.model
         self.prompts = request.prompts
         self.prompt_chunks = sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES
@@ -166,6 +185,8 @@ class CacheState:
         """The model served last; adapters share one base."""
         self.own_tokens = 0.0
         """What the worker's running requests hold beside their prompts, in tokens."""
+        self.runs: dict[PinnedRun, None] = {}
+        """The attempts in flight, in order of dispatch."""
         self.batch = NextBatch()
         self.batch_tokens: int | None = None
         self.calibration = Calibration()

@@ -87,7 +87,10 @@ class PrefixMap:
         self._unindexed: dict[MatchWatch, None] = {}
         """New watches, not indexed before the tree changes: most requests that are watched never wait that long."""
         self._watch_calls = 0
-        self._changes: dict[WorkerId, dict[RequestId, None]] = {}
+        self.changed: dict[WorkerId, dict[RequestId, None]] = {}
+        """By worker, the watched requests whose match there differs from what `watch` returned; read-only, see
+        `take_changes`.
+        """
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
         """Return the input tokens of the request that each worker would find in its cache, never all of them.
@@ -202,16 +205,14 @@ class PrefixMap:
 
     def _set_chunks(self, watch: MatchWatch, worker: WorkerId, chunks: int) -> None:
         self._index.move(watch, worker, chunks)
-        self._changes.setdefault(worker, {})[watch.request] = None
+        self.changed.setdefault(worker, {})[watch.request] = None
 
     def take_changes(self) -> Mapping[WorkerId, Iterable[RequestId]]:
         """Return the watched requests whose match differs from what `watch` returned; each must be watched anew.
 
         Each change is returned once: the next call returns later changes only.
         """
-        changes = self._changes
-        if changes:
-            self._changes = {}
+        changes, self.changed = self.changed, {}
         return changes
 
     def drop(self, worker: WorkerId) -> None:
@@ -283,7 +284,7 @@ class PrefixMap:
     def unwatch(self, request: RequestId) -> None:
         """Stop watching a request; does nothing if it is not watched."""
         self._remove_watches(request)
-        for changes in self._changes.values():
+        for changes in self.changed.values():
             changes.pop(request, None)
 
     def _remove_watches(self, request: RequestId) -> None:

@@ -132,9 +132,12 @@ class Fairness:
         self._recent[client].add(cost, weight, now)
         self.turns.add_service(client, request.id, cost, weight, now)
 
-    def record_total(self, worker: WorkerId, outstanding: Outstanding, tokens: Tokens) -> None:
-        """Record the tokens that a dispatched request has been served so far."""
-        self._bound(worker).record_total(outstanding, tokens)
+    def record_total(self, worker: WorkerId, outstanding: Outstanding, tokens: Tokens, unreported: int) -> None:
+        """Record the tokens that a dispatched request has been served so far.
+
+        `unreported`: output tokens of a stream that the scheduler did not know of until now.
+        """
+        self._bound(worker).record_total(outstanding, tokens, unreported)
 
     def worker_left(self, worker: WorkerId) -> None:
         """Drop the gap of a worker that is gone with its last request. Its bound stays, as its clients' deficits do."""

@@ -6,7 +6,7 @@ policy updates its own deficits or counters at its own cost.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -14,16 +14,24 @@ from router.core.model.cost import NOTHING, Charge, Tokens
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Bill:
-    """The bill of one dispatched request."""
+    """The bill of one attempt: of a request at one worker."""
 
+    account: "Account" = field(repr=False)
+    request: RequestId
     client: ClientId
     worker: WorkerId
     tokens: Tokens
     """Tokens charged so far."""
     trusted: int
     """Input tokens that were not charged because they were predicted to be cached."""
+    started: bool = False
+    """Whether the prefill is over. Before that, the tokens are only reserved."""
+
+    def change_from(self, before: Tokens) -> Charge:
+        """Return the change of the bill from these tokens to those that it has now."""
+        return Charge(self.request, self.client, self.worker, before, self.tokens)
 
 
 @dataclass(slots=True)
@@ -34,10 +42,8 @@ class Account:
     cached: int = 0
     output: int = 0
     """Together with `extend` and `cached`, the tokens that the client was served."""
-    unstarted: dict[RequestId, Tokens] = field(default_factory=dict)
-    """Reserved tokens: the input of requests whose prefill is not over."""
-    bills: int = 0
-    """Number of open bills."""
+    bills: dict[Bill, None] = field(default_factory=dict)
+    """The open bills, in order of dispatch."""
     trusted: int = 0
     """Input tokens that open bills do not charge because they were predicted to be cached."""
 
@@ -54,8 +60,8 @@ class Account:
 
     @property
     def reserved(self) -> Tokens:
-        """Tokens charged that are not served yet."""
-        return reduce(Tokens.plus, self.unstarted.values(), NOTHING)
+        """Tokens charged that are not served yet: the input of requests whose prefill is not over."""
+        return reduce(Tokens.plus, [bill.tokens for bill in self.bills if not bill.started], NOTHING)
 
     @property
     def charged(self) -> Tokens:
@@ -64,12 +70,11 @@ class Account:
 
 
 class Ledger:
-    """Bills of the requests in flight, and the account of every client."""
+    """The account of every client, with the bills of its requests in flight."""
 
     def __init__(self, cached_in_flight_limit: int) -> None:
         """`cached_in_flight_limit`: tokens per client, see `open`."""
         self._limit = cached_in_flight_limit
-        self._bills: dict[RequestId, Bill] = {}
         self._accounts: defaultdict[ClientId, Account] = defaultdict(Account)
         self.forgotten = NOTHING
         """Tokens served to clients whose accounts were closed."""
@@ -80,14 +85,14 @@ class Ledger:
         return self._accounts
 
     @property
-    def bills(self) -> Mapping[RequestId, Bill]:
-        """Bills of the requests in flight."""
-        return self._bills
+    def bills(self) -> Iterator[Bill]:
+        """All open bills, client by client."""
+        return (bill for account in self._accounts.values() for bill in account.bills)
 
     def in_flight(self, client: ClientId) -> int:
         """Return the number of a client's open bills."""
         account = self._accounts.get(client)
-        return 0 if account is None else account.bills
+        return 0 if account is None else len(account.bills)
 
     def forget(self, client: ClientId) -> None:
         """Close the account of a client without open bills."""
@@ -99,76 +104,71 @@ class Ledger:
         """Open a client's account with what it was served before a restart."""
         self._accounts[client] = Account(*served)
 
-    def open(self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int) -> Charge:
-        """Reserve a dispatched request's input.
+    def open(self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int) -> Bill:
+        """Reserve a dispatched request's input. Returns the bill; its first change is `change_from(NOTHING)`.
 
         Predicted cached tokens are not charged, which is a promise to the client. The debt that a client may run up
         through wrong predictions is bounded: while its predicted cached tokens in flight exceed the limit, further
         input is reserved as if it was not cached, and refunded when the engine's usage shows that it was.
         """
-        client = request.client
-        account = self._accounts[client]
+        account = self._accounts[request.client]
         trusted = min(cached_tokens, max(0, self._limit - account.trusted))
         tokens = Tokens(input_tokens - trusted, trusted, 0)
-        self._bills[request.id] = Bill(client, worker, tokens, trusted)
-        account.bills += 1
+        bill = Bill(account, request.id, request.client, worker, tokens, trusted)
+        account.bills[bill] = None
         account.trusted += trusted
-        account.unstarted[request.id] = tokens
-        return Charge(request.id, client, worker, NOTHING, tokens)
+        return bill
 
-    def start(self, request: RequestId) -> Tokens:
+    def start(self, bill: Bill) -> Tokens:
         """Count the reserved input as served, because the prefill is over. Returns the tokens that became served."""
-        account = self._accounts[self._bills[request].client]
-        reserved = account.unstarted.pop(request, NOTHING)
-        account.serve(NOTHING, reserved)
-        return reserved
+        if bill.started:
+            return NOTHING
+        bill.started = True
+        bill.account.serve(NOTHING, bill.tokens)
+        return bill.tokens
 
-    def progress(self, request: RequestId, output_tokens: int) -> Charge:
+    def progress(self, bill: Bill, output_tokens: int) -> Charge:
         """Charge a started request's output up to this cumulative count. A count that decreased changes nothing."""
-        bill = self._bills[request]
         before = bill.tokens
         bill.tokens = after = Tokens(before.extend, before.cached, max(before.output, output_tokens))
-        self._accounts[bill.client].serve(before, after)
-        return Charge(request, bill.client, bill.worker, before, after)
+        bill.account.serve(before, after)
+        return bill.change_from(before)
 
-    def settle(
-        self, request: RequestId, usage: Usage | None, min_extend: int = 0, *, output: int | None = None
-    ) -> Charge:
+    def settle(self, bill: Bill, usage: Usage | None, min_extend: int = 0, *, output: int | None = None) -> Charge:
         """Close a started request's bill with the engine's usage, or without usage with what was charged so far.
 
         `min_extend`: if the engine does not report cached tokens, at least this many input tokens count as computed,
         or all of them if there are fewer. `output`: output tokens to bill if there is no usage; None for those charged
         so far.
         """
-        after = self._bills[request].tokens
+        after = bill.tokens
         if usage is None:
             usage = Usage(after.extend + after.cached, after.output if output is None else output)
         cached = usage.cached_tokens
         if cached is None:
             cached = min(after.cached, max(0, usage.input_tokens - min_extend))
         cached = min(cached, usage.input_tokens)
-        return self._close(request, Tokens(usage.input_tokens - cached, cached, usage.output_tokens))
+        return _close(bill, Tokens(usage.input_tokens - cached, cached, usage.output_tokens))
 
-    def refund(self, request: RequestId) -> Charge:
+    def refund(self, bill: Bill) -> Charge:
         """Close the bill of a request that the engine refused before it accepted it. Nothing is charged."""
-        return self._close(request, NOTHING)
-
-    def _close(self, request: RequestId, after: Tokens) -> Charge:
-        bill = self._bills.pop(request)
-        account = self._accounts[bill.client]
-        account.bills -= 1
-        account.trusted -= bill.trusted
-        served = bill.tokens if account.unstarted.pop(request, None) is None else NOTHING
-        account.serve(served, after)
-        return Charge(request, bill.client, bill.worker, bill.tokens, after)
+        return _close(bill, NOTHING)
 
     def check_conservation(self) -> None:
-        """Raise AssertionError unless all reservations belong to open bills and no client was
-        served less than nothing.
+        """Raise AssertionError unless each account has its own client's bills, trusts what these say, and was served
+        no less than nothing.
         """
         for client, account in self._accounts.items():
-            for request, tokens in account.unstarted.items():
-                bill = self._bills.get(request)
-                billed = bill is not None and (bill.client, bill.tokens) == (client, tokens)
-                assert billed, f"{client}: reserved without a bill"
+            owned = all(bill.account is account and bill.client == client for bill in account.bills)
+            assert owned, f"{client}: a bill of another account"
+            assert account.trusted == sum(bill.trusted for bill in account.bills), f"{client}: trusted without a bill"
             assert min(account.served) >= 0, f"{client}: {account}"
+
+
+def _close(bill: Bill, after: Tokens) -> Charge:
+    account, before = bill.account, bill.tokens
+    del account.bills[bill]
+    account.trusted -= bill.trusted
+    account.serve(before if bill.started else NOTHING, after)
+    bill.tokens = after
+    return bill.change_from(before)

@@ -5,7 +5,7 @@ forgotten client only its debt is kept. If there are more debtors than the limit
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Final, Generic, TypeVar
 
 from router.core.model.request import ClientId
@@ -59,9 +59,8 @@ class Debtors(Generic[K]):
     def __init__(self, limit: int = DEBTOR_LIMIT) -> None:
         self._limit = limit
         self._keys: OrderedDict[K, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._keys)
+        self.keys: Final[Collection[K]] = self._keys.keys()
+        """Read-only view."""
 
     def discard(self, key: K) -> None:
         """Remove a key whose client is back, or is dropped everywhere."""

@@ -4,12 +4,15 @@ The gap is measured; the bound is computed from the largest terms seen. Theorem 
 2(U + Q^u) for a scheduler inside the engine, which knows what is cached and what it has released. This router predicts
 and reserves, so for two clients backlogged in the same queue
 
-    |W_f/w_f - W_g/w_g| <= 2(U' + E + X + Q^u) + 2R,   U' = w_e · L_input + w_q · M'
+    |W_f/w_f - W_g/w_g| <= 2(U' + E + X + P + Q^u) + 2R,   U' = w_e · L_input + w_q · M'
 
 where L_input is the largest input, M' a client's largest outstanding output reservation, E = w_e times its predicted
 cached tokens in flight and R = w_e times its reserved input in flight, each the largest seen. X is 0 where sizes and
 output limits are known. Where they are estimated, X is the largest cost of a request beyond its estimate, times the
-most requests that one client had in flight. For an order that lets clients go on in debt, Q^u is the quantum plus the
+most requests that one client had in flight. P is for output that streams have computed and the front has not yet
+reported: the charges obey the bound without P, and each client's service is ahead of its charges by at most P, at the
+beginning and at the end of an interval. P is w_q times the most new tokens of one stream in one report, times the most
+requests that one client had in flight. For an order that lets clients go on in debt, Q^u is the quantum plus the
 largest debt (`DeficitParameters.deficit_range`), which is how far apart two deficits may be. The total credit C that an
 operator granted to clients is added: a deficit may exceed Q^u by that much from the grant on, which begins a new
 interval for its client.
@@ -109,6 +112,8 @@ class BoundMeter:
         self._largest_input = 0
         self._largest = Outstanding(requests=0)
         self._excess = 0.0
+        self._unreported = 0
+        """The most new output tokens of a stream in one report."""
 
     def add(self, client: ClientId, weight: float, request: Outstanding) -> None:
         """Add a dispatched request."""
@@ -122,9 +127,10 @@ class BoundMeter:
             largest.extend = max(largest.extend, total.extend)
             largest.requests = max(largest.requests, total.requests)
 
-    def record_total(self, request: Outstanding, tokens: Tokens) -> None:
-        """Record the tokens that a request has been served so far."""
+    def record_total(self, request: Outstanding, tokens: Tokens, unreported: int) -> None:
+        """Record the tokens that a request has been served so far. `unreported`: as in `Fairness.record_total`."""
         cost = self._cost
+        self._unreported = max(self._unreported, unreported)
         believed = cost.extend * (request.cached + request.extend) + cost.output * request.expected_output
         self._excess = max(self._excess, cost.extend * tokens.extend + cost.output * tokens.output - believed)
 
@@ -136,10 +142,10 @@ class BoundMeter:
             del self._clients[client]
 
     def bound(self, quantum: float, granted: float = 0.0) -> float:
-        """Return 2(U' + E + X + Q^u) + 2R + C in cost units per weight of the lightest client seen. `granted`: C."""
+        """Return 2(U' + E + X + P + Q^u) + 2R + C in cost units per weight of the lightest client. `granted`: C."""
         cost, most = self._cost, self._largest
         consumed = cost.extend * (self._largest_input + most.cached + most.extend) + cost.output * most.expected_output
-        consumed += most.requests * self._excess
+        consumed += most.requests * (self._excess + cost.output * self._unreported)
         return 2 * (consumed / self._least_weight + quantum) + granted / self._least_weight
 
 

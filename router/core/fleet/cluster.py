@@ -9,7 +9,7 @@ from router.core.fleet.health import DEFAULT_RULES, Condition, HealthRules
 from router.core.fleet.window import Window
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.events import WorkerReported
-from router.core.model.request import Request, RequestId, Worker, WorkerId, own_route
+from router.core.model.request import Request, Worker, WorkerId, own_route
 from router.core.predict.output_predictions import OutputPredictions
 
 DEPARTED_LIMIT = 256
@@ -154,10 +154,11 @@ class Cluster:
 
     def leave(self, worker: WorkerId) -> None:
         """Send a worker nothing more, and forget it once nothing runs there."""
-        self._states[worker].left = True
+        state = self._states[worker]
+        state.left = True
         self.ejected.pop(worker, None)
         self._serving.clear()
-        self._forget(worker)
+        self.forget_if_gone(state)
 
     def remember(self, worker: WorkerId) -> None:
         """Remember a worker from before a restart like one that left, until it joins."""
@@ -177,15 +178,6 @@ class Cluster:
         if event.kv_tokens is not None and event.kv_tokens != state.worker.kv_tokens:
             state.set_kv_capacity(event.kv_tokens)
         state.on_report(event.running, event.waiting, event.places, now, event.work)
-
-    def remove(self, request: RequestId, worker: WorkerId, now: float, *, computed: bool) -> None:
-        """Remove a dispatched request that ended. `computed`: whether the engine computed any of it, instead of
-        refusing it.
-        """
-        state = self._states[worker]
-        state.remove(request, now, computed=computed)
-        if state.left:
-            self._forget(worker)
 
     def rate(self, workers: Collection[WorkerId]) -> float | None:
         """Return the cost units per second that these workers serve when full; None before any was seen full.
@@ -238,9 +230,10 @@ class Cluster:
             if state.silent and worker not in self.silent_workers:
                 self.silent_workers.append(worker)
 
-    def _forget(self, worker: WorkerId) -> None:
-        state = self._states[worker]
-        if state.left and not state.running:
+    def forget_if_gone(self, state: WorkerState) -> None:
+        """Forget a worker that has left if nothing runs there any more."""
+        worker = state.worker.id
+        if state.left and not state.running and worker in self._states:
             del self._states[worker]
             self._outputs.remove(state.mean_output, worker)
             self._routes.pop(worker, None)

@@ -11,11 +11,10 @@ the same request, so that a request on which every engine fails opens no breaker
 """
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
-
-from router.core.model.request import RequestId
 
 OUTCOMES_KEPT: Final = 20
 """Recent calls that a breaker looks at."""
@@ -27,6 +26,19 @@ FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 8.0
 """Seconds for which a worker without room gets no requests; doubled while it has none."""
 BUDGET_SECONDS: Final = 10.0
 """Time in which the floor of the retry budget is refilled."""
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceRules:
+    """Minimum timeouts for a worker's silence."""
+
+    first_token: float = 120.0
+    """Minimum seconds until the first token; 0 for no limit."""
+    between_tokens: float = 30.0
+    """Minimum seconds between two tokens; 0 for no limit."""
+
+
+DEFAULT_SILENCE_RULES: Final = SilenceRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,8 @@ class HealthRules:
     """Minimum seconds without any sign of life, if only an answered poll, after which a worker with requests in flight
     counts as silent; 0 for no limit, for example if nothing polls it.
     """
+    answers: SilenceRules = DEFAULT_SILENCE_RULES
+    """How long a worker may be silent with one request before that request is given up."""
 
 
 DEFAULT_RULES: Final = HealthRules()
@@ -75,7 +89,8 @@ class Health:
         """Outcomes of the calls since the first failure; true for success."""
         self._trust: int | None = None
         """How many unproven requests may be in flight; None if only the window limits them."""
-        self._unproven: set[RequestId] = set()
+        self._unproven: set[Hashable] = set()
+        """The attempts in flight that have proven nothing yet."""
         """Requests sent while trust was limited that have no token yet."""
 
     @property
@@ -83,20 +98,20 @@ class Health:
         """Whether one more request may be sent."""
         return self._trust is None or (self.condition is not Condition.OPEN and len(self._unproven) < self._trust)
 
-    def on_dispatch(self, request: RequestId) -> None:
+    def on_dispatch(self, attempt: Hashable) -> None:
         """Record that a request was sent to the worker."""
         if self._trust is not None:
-            self._unproven.add(request)
+            self._unproven.add(attempt)
 
-    def on_end(self, request: RequestId) -> None:
+    def on_end(self, attempt: Hashable) -> None:
         """Record that a request ended, so that it can prove nothing any more."""
-        self._unproven.discard(request)
+        self._unproven.discard(attempt)
 
-    def on_success(self, request: RequestId) -> None:
+    def on_success(self, attempt: Hashable) -> None:
         """Record a request's first token or whole answer. Requests from before the breaker opened do not close it."""
         if self._trust is not None:
-            if request in self._unproven:
-                self._unproven.remove(request)
+            if attempt in self._unproven:
+                self._unproven.remove(attempt)
                 self._grow()
         elif self._outcomes:
             self._outcomes.append(True)
@@ -188,19 +203,6 @@ class RetryBudget:
             return False
         self._left -= 1.0
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class SilenceRules:
-    """Minimum timeouts for a worker's silence."""
-
-    first_token: float = 120.0
-    """Minimum seconds until the first token; 0 for no limit."""
-    between_tokens: float = 30.0
-    """Minimum seconds between two tokens; 0 for no limit."""
-
-
-DEFAULT_SILENCE_RULES: Final = SilenceRules()
 
 
 class SilenceTimeout:

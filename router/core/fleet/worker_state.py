@@ -1,12 +1,12 @@
 """One worker as the core knows it: what is in flight there, how fast it is, and what its window admits."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from math import inf
 
 from router.core.fleet.engine_limits import EngineReport
 from router.core.fleet.engine_work import EngineWork
-from router.core.fleet.health import DEFAULT_RULES, Backoff, Health, HealthRules
+from router.core.fleet.health import DEFAULT_RULES, Backoff, Health, HealthRules, SilenceTimeout
 from router.core.fleet.in_flight import InFlight, InFlightTable
 from router.core.fleet.service_rate import ServiceRate
 from router.core.fleet.window import Window
@@ -53,6 +53,7 @@ class WorkerState:
         self._kv_forecast = KvPeakForecast()
         self._backoff = Backoff()
         self._silence_seconds = rules.silence
+        self.silence_timeout = SilenceTimeout(rules.answers)
         self._last_alive = 0.0
         """When the worker last showed a sign of life, or became busy after that."""
         self._load_deadline = inf
@@ -66,14 +67,9 @@ class WorkerState:
         self._now = 0.0
 
     @property
-    def running(self) -> Mapping[RequestId, InFlight]:
+    def running(self) -> Collection[InFlight]:
         """The requests in flight."""
         return self._in_flight.requests
-
-    @property
-    def waiting(self) -> Container[RequestId]:
-        """The requests in flight that wait for their first token, as far as seen or guessed."""
-        return self._in_flight.waiting
 
     def expected_prefill_start(self, now: float) -> float:
         """Return when the engine is expected to begin to compute a request that is sent now."""
@@ -110,10 +106,10 @@ class WorkerState:
         self.window.on_overload(self.load)
         self._refresh_load()
 
-    def succeeded(self, request: RequestId, now: float) -> None:
+    def succeeded(self, flight: InFlight, now: float) -> None:
         """Record that the engine began to answer a request, or answered it in one piece."""
         self.mark_alive(now)
-        self.health.on_success(request)
+        self.health.on_success(flight)
         self._backoff.reset()
 
     def add(
@@ -126,41 +122,39 @@ class WorkerState:
         streamed: bool,
         most_output: float = inf,
         answers: int = 1,
-    ) -> None:
+    ) -> InFlight:
         """Add a dispatched request. `output`: predicted output tokens. `most_output`: their maximum."""
         self._account_until(now)
-        if not self._in_flight:
+        if not self._in_flight.requests:
             self._last_alive = now
         had_place = not self.window.full(self.load)
-        flight = self._in_flight.add(
-            request, uncached_tokens, now, streamed=streamed, had_place=had_place, answers=answers
-        )
+        flight = self._in_flight.add(uncached_tokens, now, streamed=streamed, had_place=had_place, answers=answers)
         if not streamed:
             prefill = self.service_rate.prefill_seconds(self._in_flight.unstarted_tokens)
-            self._in_flight.guess_at(request, now + EARLY_PREFILL_SHARE * prefill)
+            self._in_flight.guess_at(flight, now + EARLY_PREFILL_SHARE * prefill)
             if had_place:
                 flight.decoding_since = now + prefill
-        self._kv_forecast.put(request, uncached_tokens, output, most_output)
-        self.health.on_dispatch(request)
+        flight.hold = self._kv_forecast.add(request, uncached_tokens, output, most_output)
+        self.health.on_dispatch(flight)
         self._refresh_load()
+        return flight
 
-    def start(self, request: RequestId, now: float, *, seen: bool) -> None:
+    def start(self, flight: InFlight, now: float, *, seen: bool) -> None:
         """Mark a request as started. `seen`: whether its first token was seen; if not, the start is only inferred."""
-        flight = self._in_flight.requests[request]
         if seen:
-            self.succeeded(request, now)
+            self.succeeded(flight, now)
             self._account_until(now)
             # Prefill, not decode steps, produced the first token of each answer.
-            self._unaccounted_seen_tokens -= 0 if flight.first_token_seen else flight.answers
-            self._in_flight.mark_first_token(flight)
+            if not flight.first_token_seen:
+                self._unaccounted_seen_tokens -= flight.answers
+                self.silence_timeout.on_first_token(now - flight.dispatched)
+            self._in_flight.mark_first_token(flight, now)
         if flight.started:
             return
         self._account_until(now)
         if seen:
             for earlier in self._in_flight.guesses(before=flight.number):
-                self._in_flight.requests[earlier].decoding_since = min(
-                    self._in_flight.requests[earlier].decoding_since, now
-                )
+                earlier.decoding_since = min(earlier.decoding_since, now)
                 self._start(earlier, guessed=True)
             flight.burst = self.service_rate.observe_start(
                 now,
@@ -169,7 +163,7 @@ class WorkerState:
                 had_place=flight.had_place,
                 waiting=self._prefilled_beside(flight),
             )
-        self._start(request, guessed=False)
+        self._start(flight, guessed=False)
         self._refresh_load()
 
     def _prefilled_beside(self, flight: InFlight) -> int:
@@ -183,7 +177,7 @@ class WorkerState:
         most = None if self.worker.reorders else self.worker.batch_tokens
         return others if most is None else min(others, most)
 
-    def min_computed_tokens(self, request: RequestId, input_tokens: int) -> int:
+    def min_computed_tokens(self, flight: InFlight, input_tokens: int) -> int:
         """Return how many of a request's `input_tokens` were computed at least, judging by the time of its first token.
 
         This is at least the input predicted not to be cached. It is exactly that if no first token was seen, or if the
@@ -192,7 +186,6 @@ class WorkerState:
         engine counts what it computes, no more is claimed than it counted without a charge. Tokens claimed here explain
         the time of the other requests of the burst, so that the time is paid for once.
         """
-        flight = self._in_flight.requests[request]
         burst = flight.burst
         if burst is None:
             return flight.uncached_tokens
@@ -202,28 +195,25 @@ class WorkerState:
         burst.tokens += beyond
         return flight.uncached_tokens + beyond
 
-    def set_computed_tokens(self, request: RequestId, tokens: int) -> None:
+    def set_computed_tokens(self, flight: InFlight, tokens: int) -> None:
         """Set how much of a request's input the engine reports as computed, which may explain how long others took."""
-        flight = self._in_flight.requests[request]
         if flight.burst is not None:
             flight.burst.tokens += tokens - flight.uncached_tokens
 
-    def serve(self, request: RequestId, cost: float, output_tokens: int) -> None:
+    def serve(self, flight: InFlight, cost: float, output_tokens: int) -> None:
         """Add service of a started request, in cost units, and its new output tokens."""
-        flight = self._in_flight.requests[request]
         flight.output += output_tokens
         self._unaccounted_cost += cost
         self._unaccounted_tokens += output_tokens
         if flight.first_token_seen:
             self._unaccounted_seen_tokens += output_tokens
 
-    def estimated_output(self, request: RequestId, now: float) -> int:
+    def estimated_output(self, flight: InFlight, now: float) -> int:
         """Estimate the output tokens so far of an answer without streaming.
 
         It is as many tokens as answers that are seen gain at this worker in the time since its prefill should have been
         over; none while the request has no place in the engine's batch, as far as known.
         """
-        flight = self._in_flight.requests[request]
         seconds = now - flight.decoding_since
         if flight.streamed or not flight.started or seconds < 0.0:
             return 0
@@ -231,20 +221,28 @@ class WorkerState:
         at_once = flight.answers if limits is None else max(1, min(flight.answers, limits.requests))
         return flight.answers + int(at_once * seconds / self.service_rate.seconds_per_output_token)
 
-    def on_whole_answer(self, request: RequestId, output_tokens: int, now: float) -> None:
+    def on_whole_answer(self, flight: InFlight, output_tokens: int, now: float) -> None:
         """Learn the output rate from the length of an answer without streaming, as the engine reported it."""
-        flight = self._in_flight.requests[request]
         seconds = now - flight.decoding_since
         if not flight.first_token_seen and not flight.streamed and seconds > 0.0 and output_tokens > flight.answers:
             self._account_until(now)
             self.service_rate.add_output(output_tokens - flight.answers, seconds * flight.answers)
 
-    def remove(self, request: RequestId, now: float, *, computed: bool) -> None:
+    def on_complete_stream(self, flight: InFlight, output_tokens: int | None, now: float) -> None:
+        """Learn how long the worker pauses between tokens from an answer that is complete, if it was streamed.
+
+        `output_tokens`: by the engine's count; None if it reported none.
+        """
+        if flight.first_token_seen:
+            tokens = flight.output if output_tokens is None else output_tokens
+            self.silence_timeout.on_tokens(now - flight.first_token_at, tokens)
+
+    def remove(self, flight: InFlight, now: float, *, computed: bool) -> None:
         """Remove a request that ended. `computed`: whether the engine computed any of it, instead of refusing it."""
         self._account_until(now)
-        flight = self._in_flight.remove(request, now)
-        self._kv_forecast.remove(request)
-        self.health.on_end(request)
+        self._in_flight.remove(flight, now)
+        self._kv_forecast.remove(flight.hold)
+        self.health.on_end(flight)
         self.service_rate.on_place_freed(now)
         if flight.started and (placed := self._in_flight.next_placeless()) is not None and not placed.streamed:
             placed.decoding_since = now + self.service_rate.prefill_seconds(placed.uncached_tokens)
@@ -303,17 +301,17 @@ class WorkerState:
         self.silent = self.silent or self._silent_at() <= now
         if self._load_deadline <= now:
             self._account_until(now)
-            for request in self._in_flight.guesses(until=now):
-                self._start(request, guessed=True)
+            for flight in self._in_flight.guesses(until=now):
+                self._start(flight, guessed=True)
         self._refresh_load()
 
-    def _start(self, request: RequestId, *, guessed: bool) -> None:
-        flight = self._in_flight.start(request, self._now, guessed=guessed)
+    def _start(self, flight: InFlight, *, guessed: bool) -> None:
+        self._in_flight.start(flight, self._now, guessed=guessed)
         if flight.burst is None:
             self.service_rate.add_unseen_prefill(flight.uncached_tokens)
         self._most_kv_tokens = max(self._most_kv_tokens, self._in_flight.kv_tokens)
         self.service_rate.count_start(flight.uncached_tokens)
-        self._kv_forecast.begin(request)
+        self._kv_forecast.begin(flight.hold)
         self.window.on_start(self.service_rate.turnover)
 
     def _account_until(self, now: float) -> None:
@@ -339,7 +337,7 @@ class WorkerState:
     def _refresh_load(self) -> None:
         """Recompute the load, the room and the deadline."""
         in_flight, window = self._in_flight, self.window
-        unstarted = len(in_flight.waiting)
+        unstarted, next_guess = len(in_flight.waiting), in_flight.next_guess
         ahead, low_at = (
             self._prefill_left()
             if unstarted and not self.service_rate.last_start_delayed
@@ -355,7 +353,7 @@ class WorkerState:
         )
         self.has_room = self._open and window.admits(load, 1)
         resumes = self._backoff.until if self._now < self._backoff.until else inf
-        self._load_deadline = min(in_flight.next_guess, low_at, resumes)
+        self._load_deadline = min(next_guess, low_at, resumes)
         deadline = min(self._load_deadline, self._silent_at())
         if deadline < inf:
             self._deadlines[self.worker.id] = deadline

@@ -17,13 +17,22 @@ from typing import Final
 
 from router.core.model.block_key import BlockKey
 from router.core.model.events import BlocksChanged, BlocksFollowed
-from router.core.model.request import Request, RequestId, WorkerId
+from router.core.model.request import Request, WorkerId
 
 MAX_EXPIRING: Final = 1024
 """Ended requests of a worker whose blocks may still be expected; those of further requests are dropped at once."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class ExpectedBlocks:
+    """The blocks that one attempt will store at its worker."""
+
+    held: "WorkerBlocks" = field(repr=False)
+    hashes: tuple[bytes, ...]
+    """One run of blocks per prompt."""
+
+
+@dataclass(slots=True, eq=False)
 class WorkerBlocks:
     """What one worker holds and is about to hold."""
 
@@ -34,6 +43,8 @@ class WorkerBlocks:
     """By data-parallel rank; each rank has its own cache."""
     expected: Counter[int] = field(default_factory=Counter)
     """How many requests will store a block, or have stored it."""
+    expecting: dict[ExpectedBlocks, None] = field(default_factory=dict)
+    """The blocks of the requests that run there."""
     expiring: list[bytes] = field(default_factory=list)
     """Blocks of ended requests, expected until the worker's next event."""
 
@@ -72,7 +83,6 @@ class TokenBlocks:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held: dict[WorkerId, WorkerBlocks] = {}
-        self._expecting: dict[RequestId, tuple[WorkerId, tuple[bytes, ...]]] = {}
         self._size = 0
         self.changes = 0
         """Counts changes: while it stays the same, so do all answers."""
@@ -137,9 +147,7 @@ class TokenBlocks:
         if held is not None:
             self.changes += 1
             self._size -= held.size
-            requests = [request for request, (expecting, _) in self._expecting.items() if expecting == worker]
-            for request in requests:
-                del self._expecting[request]
+            held.expecting.clear()
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
         """Return the input tokens of the request that each followed worker holds, 0 included."""
@@ -153,27 +161,31 @@ class TokenBlocks:
                 found[worker] = sum([held.tokens(hashes) for hashes in usable[held.block_tokens]])
         return found
 
-    def expect(self, request: Request, worker: WorkerId) -> None:
-        """Expect the blocks of a request at the worker that it is sent to. Called at most once before `end_request`."""
+    def expect(self, request: Request, worker: WorkerId) -> ExpectedBlocks | None:
+        """Expect the blocks of a request at the worker that it is sent to; None if the worker is not followed or the
+        blocks are not known.
+        """
         held = self._held.get(worker)
         if held is None or held.ranks > 1 or not request.blocks:
-            return
-        hashes = tuple([key.hashes.get(held.block_tokens, b"") for key in request.blocks])
+            return None
+        expected = ExpectedBlocks(held, tuple([key.hashes.get(held.block_tokens, b"") for key in request.blocks]))
         self.changes += 1
-        self._expecting[request.id] = worker, hashes
-        for each in hashes:
+        held.expecting[expected] = None
+        for each in expected.hashes:
             held.expected.update(_split(each))
+        return expected
 
-    def end_request(self, request: RequestId, *, stored: bool) -> None:
-        """End the expectations of a request. `stored`: whether its blocks are stored, as far as is known.
+    def end(self, expected: ExpectedBlocks, *, stored: bool) -> None:
+        """End the expectations of one attempt. `stored`: whether its blocks are stored, as far as is known.
 
-        Does nothing if the request is unknown.
+        Does nothing if its worker is not followed any more, or in another way.
         """
-        worker, each = self._expecting.pop(request, (None, ()))
-        if worker is None or (held := self._held.get(worker)) is None:
+        held = expected.held
+        if expected not in held.expecting:
             return
+        del held.expecting[expected]
         self.changes += 1
-        for hashes in each:
+        for hashes in expected.hashes:
             if stored and len(held.expiring) < MAX_EXPIRING:
                 held.expiring.append(hashes)
             else:
@@ -183,15 +195,15 @@ class TokenBlocks:
         """Raise AssertionError if counts and contents contradict each other. O(blocks)."""
         assert self._size == sum(held.size for held in self._held.values()), "the count of blocks is wrong"
         assert self._size <= self._limit, "there are more blocks than the limit"
-        for worker, held in self._held.items():
-            expected = Counter(hash_ for hashes in self._expected_hashes(worker, held) for hash_ in _split(hashes))
+        for held in self._held.values():
+            expected = Counter(hash_ for hashes in _expected_hashes(held) for hash_ in _split(hashes))
             assert expected == held.expected, "the expected blocks are not those of the requests"
 
-    def _expected_hashes(self, worker: WorkerId, held: WorkerBlocks) -> Iterator[bytes]:
-        yield from held.expiring
-        for expecting, each in self._expecting.values():
-            if expecting == worker:
-                yield from each
+
+def _expected_hashes(held: WorkerBlocks) -> Iterator[bytes]:
+    yield from held.expiring
+    for each in held.expecting:
+        yield from each.hashes
 
 
 def _usable(key: BlockKey, size: int) -> list[int]:

@@ -8,10 +8,11 @@ at their word (`output_length`). A request that goes on is predicted to grow as 
 """
 
 from bisect import bisect_left
+from dataclasses import dataclass, field
 from itertools import accumulate, count
 from math import inf
 from operator import add, mul
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.core.model.request import RequestId
 from router.core.predict.output_length import remaining_beyond
@@ -19,20 +20,24 @@ from router.core.predict.output_length import remaining_beyond
 LEAST_MORE: Final = 16.0
 """Minimum of the tokens still to come, whatever the maximum: the clock is only that of the average stream."""
 
-Span = tuple[float, float, RequestId]
-"""One request's use of the cache, on the clock of the engine's steps: when it is expected to end, and its tokens until
-then minus the clock's time.
-"""
 
+@dataclass(slots=True, eq=False)
+class KvHold:
+    """What one request holds of the cache, and the prediction of it, in tokens."""
 
-class KvHold(NamedTuple):
-    """The prediction for one request, in tokens."""
-
+    request: RequestId
     tokens: int
     """Tokens held when it begins to grow."""
     growth: float
     most: float
     """Maximum growth, if it outlives the prediction."""
+    span: "Span" = field(init=False, repr=False)
+
+
+Span = tuple[float, float, RequestId, KvHold]
+"""One request's use of the cache, on the clock of the engine's steps: when it is expected to end, and its tokens until
+then minus the clock's time. Of equal spans, the id decides the order.
+"""
 
 
 class KvPeakForecast:
@@ -45,49 +50,40 @@ class KvPeakForecast:
         self._ends: list[float] = []
         self._bases: list[float] = []
         """Tokens of the spans, in parallel with `_ends`: whole columns are summed much faster than single spans."""
-        self._by_request: dict[RequestId, Span] = {}
-        self._holds: dict[RequestId, KvHold] = {}
-        """The prediction for each request."""
         self._total = 0.0
         """Tokens that all requests would hold if each was at its end."""
 
-    def put(self, request: RequestId, tokens: int, growth: float, most: float = inf) -> None:
-        """Add or replace a request that holds `tokens` and is expected to grow by `growth`, in tokens.
+    def add(self, request: RequestId, tokens: int, growth: float, most: float = inf) -> KvHold:
+        """Add a request that holds `tokens` and is expected to grow by `growth`, in tokens.
 
         `most`: maximum growth if it goes on.
         """
-        self.remove(request)
-        self._holds[request] = KvHold(tokens, growth, most)
-        self.begin(request)
+        hold = KvHold(request, tokens, growth, most)
+        self._insert(hold, self.clock + growth, tokens - self.clock)
+        return hold
 
-    def begin(self, request: RequestId) -> None:
+    def begin(self, hold: KvHold) -> None:
         """Let a request grow from now on."""
-        if request in self._by_request:
-            self._take_out(bisect_left(self._spans, self._by_request[request]))
-        hold = self._holds[request]
-        self._insert((self.clock + hold.growth, hold.tokens - self.clock, request))
+        self.remove(hold)
+        self._insert(hold, self.clock + hold.growth, hold.tokens - self.clock)
 
-    def remove(self, request: RequestId) -> None:
-        """Remove a request. Ignored if it is not known."""
-        span = self._by_request.pop(request, None)
-        if span is not None:
-            del self._holds[request]
-            self._take_out(bisect_left(self._spans, span))
+    def remove(self, hold: KvHold) -> None:
+        """Remove a request."""
+        self._take_out(bisect_left(self._spans, hold.span))
+        del hold.span  # it refers back to the hold
 
     def advance(self, steps: float) -> None:
         """Advance the clock by the engine's steps. Requests that should have ended by now go on."""
         self.clock = clock = self.clock + steps
         while self._ends and self._ends[0] < clock:
-            _, base, request = self._spans[0]
-            hold = self._holds[request]
+            _, base, _, hold = self._spans[0]
             grown = base + clock - hold.tokens
             self._take_out(0)
             more = remaining_beyond(hold.growth, hold.most, grown)
-            self._insert((clock + max(LEAST_MORE, more), base, request))
+            self._insert(hold, clock + max(LEAST_MORE, more), base)
 
-    def _insert(self, span: Span) -> None:
-        end, base, request = span
-        self._by_request[request] = span
+    def _insert(self, hold: KvHold, end: float, base: float) -> None:
+        hold.span = span = (end, base, hold.request, hold)
         place = bisect_left(self._spans, span)
         self._spans.insert(place, span)
         self._ends.insert(place, end)
@@ -95,7 +91,7 @@ class KvPeakForecast:
         self._total += base + end
 
     def _take_out(self, place: int) -> None:
-        end, base, _ = self._spans[place]
+        end, base, *_ = self._spans[place]
         del self._spans[place], self._ends[place], self._bases[place]
         self._total = self._total - end - base if self._spans else 0.0
 

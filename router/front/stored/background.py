@@ -18,11 +18,11 @@ from router.api.body.call import Call
 from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import PATH, ResponseProgress, read_progress
 from router.auth.admission import AdmissionTicket
-from router.channel.host import SchedulerHost
+from router.channel.client import SchedulerClient
 from router.core.model.events import Cancelled, Failed, Fault, Finished
 from router.core.model.request import RequestId, WorkerId
 from router.errors import WorkerBroke, WorkerError
-from router.upstream.directory import WorkerDirectory
+from router.upstream.connections import WorkerConnections
 from router.upstream.http_client import IdleTimeouts
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,9 @@ class BackgroundRun(NamedTuple):
 class BackgroundResponses:
     """Polls the responses in the background while the context is entered."""
 
-    def __init__(self, scheduler_host: SchedulerHost, directory: WorkerDirectory) -> None:
-        self._scheduler_host = scheduler_host
-        self._directory = directory
+    def __init__(self, scheduler_client: SchedulerClient, connections: WorkerConnections) -> None:
+        self._scheduler_client = scheduler_client
+        self._connections = connections
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wake_events: dict[str, asyncio.Event] = {}
         self._streams: dict[str, Callable[[], None]] = {}
@@ -116,13 +116,13 @@ class BackgroundResponses:
                 self._deleted.discard(run.response)
                 usage = ending.usage
                 run.ticket.tokens = None if usage is None else usage.input_tokens + usage.output_tokens
-                self._scheduler_host.settle(ending)
+                self._scheduler_client.settle(ending)
 
     async def _wait_for_ending(self, run: BackgroundRun, wake: asyncio.Event) -> Ending:
         """Poll a response until it has ended, and return how."""
-        started, failed_checks = self._scheduler_host.clock(), 0
+        started, failed_checks = self._scheduler_client.clock(), 0
         while True:
-            elapsed = self._scheduler_host.clock() - started
+            elapsed = self._scheduler_client.clock() - started
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(MAX_PAUSE, max(MIN_PAUSE, PAUSE_SHARE * elapsed))):
                     await wake.wait()
@@ -160,7 +160,7 @@ class BackgroundResponses:
         """Send a call about the response to its worker, and return status and body. Raises WorkerError."""
         path = f"{PATH}/{quote(run.response, safe='')}{subpath}"
         outline, idle_timeouts = Outline(), IdleTimeouts(CHECK_TIMEOUT, CHECK_TIMEOUT)
-        upstream = await self._directory.forward(run.worker, path, b"", run.request, idle_timeouts, method=method)
+        upstream = await self._connections.forward(run.worker, path, b"", run.request, idle_timeouts, method=method)
         try:
             while block := await upstream.read():
                 outline.feed(block)

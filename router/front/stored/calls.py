@@ -9,16 +9,16 @@ from typing import Final
 from router.api.body.call import Call
 from router.api.endpoints.other import request_target
 from router.auth.admission import AdmissionTicket
-from router.channel.host import SchedulerHost
+from router.channel.client import SchedulerClient
+from router.channel.messages import FindResponse, IsOfAnother, ResponseForgotten
 from router.core.model.request import ClientId, RequestId, WorkerId
 from router.errors import BadRequest, UnknownResponse
 from router.front.byte_budget import Hold
 from router.front.exchange import Exchange
 from router.front.stored.background import BackgroundResponses
 from router.front.stored.keeper import ResponseKeeper
-from router.front.stored.owners import StoredResponses
 from router.front.verdict import worker_refused
-from router.upstream.directory import WorkerDirectory
+from router.upstream.connections import WorkerConnections
 from router.upstream.http_client import IdleTimeouts
 
 HELD_BYTES: Final = 2**20
@@ -33,21 +33,19 @@ class ResponseCalls:
 
     def __init__(
         self,
-        scheduler_host: SchedulerHost,
-        directory: WorkerDirectory,
-        stored: StoredResponses,
+        scheduler_client: SchedulerClient,
+        connections: WorkerConnections,
         background: BackgroundResponses,
         *,
         allow_background: bool,
     ) -> None:
         """`allow_background`: whether clients can have responses computed in the background."""
-        self._scheduler_host = scheduler_host
-        self._directory = directory
-        self._stored = stored
+        self._scheduler_client = scheduler_client
+        self._connections = connections
         self._background = background
         self._allow_background = allow_background
 
-    def keeper(self, call: Call, owner: ClientId, ticket: AdmissionTicket) -> ResponseKeeper | None:
+    async def keeper(self, call: Call, owner: ClientId, ticket: AdmissionTicket) -> ResponseKeeper | None:
         """Return the keeper of the response that a call creates; None if the response is not stored.
 
         Raises BadRequest if the call asks for a background response that is not allowed, or for an id that it cannot
@@ -58,29 +56,29 @@ class ResponseCalls:
             # The engine answers at once and goes on computing; nothing would hold its place in the window or its bill.
             raise BadRequest("Background responses are not served here.", param="background", code="invalid_value")
         if storage.requested_id is not None and (
-            storage.background or self._stored.is_of_another(storage.requested_id, owner)
+            storage.background or await self._scheduler_client.ask(IsOfAnother(storage.requested_id, owner))
         ):
             raise BadRequest("The response cannot have an id of your choice.", param="request_id", code="invalid_value")
         if not (storage.stored or storage.background):
             return None
-        return ResponseKeeper(owner, call, ticket, self._stored, self._background, self._directory)
+        return ResponseKeeper(owner, call, ticket, self._scheduler_client, self._background)
 
-    def worker_of_previous(self, call: Call, owner: ClientId) -> WorkerId | None:
+    async def worker_of_previous(self, call: Call, owner: ClientId) -> WorkerId | None:
         """Return the worker that keeps the call's previous response; None if there is none. Raises UnknownResponse."""
         previous = call.storage.previous_id
-        return None if previous is None else self._worker_of(previous, owner)
+        return None if previous is None else await self._worker_of(previous, owner)
 
-    def _worker_of(self, response: str, owner: ClientId) -> WorkerId:
-        worker, cluster = self._stored.worker_of(response, owner), self._scheduler_host.scheduler.cluster
-        if worker is None or worker not in cluster or cluster[worker].left:
+    async def _worker_of(self, response: str, owner: ClientId) -> WorkerId:
+        worker = await self._scheduler_client.ask(FindResponse(response, owner))
+        if worker is None:
             raise UnknownResponse(response)
         return worker
 
     async def serve(self, exchange: Exchange, body: bytes, hold: Hold, response: str, owner: ClientId) -> None:
         """Answer a call about a response. Raises UnknownResponse or WorkerError."""
-        worker = self._worker_of(response, owner)
+        worker = await self._worker_of(response, owner)
         head = exchange.head
-        upstream = await self._directory.forward(
+        upstream = await self._connections.forward(
             *(worker, request_target(head), body, RequestId(exchange.request_id), SILENCE),
             method=head.method,
             content_type=head.content_type or "application/json",
@@ -109,5 +107,5 @@ class ResponseCalls:
         """Update the records after a worker has deleted, cancelled or otherwise changed a response."""
         deleted = method == "DELETE"
         if deleted:
-            self._stored.forget(response)
+            self._scheduler_client.report(ResponseForgotten(response))
         self._background.check_now(response, deleted=deleted)

@@ -4,10 +4,10 @@ import asyncio
 
 from router.api.body.call import Call
 from router.auth.admission import AdmissionTicket
-from router.core.model.request import ClientId, RequestId, WorkerId
+from router.channel.client import SchedulerClient
+from router.channel.messages import Assignment, ResponseStored
+from router.core.model.request import ClientId, RequestId
 from router.front.stored.background import BackgroundResponses, BackgroundRun
-from router.front.stored.owners import StoredResponse, StoredResponses
-from router.upstream.directory import WorkerDirectory
 
 
 class ResponseKeeper:
@@ -18,19 +18,17 @@ class ResponseKeeper:
         owner: ClientId,
         call: Call,
         ticket: AdmissionTicket,
-        stored: StoredResponses,
+        scheduler_client: SchedulerClient,
         background: BackgroundResponses,
-        directory: WorkerDirectory,
     ) -> None:
         """`owner`: the client that owns the response; `ticket`: the call's admission ticket."""
         self._owner = owner
         self._call = call
         self._ticket = ticket
-        self._stored = stored
+        self._scheduler_client = scheduler_client
         self._background = background
-        self._directory = directory
         self._response: str | None = None
-        self._worker: WorkerId | None = None
+        self._assignment: Assignment | None = None
         self._running = False
         self._task: asyncio.Task[object] | None = None
         self.cut = False
@@ -41,13 +39,13 @@ class ResponseKeeper:
         """Whether the engine goes on computing the response when the client disconnects."""
         return self._call.storage.background
 
-    def set_response(self, response: str, worker: WorkerId) -> None:
-        """Record the id of the response and its worker. To be called before the client gets the id."""
+    def set_response(self, response: str, assignment: Assignment) -> None:
+        """Record the id of the response and where it is computed. To be called before the client gets the id."""
         if self._response is not None:  # an earlier attempt, at a worker that failed
             self._background.remove_stream(self._response)
-        self._response, self._worker = response, worker
+        self._response, self._assignment = response, assignment
         if self._call.storage.stored:
-            self._stored.remember(StoredResponse(response, self._owner, worker))
+            self._scheduler_client.report(ResponseStored(response, self._owner, assignment.worker))
         if self.outlives_client and self._call.streamed:
             self._task = asyncio.current_task()
             self._background.add_stream(response, self._cut)
@@ -58,14 +56,15 @@ class ResponseKeeper:
 
     def take_over(self, request: RequestId) -> bool:
         """Follow the response if the engine still computes it. Returns whether that will settle the request."""
-        if self._response is None or self._worker is None:
+        if self._response is None or self._assignment is None:
             return False
         if not self._running:
             self._background.remove_stream(self._response)
             return False
-        timeout = self._directory.silence_timeout(self._worker).whole(self._call.output_limit)
-        call = self._call._replace(body=b"")
-        run = BackgroundRun(self._response, self._worker, request, call, self._ticket.transfer(), timeout)
+        call, assignment = self._call._replace(body=b""), self._assignment
+        run = BackgroundRun(
+            *(self._response, assignment.worker, request, call, self._ticket.transfer(), assignment.timeouts.whole)
+        )
         self._background.follow(run)
         return True
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.core.cache.cache_mirror import CacheMirror
+from router.core.cache.cache_model import PinnedRun
 from router.core.cache.calibration import MIN_ANSWERS
 from router.core.cache.engine_rules import Tracking
 from router.core.cache.prefix_tree import PrefixTree
@@ -36,30 +37,31 @@ class Caches:
         self.mirror = CacheMirror(self.tree, Estimates(), chunks * CHUNK_TOKENS, tracking or Tracking())
         self.now = 0.0
         self.arrived = 0
-        self.running: dict[RequestId, Request] = {}
+        self.running: dict[PinnedRun, Request] = {}
         for worker in WORKERS:
             self.mirror.update_worker(Worker(worker, frozenset([MODEL]), engine=engine))
 
     def send(
         self, *prompts: str, worker: WorkerId = W1, after: float = 1.0, starts_at: float | None = None
-    ) -> RequestId:
+    ) -> PinnedRun:
         """Send a request, `after` seconds after the previous event; the worker starts it at once by default."""
         self.now += after
         self.arrived += 1
         request = Request(RequestId(f"r{self.arrived}"), ClientId("ada"), MODEL, tuple(key(text) for text in prompts))
-        self.running[request.id] = request
         size = sum(len(text) for text in prompts) * CHUNK_TOKENS
         matched = sum(self.held(text, worker) for text in prompts) * CHUNK_TOKENS
-        self.predicted = self.mirror.dispatch(request, worker, self.now, matched, size, starts_at or self.now)
-        return request.id
+        run = self.mirror.dispatch(request, worker, self.now, matched, size, starts_at or self.now)
+        self.running[run] = request
+        self.predicted = run.predicted_tokens
+        return run
 
-    def end(self, request: RequestId, answer: str = "", cached: int | None = None, *, computed: bool = True) -> None:
+    def end(self, run: PinnedRun, answer: str = "", cached: int | None = None, *, computed: bool = True) -> None:
         """End a request a second later. `cached`: chunks that the engine reports as cached."""
         self.now += 1.0
-        prompts = self.running.pop(request).prompts
+        prompts = self.running.pop(run).prompts
         size = sum(prompt.tokens or 0 for prompt in prompts)
         usage = None if cached is None else Usage(size, 0, cached * CHUNK_TOKENS)
-        self.mirror.end(request, usage, [key(answer)] if answer else [], self.now, computed=computed)
+        self.mirror.end(run, usage, [key(answer)] if answer else [], self.now, computed=computed)
 
     def serve(self, *prompts: str, cached: int | None = None, worker: WorkerId = W1) -> None:
         """Send a request and end it."""

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.clients.ledger import Ledger
-from router.core.model.cost import Charge, LinearCost, Tokens
+from router.core.clients.ledger import Bill, Ledger
+from router.core.model.cost import NOTHING, Charge, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 
 LIMIT = 100
@@ -34,6 +34,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = new_ledger()
         self.arrivals = 0
         self.bills: dict[RequestId, Tokens] = {}
+        self.opened: dict[RequestId, Bill] = {}
         self.trusted: dict[RequestId, int] = {}
         self.clients: dict[RequestId, ClientId] = {}
         self.closed: dict[ClientId, Tokens] = {}
@@ -55,7 +56,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.arrivals += 1
         opened = request(self.arrivals, client)
         self.clients[opened.id] = opened.client
-        charge = self.ledger.open(opened, WORKER, size, cached)
+        bill = self.opened[opened.id] = self.ledger.open(opened, WORKER, size, cached)
+        charge = bill.change_from(NOTHING)
         assert charge.after.cached <= cached
         assert charge.after.cached + charge.after.extend == size
         self.trusted[opened.id] = charge.after.cached
@@ -65,35 +67,35 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
         chosen = data.draw(st.sampled_from(list(self.bills)))
-        assert self.ledger.start(chosen) in (self.bills[chosen], Tokens())
+        assert self.ledger.start(self.opened[chosen]) in (self.bills[chosen], Tokens())
 
     @precondition(lambda self: self.bills)
     @rule(data=st.data(), output=counts)
     def progress(self, data: st.DataObject, output: int) -> None:
         chosen = data.draw(st.sampled_from(list(self.bills)))
         before = self.bills[chosen].output
-        self.ledger.start(chosen)
-        self.record(chosen, self.ledger.progress(chosen, output))
+        self.ledger.start(self.opened[chosen])
+        self.record(chosen, self.ledger.progress(self.opened[chosen], output))
         assert self.bills[chosen].output == max(before, output)
 
     @precondition(lambda self: self.bills)
     @rule(data=st.data(), usage=st.none() | usages)
     def settle(self, data: st.DataObject, usage: Usage | None) -> None:
         chosen = data.draw(st.sampled_from(list(self.bills)))
-        self.ledger.start(chosen)
-        self.close(chosen, self.ledger.settle(chosen, usage))
+        self.ledger.start(self.opened[chosen])
+        self.close(chosen, self.ledger.settle(self.opened[chosen], usage))
 
     @precondition(lambda self: self.bills)
     @rule(data=st.data())
     def refund(self, data: st.DataObject) -> None:
         chosen = data.draw(st.sampled_from(list(self.bills)))
-        self.close(chosen, self.ledger.refund(chosen))
+        self.close(chosen, self.ledger.refund(self.opened[chosen]))
 
     @invariant()
     def conserved(self) -> None:
         """Each client's account is the sum of its charges, open and closed."""
         self.ledger.check_conservation()
-        assert self.ledger.bills.keys() == self.bills.keys()
+        assert {bill.request for bill in self.ledger.bills} == self.bills.keys()
         for client, account in self.ledger.accounts.items():
             open_bills = [tokens for bill, tokens in self.bills.items() if self.clients[bill] == client]
             assert account.charged == reduce(Tokens.plus, open_bills, self.closed.get(client, Tokens()))
@@ -114,10 +116,10 @@ TestLedger.settings = settings(max_examples=30)
 def test_a_settled_bill_equals_the_usage(opened: int, output: int, usage: Usage) -> None:
     """The client pays the usage, whatever was estimated and streamed. Cached tokens never exceed the input."""
     ledger = new_ledger()
-    ledger.open(request(1), WORKER, opened + 1, opened // 2)
-    ledger.start(RequestId("r1"))
-    ledger.progress(RequestId("r1"), output)
-    ledger.settle(RequestId("r1"), usage)
+    bill = ledger.open(request(1), WORKER, opened + 1, opened // 2)
+    ledger.start(bill)
+    ledger.progress(bill, output)
+    ledger.settle(bill, usage)
     served = ledger.accounts[ClientId("ada")].served
     assert (served.extend + served.cached, served.output) == (usage.input_tokens, usage.output_tokens)
     if usage.cached_tokens is not None:
@@ -127,63 +129,76 @@ def test_a_settled_bill_equals_the_usage(opened: int, output: int, usage: Usage)
 def test_without_usage_a_bill_is_what_was_charged() -> None:
     """Without usage the bill keeps the estimated input and the counted output."""
     ledger = new_ledger()
-    ledger.open(request(1), WORKER, 50, 20)
-    ledger.start(RequestId("r1"))
-    ledger.progress(RequestId("r1"), 7)
-    ledger.settle(RequestId("r1"), None)
+    bill = ledger.open(request(1), WORKER, 50, 20)
+    ledger.start(bill)
+    ledger.progress(bill, 7)
+    ledger.settle(bill, None)
     assert ledger.accounts[ClientId("ada")].served == Tokens(30, 20, 7)
 
 
 def test_input_counts_as_served_once_after_its_prefill() -> None:
     """Until the first token the input is reserved; a second start changes nothing."""
     ledger = new_ledger()
-    ledger.open(request(1), WORKER, 50, 20)
+    bill = ledger.open(request(1), WORKER, 50, 20)
     account = ledger.accounts[ClientId("ada")]
     assert (account.reserved, account.served) == (Tokens(30, 20), Tokens())
-    assert [ledger.start(RequestId("r1")), ledger.start(RequestId("r1"))] == [Tokens(30, 20), Tokens()]
+    assert [ledger.start(bill), ledger.start(bill)] == [Tokens(30, 20), Tokens()]
     assert (account.reserved, account.served) == (Tokens(), Tokens(30, 20))
 
 
 def test_a_refused_request_costs_nothing() -> None:
     """The whole reservation is refunded."""
     ledger = new_ledger()
-    ledger.open(request(1), WORKER, 50, 20)
-    assert ledger.refund(RequestId("r1")).at(LinearCost()) == -30
+    bill = ledger.open(request(1), WORKER, 50, 20)
+    assert ledger.refund(bill).at(LinearCost()) == -30
     assert ledger.accounts[ClientId("ada")].charged == Tokens()
 
 
 def test_beyond_the_limit_a_predicted_match_is_charged() -> None:
     """Predicted cached tokens beyond the limit are reserved as extend, and closed bills free the limit again."""
     ledger = new_ledger(limit=100)
-    assert ledger.open(request(1), WORKER, 90, 80).after == Tokens(10, 80)
-    assert ledger.open(request(2), WORKER, 90, 80).after == Tokens(70, 20)
-    assert ledger.open(request(3, "bob"), WORKER, 90, 80).after == Tokens(10, 80)
-    ledger.refund(RequestId("r1"))
-    assert ledger.open(request(4), WORKER, 90, 80).after == Tokens(10, 80)
+    first = ledger.open(request(1), WORKER, 90, 80)
+    assert first.tokens == Tokens(10, 80)
+    assert ledger.open(request(2), WORKER, 90, 80).tokens == Tokens(70, 20)
+    assert ledger.open(request(3, "bob"), WORKER, 90, 80).tokens == Tokens(10, 80)
+    ledger.refund(first)
+    assert ledger.open(request(4), WORKER, 90, 80).tokens == Tokens(10, 80)
 
 
 def test_bills_without_a_cached_token_are_closed_one_by_one() -> None:
     """Closing such bills does not reduce the count of trusted tokens."""
     ledger = new_ledger()
-    for number in (1, 2):
-        ledger.open(request(number), WORKER, 50, 0)
-    for number in (1, 2):
-        ledger.settle(RequestId(f"r{number}"), Usage(50, 1))
-    assert not ledger.bills
+    for bill in [ledger.open(request(number), WORKER, 50, 0) for number in (1, 2)]:
+        ledger.settle(bill, Usage(50, 1))
+    assert not list(ledger.bills)
 
 
 def test_a_broken_account_is_found() -> None:
-    """The check fails for a reservation without a bill and for negative service."""
+    """The check fails for a bill in another account, for trust without a bill and for negative service."""
     ledger = new_ledger()
-    ledger.open(request(1), WORKER, 50, 0)
-    account = ledger.accounts[ClientId("ada")]
-    account.unstarted[RequestId("r2")] = Tokens(50)
-    with pytest.raises(AssertionError, match="reserved without a bill"):
+    strays = new_ledger()
+    account, stray = ledger.open(request(1), WORKER, 50, 0).account, strays.open(request(2), WORKER, 50, 0)
+    account.bills[stray] = None
+    with pytest.raises(AssertionError, match="a bill of another account"):
         ledger.check_conservation()
-    del account.unstarted[RequestId("r2")]
+    del account.bills[stray]
+    account.trusted += 1
+    with pytest.raises(AssertionError, match="trusted without a bill"):
+        ledger.check_conservation()
+    account.trusted -= 1
     account.serve(Tokens(1), Tokens())
     with pytest.raises(AssertionError, match="ada"):
         ledger.check_conservation()
+
+
+def test_a_bill_is_closed_once() -> None:
+    """A second end of the same attempt is an error, and not another refund."""
+    ledger = new_ledger()
+    bill = ledger.open(request(1), WORKER, 50, 20)
+    ledger.refund(bill)
+    with pytest.raises(KeyError):
+        ledger.refund(bill)
+    assert ledger.accounts[ClientId("ada")].charged == Tokens()
 
 
 @given(before=st.builds(Tokens, counts, counts, counts), after=st.builds(Tokens, counts, counts, counts))

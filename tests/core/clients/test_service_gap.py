@@ -104,10 +104,21 @@ def test_an_underestimate_widens_the_bound() -> None:
     for _ in range(3):
         bound.add(ADA, 1.0, Outstanding(expected_output=10, cached=60, extend=40))
     before = bound.bound(500)
-    bound.record_total(Outstanding(expected_output=10, cached=60, extend=40), Tokens(100, 0, 10))
+    bound.record_total(Outstanding(expected_output=10, cached=60, extend=40), Tokens(100, 0, 10), 0)
     assert bound.bound(500) == before
-    bound.record_total(Outstanding(expected_output=10, cached=60, extend=40), Tokens(150, 30, 15))
+    bound.record_total(Outstanding(expected_output=10, cached=60, extend=40), Tokens(150, 30, 15), 0)
     assert bound.bound(500) == before + 2 * 3 * (50 + 2 * 5)
+
+
+def test_output_that_is_reported_late_widens_the_bound() -> None:
+    """The bound grows by the most new tokens in one report, times the most requests that one client had in flight."""
+    bound, request = BoundMeter(LinearCost(extend=1.0, output=2.0)), Outstanding(expected_output=100, extend=40)
+    for _ in range(3):
+        bound.add(ADA, 1.0, request)
+    before = bound.bound(500)
+    for output, unreported in ((20, 20), (25, 5)):
+        bound.record_total(request, Tokens(40, 0, output), unreported)
+    assert bound.bound(500) == before + 2 * 3 * 2 * 20
 
 
 @given(sizes=st.lists(st.builds(Outstanding, *[st.integers(1, 99)] * 3), min_size=1, max_size=8), gap=st.integers(1, 8))

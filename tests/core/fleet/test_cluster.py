@@ -30,11 +30,13 @@ def test_workers_serve_their_models_in_the_order_in_which_they_joined() -> None:
 def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_ended() -> None:
     """A worker is forgotten when the last of its requests has ended."""
     made = cluster()
-    made[W1].add(A, 10, 5, 0.0, streamed=True)
+    state = made[W1]
+    flight = state.add(A, 10, 5, 0.0, streamed=True)
     assert made.serving("llama") == [W1, W2]
     made.leave(W1)
     assert (made.serving("llama"), W1 in made) == ([W2], True)
-    made.remove(A, W1, 1.0, computed=True)
+    state.remove(flight, 1.0, computed=True)
+    made.forget_if_gone(state)
     assert W1 not in made
 
 
@@ -48,11 +50,13 @@ def test_an_idle_worker_that_leaves_is_forgotten_at_once() -> None:
 def test_a_worker_that_comes_back_keeps_what_runs_there() -> None:
     """A worker that was away for a moment keeps its load."""
     made = cluster()
-    made[W1].add(A, 10, 5, 0.0, streamed=True)
+    state = made[W1]
+    flight = state.add(A, 10, 5, 0.0, streamed=True)
     made.leave(W1)
     made.join(Worker(W1, frozenset(["llama"])))
     assert (made.serving("llama"), made[W1].load.requests) == ([W1, W2], 1)
-    made.remove(A, W1, 1.0, computed=True)
+    state.remove(flight, 1.0, computed=True)
+    made.forget_if_gone(state)
     assert W1 in made
 
 
@@ -76,10 +80,10 @@ def test_a_capacity_known_at_the_join_limits_the_window() -> None:
 def busy(made: Cluster, worker: WorkerId, rate: float) -> None:
     """Keep a worker full for thirty seconds while it serves `rate` cost units in each."""
     state = made[worker]
-    state.add(A, 1, 5, 0.0, streamed=True)
-    state.start(A, 0.0, seen=True)
+    flight = state.add(A, 1, 5, 0.0, streamed=True)
+    state.start(flight, 0.0, seen=True)
     for second in range(1, 31):
-        state.serve(A, rate, 1)
+        state.serve(flight, rate, 1)
         state.on_report(1, 0, None, float(second))
 
 
@@ -109,10 +113,12 @@ def test_workers_that_are_about_equally_fast_are_equal() -> None:
 def test_a_deadline_is_gone_with_its_worker() -> None:
     """A forgotten worker has no deadline."""
     made = cluster()
-    made[W1].add(A, 10, 5, 0.0, streamed=False)
+    state = made[W1]
+    flight = state.add(A, 10, 5, 0.0, streamed=False)
     assert made.next_deadline < inf
     made.leave(W1)
-    made.remove(A, W1, 0.0, computed=True)
+    state.remove(flight, 0.0, computed=True)
+    made.forget_if_gone(state)
     assert made.next_deadline == inf
 
 

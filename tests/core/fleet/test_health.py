@@ -170,7 +170,7 @@ def test_a_failed_request_goes_to_a_worker_that_has_not_failed_it(policy: str) -
     give_back(talk, request)
     assert talk.refusals == {request: Refusal.NO_RETRY}
     assert talk.scheduler.live == 0
-    assert not talk.scheduler.ledger.bills
+    assert not talk.scheduler.attempts
 
 
 @pytest.mark.parametrize(("accepted", "charged"), [(True, 96.0 + 2 * 7), (False, 96.0 + 2 * 7)])

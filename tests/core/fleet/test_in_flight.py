@@ -2,70 +2,65 @@
 
 from math import inf
 
-from router.core.fleet.in_flight import InFlightTable
-from router.core.model.request import RequestId
-
-A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
+from router.core.fleet.in_flight import InFlight, InFlightTable
 
 
-def table_of(*silent: RequestId, streamed: tuple[RequestId, ...] = ()) -> InFlightTable:
+def table_of(silent: int = 0, streamed: int = 0) -> tuple[InFlightTable, list[InFlight]]:
     """Return a table of requests dispatched at time 0, one after the other, with 10 uncached tokens each."""
     made = InFlightTable()
-    for request in (*silent, *streamed):
-        made.add(request, 10, 0.0, streamed=request in streamed, had_place=True)
-    return made
+    return made, [made.add(10, 0.0, streamed=each >= silent, had_place=True) for each in range(silent + streamed)]
 
 
 def test_a_start_moves_tokens_from_unstarted_to_held() -> None:
     """The end of a request removes its tokens and those of its answer."""
-    made = table_of(streamed=(A, B))
+    made, (first, second) = table_of(streamed=2)
     assert (len(made), made.unstarted, made.unstarted_tokens, made.kv_tokens) == (2, 2, 20, 0)
-    made.start(A, 1.0, guessed=False)
+    made.start(first, 1.0, guessed=False)
     assert (made.unstarted, made.unstarted_tokens, made.kv_tokens) == (1, 10, 10)
-    made.requests[A].output = 7
+    first.output = 7
     made.kv_tokens += 7
-    made.remove(A, 9.0)
-    made.remove(B, 9.0)
+    made.remove(first, 9.0)
+    made.remove(second, 9.0)
     assert (len(made), made.unstarted, made.unstarted_tokens, made.kv_tokens) == (0, 0, 0, 0)
 
 
 def test_the_first_of_the_unstarted_is_the_one_that_is_computed() -> None:
     """The table knows its tokens and when it became the first."""
-    made = table_of()
+    made, _ = table_of()
     assert made.head_tokens == 0
-    made.add(A, 10, 1.0, streamed=True, had_place=True)
-    made.add(B, 20, 2.0, streamed=True, had_place=True)
+    first = made.add(10, 1.0, streamed=True, had_place=True)
+    made.add(20, 2.0, streamed=True, had_place=True)
     assert (made.head_tokens, made.head_since) == (10, 1.0)
-    made.start(A, 3.0, guessed=False)
+    made.start(first, 3.0, guessed=False)
     assert (made.head_tokens, made.head_since) == (20, 3.0)
 
 
 def test_starts_are_guessed_in_dispatch_order() -> None:
     """No start is guessed before its time, nor before that of an earlier request."""
-    made = table_of(A, B)
+    made, (first, second) = table_of(silent=2)
     assert made.next_guess == inf
-    made.guess_at(A, 5.0)
-    made.guess_at(B, 3.0)
+    made.guess_at(first, 5.0)
+    made.guess_at(second, 3.0)
     assert made.next_guess == 5.0
     assert list(made.guesses(until=4.9)) == []
-    assert list(made.guesses(until=5.0)) == [A, B]
+    assert list(made.guesses(until=5.0)) == [first, second]
     assert made.next_guess == inf
 
 
 def test_a_later_start_shows_the_earlier_ones() -> None:
     """An engine that serves in order has begun with the requests before it."""
-    made = table_of(A, B, streamed=(C,))
-    made.guess_at(A, 50.0)
-    made.guess_at(B, 60.0)
-    assert list(made.guesses(before=made.requests[B].number)) == [A]
-    assert list(made.guesses(before=made.requests[C].number)) == [B]
+    made, (first, second, third) = table_of(silent=2, streamed=1)
+    made.guess_at(first, 50.0)
+    made.guess_at(second, 60.0)
+    assert list(made.guesses(before=second.number)) == [first]
+    assert list(made.guesses(before=third.number)) == [second]
 
 
 def test_no_start_is_guessed_for_an_ended_request() -> None:
     """A request that ended before its guess leaves nothing behind."""
-    made = table_of(A)
-    made.guess_at(A, 5.0)
-    made.remove(A, 9.0)
+    made, (first,) = table_of(silent=1)
+    made.guess_at(first, 5.0)
+    made.remove(first, 9.0)
     assert list(made.guesses(until=9.0)) == []
     assert made.next_guess == inf
 
@@ -73,37 +68,36 @@ def test_no_start_is_guessed_for_an_ended_request() -> None:
 def test_recently_dispatched_requests_are_counted() -> None:
     """Only unstarted requests count."""
     made = InFlightTable()
-    for number, request in enumerate((A, B, C)):
-        made.add(request, 10, float(number), streamed=True, had_place=True)
+    *_, last = [made.add(10, float(number), streamed=True, had_place=True) for number in range(3)]
     assert [made.unstarted_since(time) for time in (-1.0, 0.0, 1.5, 2.0)] == [3, 2, 1, 0]
-    made.start(C, 3.0, guessed=False)
+    made.start(last, 3.0, guessed=False)
     assert made.unstarted_since(0.5) == 1
 
 
 def test_guesses_are_counted_while_they_last() -> None:
     """Guessed starts are counted until the request ends."""
-    made = table_of(A, B)
-    made.start(A, 1.0, guessed=True)
-    made.start(B, 1.0, guessed=False)
+    made, (first, second) = table_of(silent=2)
+    made.start(first, 1.0, guessed=True)
+    made.start(second, 1.0, guessed=False)
     assert made.guessed == 1
-    made.remove(A, 9.0)
+    made.remove(first, 9.0)
     assert made.guessed == 0
 
 
 def test_a_start_out_of_order_does_not_move_the_head() -> None:
     """The first request has been computed since it became the first."""
-    made = table_of(streamed=(A, B))
-    made.start(B, 3.0, guessed=False)
+    made, (first, second) = table_of(streamed=2)
+    made.start(second, 3.0, guessed=False)
     assert made.head_since == 0.0
-    made.start(A, 4.0, guessed=False)
+    made.start(first, 4.0, guessed=False)
     assert made.head_since == 4.0
 
 
 def test_a_guess_for_an_ended_request_delays_no_other() -> None:
     """Only requests still in flight delay the guesses behind them."""
-    made = table_of(A)
-    made.guess_at(A, 900.0)
-    made.remove(A, 1.0)
-    made.add(B, 10, 2.0, streamed=False, had_place=True)
-    made.guess_at(B, 3.0)
+    made, (first,) = table_of(silent=1)
+    made.guess_at(first, 900.0)
+    made.remove(first, 1.0)
+    second = made.add(10, 2.0, streamed=False, had_place=True)
+    made.guess_at(second, 3.0)
     assert made.next_guess == 3.0

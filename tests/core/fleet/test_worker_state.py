@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.core.fleet.in_flight import InFlight
 from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN
 from router.core.fleet.window import FixedWindow, LearnedWindow, Window
 from router.core.fleet.worker_state import EARLY_PREFILL_SHARE, WorkerState
@@ -16,10 +17,20 @@ class TrackedWorker:
 
     def __init__(self, window: Window | None = None) -> None:
         self.deadlines: dict[WorkerId, float] = {}
+        self.flights: dict[RequestId, InFlight] = {}
         self.state = WorkerState(Worker(W1, frozenset(["llama"])), window or LearnedWindow(), self.deadlines)
 
     def add(self, request: RequestId, tokens: int, now: float = 0.0, *, streamed: bool = True) -> None:
-        self.state.add(request, tokens, 100, now, streamed=streamed)
+        self.flights[request] = self.state.add(request, tokens, 100, now, streamed=streamed)
+
+    def start(self, request: RequestId, now: float, *, seen: bool) -> None:
+        self.state.start(self.flights[request], now, seen=seen)
+
+    def serve(self, request: RequestId, cost: float, output: int) -> None:
+        self.state.serve(self.flights[request], cost, output)
+
+    def remove(self, request: RequestId, now: float, *, computed: bool) -> None:
+        self.state.remove(self.flights[request], now, computed=computed)
 
     def room(self) -> tuple[bool, float]:
         """Return whether there is room, and the tokens still to be computed."""
@@ -36,11 +47,11 @@ def test_load_counts_what_waits_for_its_first_token() -> None:
     tracked.add(A, 10)
     tracked.add(B, 5)
     assert (tracked.state.load.requests, *tracked.unstarted) == (2, 2, 15)
-    tracked.state.start(A, 0.0, seen=True)
-    tracked.state.start(A, 0.0, seen=True)
+    tracked.start(A, 0.0, seen=True)
+    tracked.start(A, 0.0, seen=True)
     assert (tracked.state.load.requests, *tracked.unstarted) == (2, 1, 5)
-    tracked.state.remove(A, 1.0, computed=True)
-    tracked.state.remove(B, 1.0, computed=True)
+    tracked.remove(A, 1.0, computed=True)
+    tracked.remove(B, 1.0, computed=True)
     assert (tracked.state.load.requests, *tracked.unstarted) == (0, 0, 0)
 
 
@@ -74,7 +85,7 @@ def test_a_later_stream_shows_earlier_starts() -> None:
     tracked.add(A, 10, streamed=False)
     tracked.add(B, 10)
     tracked.add(C, 10, streamed=False)
-    tracked.state.start(B, 0.0, seen=True)
+    tracked.start(B, 0.0, seen=True)
     assert tracked.unstarted == (1, 10)
     assert tracked.state.load.guessed == 1
 
@@ -84,8 +95,8 @@ def test_an_end_without_a_first_token_shows_no_earlier_starts() -> None:
     tracked = TrackedWorker()
     tracked.add(A, 10, streamed=False)
     tracked.add(B, 10, streamed=False)
-    tracked.state.start(B, 0.0, seen=False)
-    tracked.state.remove(B, 0.0, computed=True)
+    tracked.start(B, 0.0, seen=False)
+    tracked.remove(B, 0.0, computed=True)
     assert tracked.unstarted == (1, 10)
 
 
@@ -117,10 +128,10 @@ def test_the_cache_is_expected_to_fill_as_answers_grow() -> None:
     tracked = TrackedWorker()
     tracked.state.set_kv_capacity(1000)
     tracked.add(A, 450)
-    tracked.state.start(A, 1.0, seen=True)
+    tracked.start(A, 1.0, seen=True)
     rooms = [tracked.state.has_room]
     tracked.add(B, 450, 1.0)
-    tracked.state.start(B, 2.0, seen=True)
+    tracked.start(B, 2.0, seen=True)
     rooms.append(tracked.state.has_room)
     assert rooms == [True, False]
 
@@ -132,8 +143,9 @@ def test_answers_are_expected_to_have_their_predicted_length() -> None:
         tracked = TrackedWorker()
         tracked.state.set_kv_capacity(1000)
         for number in range(9):
-            tracked.state.add(RequestId(f"{number}"), 80, predicted, 50.0, streamed=True, most_output=5000.0)
-            tracked.state.start(RequestId(f"{number}"), 51.0, seen=True)
+            name = RequestId(f"{number}")
+            flight = tracked.state.add(name, 80, predicted, 50.0, streamed=True, most_output=5000.0)
+            tracked.state.start(flight, 51.0, seen=True)
         rooms.append(tracked.state.has_room)
     assert rooms == [True, False]
 
@@ -142,11 +154,11 @@ def test_an_answer_longer_than_predicted_takes_room_as_it_streams() -> None:
     """Otherwise many could run that were predicted to be over, with no room kept for them."""
     tracked = TrackedWorker()
     tracked.state.set_kv_capacity(1000)
-    tracked.state.add(A, 80, 10.0, 0.0, streamed=True, most_output=5000.0)
-    tracked.state.start(A, 1.0, seen=True)
+    tracked.flights[A] = tracked.state.add(A, 80, 10.0, 0.0, streamed=True, most_output=5000.0)
+    tracked.start(A, 1.0, seen=True)
     peaks = []
     for output in (0, 300, 300):
-        tracked.state.serve(A, 2.0 * output, output)
+        tracked.serve(A, 2.0 * output, output)
         tracked.state.on_report(1, 0, None, 2.0)
         peaks.append(tracked.state.load.kv_peak)
     assert peaks == [80 + 10, 80 + 2 * 300, 80 + 2 * 300]
@@ -167,7 +179,7 @@ def test_a_refused_request_does_not_change_the_prefill_time() -> None:
     for number in range(200):
         request = RequestId(f"{number}")
         tracked.add(request, 3000, 0.05 * number, streamed=False)
-        tracked.state.remove(request, 0.05 * number + 0.04, computed=False)
+        tracked.remove(request, 0.05 * number + 0.04, computed=False)
     assert tracked.state.service_rate.prefill_seconds(1) == FIRST_SECONDS_PER_TOKEN
 
 
@@ -176,5 +188,5 @@ def test_the_next_prompt_begins_when_the_first_is_gone() -> None:
     tracked = TrackedWorker()
     tracked.add(A, 4000)
     tracked.add(B, 8000, 4.9)
-    tracked.state.remove(A, 5.0, computed=False)
+    tracked.remove(A, 5.0, computed=False)
     assert tracked.state.load.ahead_tokens == 8000

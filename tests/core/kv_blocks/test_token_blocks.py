@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.cache.prefix_map import PrefixMap
-from router.core.kv_blocks.token_blocks import TokenBlocks
+from router.core.kv_blocks.token_blocks import ExpectedBlocks, TokenBlocks
 from router.core.model.block_key import ROOT, BlockHasher
 from router.core.model.events import BlocksChanged, BlocksFollowed
 from router.core.model.prompt_key import PromptKey
@@ -103,16 +103,23 @@ def test_an_unknown_worker_changes_nothing() -> None:
     assert held.match(request(range(8))) == {ONE: 0}
 
 
+def expected(held: TokenBlocks, tokens: Sequence[int]) -> ExpectedBlocks:
+    """Send a request with these tokens to the first worker."""
+    found = held.expect(request(tokens), ONE)
+    assert found is not None
+    return found
+
+
 def test_an_unfollowed_worker_is_forgotten() -> None:
     """A worker that is no longer followed holds nothing, and starts empty when it is followed again."""
     held = followed(ONE, TWO)
     held.change(stored(ONE, range(8)))
-    held.expect(request(range(12)), ONE)
+    before = expected(held, range(12))
     held.unfollow(ONE)
     assert held.match(request(range(20))) == {TWO: 0}
     held.follow(BlocksFollowed(ONE, SIZE))
-    held.expect(request(range(12), name="other"), ONE)
-    held.end_request(RequestId("r"), stored=False)
+    expected(held, range(12))
+    held.end(before, stored=False)
     held.check_integrity()
     assert held.match(request(range(20))) == {TWO: 0, ONE: 12}
 
@@ -129,10 +136,9 @@ def test_the_limit_is_kept() -> None:
 def test_blocks_of_dispatched_requests_are_expected() -> None:
     """From its dispatch on, a request's blocks count as held, until it has ended and the next event has come."""
     held = followed(ONE)
-    first = request(range(8), name="first")
-    held.expect(first, ONE)
+    first = expected(held, range(8))
     assert held.match(request(range(20))) == {ONE: 8}
-    held.end_request(first.id, stored=True)
+    held.end(first, stored=True)
     assert held.match(request(range(20))) == {ONE: 8}
     held.change(BlocksChanged(ONE))
     assert held.match(request(range(20))) == {ONE: 0}
@@ -142,12 +148,10 @@ def test_blocks_of_dispatched_requests_are_expected() -> None:
 def test_a_failed_request_leaves_nothing_expected() -> None:
     """A request that was not computed leaves nothing behind, and takes nothing from another one."""
     held = followed(ONE)
-    first, second = request(range(8), name="first"), request(range(12), name="second")
-    held.expect(first, ONE)
-    held.expect(second, ONE)
-    held.end_request(second.id, stored=False)
+    first, second = expected(held, range(8)), expected(held, range(12))
+    held.end(second, stored=False)
     assert held.match(request(range(20))) == {ONE: 8}
-    held.end_request(first.id, stored=False)
+    held.end(first, stored=False)
     assert held.match(request(range(20))) == {ONE: 0}
     held.check_integrity()
 
@@ -180,8 +184,8 @@ STEP = st.tuples(
 def test_counts_agree_with_contents(steps: list[tuple[str, WorkerId, list[int]]]) -> None:
     """In any order of calls the totals agree with the contents, and the match is that of a plain model."""
     held = followed(ONE, TWO, limit=12)
-    on_their_way: list[RequestId] = []
-    for number, (what, worker, tokens) in enumerate(steps):
+    on_their_way: list[ExpectedBlocks] = []
+    for what, worker, tokens in steps:
         match what:
             case "store":
                 held.change(stored(worker, tokens))
@@ -190,11 +194,11 @@ def test_counts_agree_with_contents(steps: list[tuple[str, WorkerId, list[int]]]
             case "clear":
                 held.clear(worker)
             case "expect":
-                on_their_way.append(RequestId(str(number)))
-                held.expect(request(tokens, name=str(number)), worker)
+                if (sent := held.expect(request(tokens), worker)) is not None:
+                    on_their_way.append(sent)
             case "end" | "fail":
                 if on_their_way:
-                    held.end_request(on_their_way.pop(0), stored=what == "end")
+                    held.end(on_their_way.pop(0), stored=what == "end")
             case "lose":
                 held.unfollow(worker)
             case "follow":

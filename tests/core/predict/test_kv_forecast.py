@@ -13,7 +13,7 @@ def forecast(*spans: tuple[int, int]) -> KvPeakForecast:
     """Return a forecast of requests with these tokens and growths."""
     made = KvPeakForecast()
     for number, (tokens, growth) in enumerate(spans):
-        made.put(RequestId(str(number)), tokens, growth)
+        made.add(RequestId(str(number)), tokens, growth)
     return made
 
 
@@ -33,12 +33,12 @@ def test_the_upper_bound_is_not_below_the_peak(spans: list[tuple[int, int]], gro
 
 
 def test_a_removed_request_holds_nothing() -> None:
-    """Removing an unknown request changes nothing."""
-    made = forecast((10, 5), (20, 5))
-    made.remove(RequestId("0"))
-    made.remove(RequestId("unknown"))
+    """What the others hold is left."""
+    made = KvPeakForecast()
+    first, second = made.add(RequestId("0"), 10, 5), made.add(RequestId("1"), 20, 5)
+    made.remove(first)
     assert made.peak(0, enough=0) == 25
-    made.remove(RequestId("1"))
+    made.remove(second)
     assert made.peak(0, enough=0) == 0
 
 
@@ -46,14 +46,14 @@ def test_growth_goes_with_the_engines_steps() -> None:
     """A request that began earlier ends earlier, so that the two are never at their ends together."""
     made = forecast((10, 10))
     made.advance(6.0)
-    made.put(RequestId("late"), 10, 10)
+    made.add(RequestId("late"), 10, 10)
     assert made.peak(0, enough=0) == (10 + 10) + (10 + 4)
 
 
 def test_a_request_that_outlives_its_forecast_grows_as_much_again() -> None:
     """It grows up to its maximum, which the average clock may reach a little early."""
     made = KvPeakForecast()
-    made.put(RequestId("long"), 10, 50, most=130)
+    made.add(RequestId("long"), 10, 50, most=130)
     peaks = [made.peak(0, enough=0)]
     for _ in range(3):
         made.advance(40.0)
@@ -71,7 +71,7 @@ def test_the_forecast_is_at_least_what_is_held(spans: list[tuple[int, int, int]]
     """It is at most twice what the requests have grown by, or their predicted growth."""
     made = KvPeakForecast()
     for number, (tokens, growth, most) in enumerate(spans):
-        made.put(RequestId(str(number)), tokens, growth, most)
+        made.add(RequestId(str(number)), tokens, growth, most)
     for step in steps:
         made.advance(step)
     clock = sum(steps)
@@ -81,8 +81,12 @@ def test_the_forecast_is_at_least_what_is_held(spans: list[tuple[int, int, int]]
         assert held - 1e-6 <= made.peak(0, enough) <= predicted + 1e-6
 
 
-def test_a_request_that_is_put_again_counts_once() -> None:
-    """The latest values replace the earlier ones."""
-    made = forecast((10, 5))
-    made.put(RequestId("0"), 30, 1)
-    assert made.peak(0, enough=0) == 31
+def test_a_request_that_begins_to_grow_is_counted_once() -> None:
+    """Its growth counts from then on, not from its dispatch."""
+    made = KvPeakForecast()
+    hold = made.add(RequestId("0"), 10, 8)
+    made.advance(6.0)
+    made.begin(hold)
+    assert made.peak(0, enough=0) == 10 + 8
+    made.advance(6.0)
+    assert made.peak(0, enough=0) == 10 + 8

@@ -62,7 +62,7 @@ async def test_a_worker_is_healthy_only_once_it_has_joined() -> None:
         as_sglang(engine)
         engine.forwards_vocabulary_probes = True
         endpoint, events = WorkerEndpoint(WorkerId("w"), engine.url), list[Event]()
-        polling = asyncio.create_task(WorkerProbe(endpoint, events.append).poll_health(client))
+        polling = asyncio.create_task(WorkerProbe(endpoint, events.append, lambda _: None).poll_health(client))
         probe = await engine.call()
         assert (endpoint.healthy, events) == (False, [])
         await probe.respond(400, REFUSAL)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from router.core.fleet.stored_responses import StoredResponse, StoredResponses
 from router.core.model.request import ClientId, WorkerId
-from router.front.stored.owners import StoredResponse, StoredResponses
 from tests.support.running import RunningRouter, running_router, until
 from tests.support.scripted_engine import Call, ScriptedEngine, scripted_engine
 from tests.support.served import service

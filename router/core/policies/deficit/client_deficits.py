@@ -97,15 +97,16 @@ class ClientDeficits(DeficitTable[ClientId]):
         for group, refill_clock in self._refill_clocks.items():
             refill_clock.clock += (self.rounds - before) * self._shares.scale(group)
 
-    def charge(self, key: ClientId, cost: float) -> None:
+    def charge(self, key: ClientId, cost: float) -> float:
         """Also charges the client's group."""
         counter = self._counters.get(key)
         if counter is None:
-            return
+            return 0.0
         counter.deficit = self._catch_up(counter) - cost
         if counter.group is not None:
             group_counter = self._refill_clocks[counter.group].group_counter
             group_counter.deficit = self._catch_up(group_counter) - cost
+        return counter.deficit
 
     def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
         """Yield each group with its deficit and quantum, for `restore_group`. Changes nothing.

@@ -64,7 +64,7 @@ class DeficitTable(Generic[K]):
         Returns whether the quantum of an existing counter changed.
         """
         counter = self._counters.get(key)
-        if self._debtors:
+        if self._debtors.keys:
             self._debtors.discard(key)
         if counter is None:
             self._counters[key] = DeficitCounter(deficit, quantum, self.rounds, self._epoch)
@@ -115,11 +115,15 @@ class DeficitTable(Generic[K]):
             if counter is not None:
                 yield key, self._current(counter), self._refill_amount(counter)
 
-    def charge(self, key: K, cost: float) -> None:
-        """Subtract `cost` from a counter; a negative cost is a refund. A key without a counter is ignored."""
+    def charge(self, key: K, cost: float) -> float:
+        """Subtract `cost` from a counter; a negative cost is a refund. Returns the deficit q; 0 if the key has no
+        counter.
+        """
         counter = self._counters.get(key)
-        if counter is not None:
-            counter.deficit = self._catch_up(counter) - cost
+        if counter is None:
+            return 0.0
+        counter.deficit = self._catch_up(counter) - cost
+        return counter.deficit
 
     def rounds_to_positive(self, key: K, fraction: float = 1.0) -> int:
         """The number of refill rounds after which this counter is positive, unless it is charged before.
@@ -134,14 +138,15 @@ class DeficitTable(Generic[K]):
         counter = self._counters[key]
         return -self._catch_up(counter) / self._refill_amount(counter)
 
-    def cap(self, key: K, fraction: float) -> None:
-        """Reduce a counter to this fraction of its quantum. A deficit above one quantum, which only an operator grants,
-        stays.
+    def cap(self, key: K, fraction: float) -> float:
+        """Reduce a counter to this fraction of its quantum, and return it. A deficit above one quantum, which only an
+        operator grants, stays.
         """
         counter = self._counters[key]
         deficit, amount = self._catch_up(counter), self._refill_amount(counter)
         if fraction * amount < deficit <= amount:
             counter.deficit = fraction * amount
+        return counter.deficit
 
     def refill(self, contenders: Iterable[K], fraction: float = 1.0) -> int:
         """Add this fraction of a quantum per round until some contender's deficit is positive; returns the number of

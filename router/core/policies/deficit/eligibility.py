@@ -22,12 +22,11 @@ from typing import Final
 
 from router.core.clients.recent_clients import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
-from router.core.model.request import ClientId, GroupId, Request, RequestId
-from router.core.policies.deficit.active_clients import ActiveClients
+from router.core.model.request import ClientId, GroupId, Request
 from router.core.policies.deficit.client_deficits import ClientDeficits
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.refill_schedule import RefillSchedule
-from router.core.policies.deficit.rounds import Rounds
+from router.core.policies.deficit.rounds import ActiveClients, Rounds
 
 OVERDUE, FRESH_AND_SPARSE, FRESH, SPARSE, ELIGIBLE = range(5)
 """The priority class of an eligible client: lower goes first."""
@@ -58,6 +57,8 @@ class Eligibility:
         self._sparse_limit = 0
         self._shares = shares
         self._deficits = ClientDeficits(shares, debtors)
+        self.deficit: Final = self._deficits.deficit_or_none
+        """q_i, in cost units; None for an unknown client."""
         self._active = ActiveClients()
         self._waiting: dict[ClientId, dict[str, int]] = {}
         """The number of each client's waiting requests, by route."""
@@ -68,7 +69,8 @@ class Eligibility:
         self._eligible_by_route: dict[str, int] = {}
         """The number of waiting eligible clients, by route."""
         self._refill_schedule = RefillSchedule(self._deficits, self._waits_ineligible)
-        self._in_flight: dict[ClientId, dict[RequestId, None]] = {}
+        self.in_flight: dict[ClientId, int] = {}
+        """The number of each client's requests in flight; read-only for others."""
         self._last_turns: dict[ClientId, int] = {}
         """By waiting client, the clock value of its last turn or of the start of its wait, in increasing order. Values
         are unique."""
@@ -86,10 +88,6 @@ class Eligibility:
         self._restored = False
         """True if deficits are from before a restart and no two clients have waited at once since."""
 
-    def deficit(self, client: ClientId) -> float | None:
-        """q_i, in cost units; None for an unknown client."""
-        return self._deficits.deficit_or_none(client)
-
     def priority_class(self, client: ClientId) -> int | None:
         """A client's priority class; None if the client is not eligible."""
         return self._class_of(client) if self._is_eligible(client) else None
@@ -100,7 +98,7 @@ class Eligibility:
     def _class_of(self, client: ClientId) -> int:
         if client in self._overdue:
             return OVERDUE
-        sparse = len(self._in_flight.get(client, ())) < self._sparse_limit
+        sparse = self.in_flight.get(client, 0) < self._sparse_limit
         if client in self._head_starts:
             return FRESH_AND_SPARSE if sparse else FRESH
         return SPARSE if sparse else ELIGIBLE
@@ -163,13 +161,16 @@ class Eligibility:
         """Whether a client whose request arrives while no client waits is eligible; after a refill, if that is
         allowed.
         """
-        self._deficits.register(request, self._parameters.quantum, active=request.client in self._active)
-        self._active.add_request(request.client, self._shares.effective_weight(request))
-        self._deficits.cap(request.client, self._round_fraction(self._active.weight))
-        if refill:
-            self._refill_for(request.client)
-        self._active.remove_request(request.client)
-        return self._deficits.deficit(request.client) > 0
+        client = request.client
+        own_weight = self._shares.effective_weight(request)
+        active, weight = client in self._active, self._active.weight_with(client, own_weight)
+        fraction = self._round_fraction(weight)
+        self._deficits.register(request, self._parameters.quantum, active=active)
+        deficit = self._deficits.cap(client, fraction)
+        if refill and deficit <= 0:
+            self._refill_for(client, weight)
+            deficit = self._deficits.deficit(client)
+        return deficit > 0
 
     def remove_waiting(self, request: Request) -> None:
         """Remove a request that no longer waits."""
@@ -192,18 +193,16 @@ class Eligibility:
         client = request.client
         self._active.add_request(client, self._shares.effective_weight(request))
         self._dispatches += 1
-        requests = self._in_flight.setdefault(client, {})
-        requests[request.id] = None
+        self.in_flight[client] = self.in_flight.get(client, 0) + 1
         if client in self._waiting:
             self._move_to_back(client)
         self._update_priority_class(client)
 
     def request_ended(self, request: Request) -> None:
         """Count a request as no longer in flight."""
-        requests = self._in_flight[request.client]
-        del requests[request.id]
-        if not requests:
-            del self._in_flight[request.client]
+        self.in_flight[request.client] -= 1
+        if not self.in_flight[request.client]:
+            del self.in_flight[request.client]
         self._active.remove_request(request.client)
         self._update_priority_class(request.client)
 
@@ -211,8 +210,7 @@ class Eligibility:
         """Subtract this cost from a client's deficit; a negative cost is a refund. Returns whether the deficit ceased
         to be positive.
         """
-        self._deficits.charge(client, cost)
-        deficit = self._deficits.deficit(client)
+        deficit = self._deficits.charge(client, cost)
         if client in self._head_starts:
             self._use_up_head_start(client, cost)
         if client in self._waiting:
@@ -235,11 +233,6 @@ class Eligibility:
         ineligible = [each for each in self._waiting if each not in self._eligible and self._waits_on(each, routes)]
         return sum([self.weight(client) for client in ineligible])
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether any request is in flight."""
-        return bool(self._in_flight)
-
     def refill(self, routes: Collection[str] | None = None) -> list[ClientId]:
         """CHECKREFILL: if clients wait and none is eligible, add quanta until one is. Returns the clients that became
         eligible.
@@ -251,7 +244,7 @@ class Eligibility:
         client = self._refill_schedule.earliest(lambda each: self._waits_on(each, routes))
         if client is None:
             return []
-        self._refill_for(client)
+        self._refill_for(client, self._active.weight)
         return self._collect_refilled()
 
     def any_eligible(self, routes: Collection[str] | None = None) -> bool:
@@ -290,12 +283,12 @@ class Eligibility:
         self._deficits.restore_group(group, deficit, quantum)
         self._restored = True
 
-    def _refill_for(self, client: ClientId) -> None:
+    def _refill_for(self, client: ClientId, weight: float) -> None:
         """Add quanta until this client's deficit is positive. Rounding may leave it at zero; then one more round is
-        needed.
+        needed. `weight`: of all active clients.
         """
         while self._deficits.deficit(client) <= 0:
-            self._deficits.refill_for(client, self._round_fraction(self._active.weight))
+            self._deficits.refill_for(client, self._round_fraction(weight))
 
     def mark_overdue(self) -> None:
         """Mark waiting clients as overdue whose last check is enough dispatches ago."""
@@ -308,7 +301,7 @@ class Eligibility:
                 return
             self._restart_overdue_check(client)
             shortfall = self._deficits.quanta_short(client)
-            if client not in self._in_flight and shortfall <= self._parameters.overdraft:
+            if client not in self.in_flight and shortfall <= self._parameters.overdraft:
                 self._overdue.add(client)
                 self._update_eligibility(client)
                 self._update_priority_class(client)

@@ -36,7 +36,7 @@ class WorkerDeficits:
             table.refill(workers)
         return table
 
-    def table(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
+    def table(self, request: Request, workers: Iterable[WorkerId]) -> DeficitTable[WorkerId]:
         """The client's counters, with one for each of these workers."""
         table = self._tables[request.client]
         if missing := table.missing(workers):

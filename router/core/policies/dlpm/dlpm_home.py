@@ -78,15 +78,19 @@ class DlpmHome(Policy):
         self._view = context.view
         self._cost = context.cost
         self._backlog = context.backlog
+        self._records: dict[WorkerId, WorkerDispatches] = {}
         self._pool = HomePool(
             context.view, self._new_queue, loss=parameters.home_loss, wait_factor=parameters.home_patience
         )
         self._eligibility = Eligibility(
-            self._pool.update_priority, parameters, self._rate, context.shares, context.debtors
+            self._pool.update_priority,
+            parameters,
+            partial(context.view.rate, self._records),
+            context.shares,
+            context.debtors,
         )
         self._refill_hold = RefillHold(parameters.isolation, self._eligibility, context.view, context.cost)
         self._worker_deficits = WorkerDeficits(parameters.worker_quantum, context.view.speed, context.shares)
-        self._records: dict[WorkerId, WorkerDispatches] = {}
         self._dispatches = 0
         self._newcomer: PooledRequest | None = None
         """A request that found no other waiting, until the next call of `next` dispatches it or queues it."""
@@ -152,7 +156,7 @@ class DlpmHome(Policy):
                     self._newcomer = None
                     self._backlog.pass_through(request.worker, request.client, now)
                     choice = self._choose(newcomer, worker, relief)
-                    self._send(request, choice.worker, now)
+                    self._send(request, choice.worker, newcomer.matched, now)
                     return choice
         self._queue_newcomer(now)
         return None
@@ -180,7 +184,7 @@ class DlpmHome(Policy):
         """
         matched = self._view.match(request)
         worker = max(workers, key=lambda each: (matched.get(each, 0), -self._view.in_flight(each)))
-        self._send(request, worker, now)
+        self._send(request, worker, self._view.able(request), now)
         return worker
 
     def request_charged(self, charge: Charge) -> None:
@@ -259,9 +263,6 @@ class DlpmHome(Policy):
         patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._eligibility.last_turn
         return LongestMatchQueue(matched, lambda _: None, priority_class, patience, oldest_every, turn)
 
-    def _rate(self) -> float | None:
-        return self._view.rate(self._records)
-
     def _update_sparse_limit(self) -> None:
         self._eligibility.set_sparse_limit(len(self._records) if self._parameters.sparse_first else 0)
 
@@ -298,10 +299,13 @@ class DlpmHome(Policy):
 
     def _best_equal(self, worker: WorkerId, waiting: PooledRequest) -> WorkerId:
         """The worker that holds most of a request, of those with room and as many requests in flight as this one."""
-        view, matched, load = self._view, waiting.matched, self._view.in_flight(worker)
+        view, matched = self._view, waiting.matched
         here = matched[worker]
-        better = [each for each, chunks in matched.items() if chunks > here and view.in_flight(each) == load]
-        equals = [each for each in better if view.admits(each, waiting.request)]
+        better = [each for each, chunks in matched.items() if chunks > here]
+        if not better:
+            return worker
+        load = view.in_flight(worker)
+        equals = [each for each in better if view.in_flight(each) == load and view.admits(each, waiting.request)]
         return max(equals, key=matched.__getitem__) if equals else worker
 
     def _refill(self, worker: WorkerId, routes: Collection[str], now: float) -> None:
@@ -341,12 +345,14 @@ class DlpmHome(Policy):
         return table.deficit(home) <= 0 < table.deficit(worker)
 
     def _take(self, choice: Choice, now: float) -> Choice:
+        able = self._pool[choice.request.id].matched
         self.withdraw(choice.request.id, now)
-        self._send(choice.request, choice.worker, now)
+        self._send(choice.request, choice.worker, able, now)
         return choice
 
-    def _send(self, request: Request, worker: WorkerId, now: float) -> None:
-        self._worker_deficits.table(request, self._view.able(request))
+    def _send(self, request: Request, worker: WorkerId, able: Collection[WorkerId], now: float) -> None:
+        """Count a request as sent to one of the workers that are able to serve it."""
+        self._worker_deficits.table(request, able)
         self._eligibility.request_dispatched(request)
         record = self._records[worker]
         record.awaiting_first_token.add(request, now)

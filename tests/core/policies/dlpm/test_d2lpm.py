@@ -256,7 +256,7 @@ def test_no_booking_is_lost(steps: list[tuple[str, int]]) -> None:
             talk.refuse(request)
             return
         talk.progress(request, output)
-        bill = talk.scheduler.ledger.bills[request].tokens
+        bill = talk.scheduler.attempts[request].bill.tokens
         paid[client, worker] = paid.get((client, worker), Tokens()).plus(bill)
         if how == "cancel":
             talk.cancel(request)
@@ -266,7 +266,7 @@ def test_no_booking_is_lost(steps: list[tuple[str, int]]) -> None:
             talk.finish(request, cached=bill.cached)
 
     for kind, number in steps:
-        live = [r for r in talk.requests if r in talk.scheduler.ledger.bills]
+        live = [r for r in talk.requests if r in talk.scheduler.attempts]
         waiting = [r for r in talk.requests if r not in talk.dispatched and r not in talk.refusals]
         if kind == "arrive":
             talk.arrive(f"c{number % 2}", f"{number % 3}" * (1 + number % 5))
@@ -279,8 +279,8 @@ def test_no_booking_is_lost(steps: list[tuple[str, int]]) -> None:
             talk.refusals[cancelled] = Refusal.EXPIRED  # so that it is not taken for one that waits
         elif live:
             end(live[number % len(live)], kind, number)
-    while talk.scheduler.ledger.bills:
-        end(next(iter(talk.scheduler.ledger.bills)), "serve", 3)
+    while talk.scheduler.attempts:
+        end(next(iter(talk.scheduler.attempts)), "serve", 3)
     for client in {request.client for request in talk.requests.values()}:
         for worker in W:
             left = talk.deficit(client, worker).placement
@@ -326,17 +326,11 @@ def test_stealing_can_be_switched_off() -> None:
     assert not talk.scheduler.policy.properties.work_conserving
 
 
-class SlowFleet(SchedulerView):
-    """A fleet in which every worker is half as fast as the mean."""
-
-    def speed(self, worker: WorkerId) -> float:  # noqa: ARG002 - every one
-        return 0.5
-
-
 def test_a_slow_worker_has_a_smaller_quantum() -> None:
     """Q^w follows the measured service rate, unless that is off."""
     for by_rate, quantum in ((True, 500.0), (False, 1000.0)):
-        view = SlowFleet(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
+        view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
+        view.speed = lambda worker: 0.5  # noqa: ARG005 - every one
         parameters = Parameters(D2lpmParameters(1000.0, by_service_rate=by_rate))
         build: PlacementFactory = D2lpm
         placement = build(PolicyContext(view, LinearCost(), Random(0), parameters, Backlog()))

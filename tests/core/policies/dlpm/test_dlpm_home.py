@@ -240,7 +240,7 @@ def test_every_match_and_home_is_current(steps: list[tuple[str, int]]) -> None:
         match step:
             case "arrive":
                 talk.arrive("abc"[number % 3], "xyz"[number % 3] * (number % 7) + "pq"[number % 2] * (number % 5) + "!")
-            case "serve" if running := list(talk.scheduler.ledger.bills):
+            case "serve" if running := list(talk.scheduler.attempts):
                 talk.serve(running[number % len(running)], answer="xyz"[number % 3] * (number % 9 + 1))
             case "evict" | "drop":
                 talk.evict(f"w{number % 3 + 1}", CHUNK_TOKENS * (number % 4) if step == "evict" else None)

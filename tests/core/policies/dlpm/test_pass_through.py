@@ -83,7 +83,7 @@ def facts(scheduler: Scheduler, now: float) -> object:
 
 def step(talk: Twins, random: Random) -> None:
     """Let one random event happen, most often an arrival or an answer."""
-    running = list(talk.scheduler.ledger.bills)
+    running = list(talk.scheduler.attempts)
     some = random.choice(running) if running else RequestId("never heard of")
     worker = random.choice(WORKERS)
     match random.choices(range(9), (10, 6, 4, 1, 1, 1, 0.5, 0.5, 3))[0]:

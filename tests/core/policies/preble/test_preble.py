@@ -245,7 +245,7 @@ def test_waits_in_the_router_count() -> None:
                 talk.arrive("ada", "document" + chr(48 + round_))
             for _ in range(1 if round_ < 20 else 2):
                 talk.now += 0.5
-                running = [r for state in talk.scheduler.cluster for r in state.running]
+                running = list(talk.scheduler.attempts)
                 if running:
                     talk.serve(running[0])
             talk.now += 1.0

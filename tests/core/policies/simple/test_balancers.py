@@ -101,7 +101,7 @@ def ranks_chosen(policy: str, workers: tuple[str, ...]) -> set[str]:
         if list(loads.values()).count(most) == 1 and len(loads) > 1:
             seen.add("most" if chosen == most else "least" if chosen == least else "between")
         if random.random() < 0.6:
-            talk.serve(random.choice(list(talk.scheduler.ledger.bills)))
+            talk.serve(random.choice(list(talk.scheduler.attempts)))
     return seen
 
 

@@ -191,7 +191,7 @@ def drift_and_bound(policy: str, seed: int) -> tuple[float, float]:
     talk = Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=4)))
     demands = {"ada": (1.0, 12, 60), "bob": (1.0, 3, 10), "cyd": (2.0, 5, 200)}
     weights = {client: weight for client, (weight, _, _) in demands.items()}
-    ledger, backlog = talk.scheduler.ledger, talk.scheduler.backlog
+    scheduler, ledger, backlog = talk.scheduler, talk.scheduler.ledger, talk.scheduler.backlog
     spans: dict[tuple[str, str], list[float]] = {pair: [] for pair in combinations(demands, 2)}
     bound = 0.0
     for step in range(300):
@@ -201,7 +201,7 @@ def drift_and_bound(policy: str, seed: int) -> tuple[float, float]:
                 prompt = (client[0] * 12)[: random.randint(1, chunks)] + chr(random.randint(48, 122))
                 talk.arrive(client, prompt, limit=random.randint(0, limit), weight=weight)
         in_flight = dict.fromkeys(demands, 0)
-        for request in ledger.bills:
+        for request in scheduler.attempts:
             size = len(talk.requests[request].prompts[0].hashes) // 8 * CHUNK_TOKENS
             client = talk.requests[request].client
             in_flight[client] += size + (talk.requests[request].output_limit or 0)
@@ -209,10 +209,10 @@ def drift_and_bound(policy: str, seed: int) -> tuple[float, float]:
         service = {c: FULL(ledger.accounts[ClientId(c)].charged) / weight for c, weight in weights.items()}
         for (one, other), span in spans.items():
             span.append(service[one] - service[other])
-        for request in list(ledger.bills):
+        for request in list(scheduler.attempts):
             limit = talk.requests[request].output_limit or 0
-            talk.progress(request, min(limit, ledger.bills[request].tokens.output + step % 20))
-        request = random.choice(list(ledger.bills))
+            talk.progress(request, min(limit, scheduler.attempts[request].bill.tokens.output + step % 20))
+        request = random.choice(list(scheduler.attempts))
         talk.finish(request, talk.requests[request].output_limit)
     return max(max(span) - min(span) for span in spans.values()), bound
 

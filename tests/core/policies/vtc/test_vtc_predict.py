@@ -111,7 +111,7 @@ def test_a_perfect_prediction_never_lags(policy: str, holds: bool) -> None:
             while talk.scheduler.backlog.of_client(ClientId(client)) < 3:
                 talk.arrive(client, "why?", limit=random.randint(1, length))
         worst = max(worst, abs(served(talk, "ada") - served(talk, "bob")))
-        request = random.choice(list(talk.scheduler.ledger.bills))
+        request = random.choice(list(talk.scheduler.attempts))
         talk.finish(request, talk.requests[request].output_limit)
     assert (worst <= most) == holds
 

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from router.api.body.call import NAME_BYTES
 from router.core.clients.fair_drop import LongestQueueDrop
 from router.core.model.request import ClientId, WorkerId
 from router.core.model.saved import in_rows
 
 DEFAULT_LIMIT: Final = 20_000
 """Ids that are remembered by default; they take about 8 MB."""
+ID_BYTES: Final = 256
+"""Longest id that is remembered."""
 
 
 class StoredResponse(NamedTuple):
@@ -53,7 +54,7 @@ class StoredResponses:
 
     def remember(self, response: StoredResponse) -> None:
         """Remember a new response. A known id keeps its worker and client; ids that are too long are ignored."""
-        if response.id in self._known or not self._limit or len(response.id.encode(errors="replace")) > NAME_BYTES:
+        if response.id in self._known or not self._limit or len(response.id.encode(errors="replace")) > ID_BYTES:
             return
         self._known[response.id] = response
         self._of_client.setdefault(response.client, OrderedDict())[response.id] = None

@@ -1,0 +1,198 @@
+"""The messages between a front and the scheduler. Each can be encoded (`codec`), so it can cross a process boundary.
+
+A front sends the events of its requests, facts about workers that only a front finds out, and questions. The scheduler
+sends the assignment or the refusal of each request, the workers as they change, and answers. Messages in one direction
+arrive in the order in which they were sent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, NewType, TypeVar
+
+from router.core.clients.rate_limits import OwnerLimits, Shortage
+from router.core.model.commands import Reject
+from router.core.model.events import Arrived, Cancelled, Failed, Finished, Progressed, Returned, Started
+from router.core.model.request import ClientId, RequestId, WorkerId
+
+TicketId = NewType("TicketId", int)
+"""Number of an admitted call; unique in its front."""
+
+A_co = TypeVar("A_co", covariant=True)
+
+FrontEvent = Arrived | Started | Progressed | Finished | Failed | Returned | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class UnreachableWorker:
+    """A worker refused a connection."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class FieldsRefused:
+    """A worker refused fields that the router had added to a call."""
+
+    worker: WorkerId
+    path: str
+    fields: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """An admitted call ended. It may never have been counted."""
+
+    ticket: TicketId
+    tokens: int | None
+    """Tokens that it used; None if its estimate is the best that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStored:
+    """A worker stores a response for a client."""
+
+    response: str
+    client: ClientId
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseForgotten:
+    """A stored response was deleted at its worker."""
+
+    response: str
+
+
+class Question(Generic[A_co]):
+    """A question whose answer has the type `A_co`."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCall(Question[Shortage | None]):
+    """May a call of these owners begin? If the answer is None, it is counted until `CallEnded`."""
+
+    ticket: TicketId
+    owners: tuple[OwnerLimits, ...]
+    """The client and its group, as far as they have limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeInput(Question[Shortage | None]):
+    """May a counted call use this many input tokens? If the answer is None, they are taken from its limits."""
+
+    ticket: TicketId
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitNewClient(Question[bool]):
+    """May this anonymous client be known by its own id? Not if its address brought too many new clients this minute."""
+
+    client: ClientId
+    address: str
+    per_minute: float
+
+
+@dataclass(frozen=True, slots=True)
+class FindResponse(Question[WorkerId | None]):
+    """Which worker keeps this response of this client? None if it is not known, or the worker is out of service."""
+
+    response: str
+    client: ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class IsOfAnother(Question[bool]):
+    """Does another client own the response with this id?"""
+
+    response: str
+    client: ClientId
+
+
+AnyQuestion = BeginCall | TakeInput | AdmitNewClient | FindResponse | IsOfAnother
+AnswerValue = Shortage | WorkerId | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question, and the number under which its answer is expected."""
+
+    number: int
+    question: AnyQuestion
+
+
+FrontMessage = FrontEvent | UnreachableWorker | FieldsRefused | CallEnded | ResponseStored | ResponseForgotten | Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds of silence after which a worker is given up; None for never."""
+
+    first_token: float | None = None
+    between_tokens: float | None = None
+    whole: float | None = None
+    """For an answer that is not streamed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Send this request to this worker now."""
+
+    request: RequestId
+    worker: WorkerId
+    cached_tokens: int
+    """Input tokens that the worker's prefix cache is predicted to hold."""
+    timeouts: Timeouts
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCard:
+    """What a front needs to know about one worker."""
+
+    id: WorkerId
+    url: str
+    api_key: str | None = None
+    healthy: bool = False
+    models: frozenset[str] = frozenset()
+    """The names it last listed; kept while it is down, so that a call for them is refused as busy, not as unknown."""
+    parents: Mapping[str, str] | None = None
+    """For each of these names that is an adapter, its base model; None if there are no adapters."""
+    vocabulary: int | None = None
+    """The number of token ids of its model; None if the engine does not report it or checks ids itself."""
+    embeds: bool = False
+    """Whether the engine reports that it computes embeddings only."""
+    context_tokens: int | None = None
+    """The most tokens of prompt and answer together; None if the engine does not report it."""
+    engine: str = ""
+    version: str | None = None
+    refused_fields: Mapping[str, frozenset[str]] | None = None
+    """The fields that it has refused although its version should accept them, by path; None if there are none."""
+    block_tokens: int | None = None
+    """Tokens in a block of its cache while its KV events are followed, else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChanged:
+    """A worker is new or has changed."""
+
+    card: WorkerCard
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRemoved:
+    """A worker is no longer part of the fleet, and no request is in flight there."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a question."""
+
+    number: int
+    answer: AnswerValue
+
+
+SchedulerMessage = Assignment | Reject | WorkerChanged | WorkerRemoved | Answered

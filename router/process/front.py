@@ -1,0 +1,100 @@
+"""One front: accepts client connections, parses calls, sends them to workers and relays the answers."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple
+
+from router.auth.admission import Admission
+from router.auth.identity import ClientDirectory, Identifier
+from router.auth.key_watch import KeyWatch
+from router.channel.client import SchedulerClient
+from router.config.settings import Settings
+from router.core.model.prompt_key import PromptHasher
+from router.front.byte_budget import ByteBudget
+from router.front.gateway import Gateway, Isolation
+from router.front.http.connection_limits import Connections, FrontLimits
+from router.front.relay import RelaySettings
+from router.front.stored.background import BackgroundResponses
+from router.front.stored.calls import ResponseCalls
+from router.kv_events.setup import build_prompt_tokenizer
+from router.kv_events.tokenize import PromptTokenizer
+from router.upstream.connections import WorkerConnections
+
+
+class Front(NamedTuple):
+    """The parts of a front."""
+
+    scheduler_client: SchedulerClient
+    worker_connections: WorkerConnections
+    identifier: Identifier
+    keys: KeyWatch
+    admission: Admission
+    budget: ByteBudget
+    client_connections: Connections
+    background: BackgroundResponses
+    tokenizer: PromptTokenizer
+    gateway: Gateway
+
+    @property
+    def running(self) -> list[AbstractAsyncContextManager[object]]:
+        """The parts that run while their context is entered, in the order in which to enter them."""
+        return [self.keys, self.worker_connections, self.tokenizer, self.background]
+
+
+def build_front(settings: Settings, secret: bytes, clock: Callable[[], float]) -> Front:
+    """Build a front; its `scheduler_client` is to be connected. Raises ConfigError for a file that cannot be read.
+
+    `secret`: keys the prompt hashes; `clock`: returns seconds and never goes backwards.
+    """
+    scheduler_client = SchedulerClient(clock)
+    worker_connections = WorkerConnections(settings.connect_timeout, settings.aliases())
+    scheduler_client.follow_workers(worker_connections)
+    identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
+
+    def use(clients: ClientDirectory) -> None:
+        identifier.directory = clients
+
+    admission = Admission(identifier, scheduler_client)
+    budget = ByteBudget(settings.max_held_bytes)
+    background = BackgroundResponses(scheduler_client, worker_connections)
+    tokenizer = build_prompt_tokenizer(settings, worker_connections, scheduler_client, secret)
+    gateway = Gateway(
+        scheduler_client,
+        worker_connections,
+        admission,
+        PromptHasher(secret),
+        budget,
+        settings.body_limit,
+        RelaySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
+        tokenizer.keys,
+        ResponseCalls(scheduler_client, worker_connections, background, allow_background=settings.background_responses),
+        None if settings.isolate == "none" else Isolation(settings.isolate == "group", secret),
+    )
+    return Front(
+        scheduler_client,
+        worker_connections,
+        identifier,
+        KeyWatch(settings.clients, use),
+        admission,
+        budget,
+        _client_connections(settings, budget),
+        background,
+        tokenizer,
+        gateway,
+    )
+
+
+def _client_connections(settings: Settings, budget: ByteBudget) -> Connections:
+    limits = FrontLimits(
+        head_bytes=settings.header_limit,
+        url_bytes=settings.url_limit,
+        head_seconds=settings.header_timeout,
+        body_seconds=settings.body_timeout,
+        write_seconds=settings.write_timeout,
+        idle_seconds=settings.keep_alive,
+        connections=settings.max_connections,
+        connections_per_address=settings.max_connections_per_address or None,
+        hosts=settings.host_names(),
+    )
+    return Connections(limits, budget)

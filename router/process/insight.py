@@ -1,0 +1,97 @@
+"""What the control plane shows: metrics, reports and explanations, read from the front and the scheduler."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+
+from router.channel.host import Observer
+from router.config.settings import Settings
+from router.core.model.request import WorkerId
+from router.core.scheduler import Scheduler
+from router.process.front import Front
+from router.process.scheduling import SchedulerSide
+from router.telemetry.cache_alarm import CacheAlarm
+from router.telemetry.component_metrics import AdmissionMetrics, EventMetrics, FileMetrics, ResponseMetrics
+from router.telemetry.explain import Explanation, Explanations
+from router.telemetry.exposition import render_metrics
+from router.telemetry.loop_lag import LoopLag
+from router.telemetry.report import (
+    FairnessReport,
+    UsageReport,
+    WorkerReport,
+    fairness_report,
+    usage_report,
+    worker_reports,
+)
+from router.telemetry.request_metrics import ClientLabels, RequestMetrics
+from router.telemetry.state_metrics import StateCollector
+
+
+class RequestRecords:
+    """What is recorded of requests as they pass: metrics, explanations, and an alarm for wrong cache predictions."""
+
+    def __init__(self, policy: str) -> None:
+        self.registry: Final = CollectorRegistry()
+        self.labels: Final = ClientLabels()
+        self.explanations: Final = Explanations(policy)
+
+    def observers(self, scheduler: Scheduler) -> Sequence[Observer]:
+        """Return the observers that record the events of a scheduler."""
+        return [RequestMetrics(self.registry, self.labels), self.explanations, CacheAlarm(scheduler.mirror)]
+
+
+class Insight:
+    """Answers what the control plane asks."""
+
+    def __init__(self, settings: Settings, side: SchedulerSide, front: Front, records: RequestRecords) -> None:
+        self._policy = settings.policy
+        self._side = side
+        self._front = front
+        self._records = records
+        self._state_metrics = StateCollector(records.labels)
+        self.lag: Final = LoopLag()
+        self._register()
+
+    def _register(self) -> None:
+        side, front = self._side, self._front
+        for collector in (
+            self._state_metrics,
+            EventMetrics(side.kv_events.report, front.tokenizer.outcome_counts),
+            self.lag,
+            AdmissionMetrics(front.admission.refusals),
+            front.client_connections,
+            front.budget,
+            FileMetrics({"state": side.state, "journal": side.journal}),
+            ResponseMetrics(side.stored, front.background),
+        ):
+            self._records.registry.register(collector)
+
+    async def report(self) -> FairnessReport:
+        """Return the report of /fairness."""
+        host = self._side.host
+        return await fairness_report(
+            self._policy, host.scheduler, self._side.directory, host.clock(), self._unusable_answers()
+        )
+
+    async def cards(self) -> Mapping[WorkerId, WorkerReport]:
+        """Return the report of each worker."""
+        return await worker_reports(self._side.host.scheduler, self._side.directory, self._unusable_answers())
+
+    async def scrape(self) -> bytes:
+        """Return all metrics as text."""
+        self._state_metrics.report = await self.report()
+        return await render_metrics(self._records.registry)
+
+    def explain(self, request: str) -> Explanation:
+        """Return what is remembered of a request. Raises UnknownRequest."""
+        return self._records.explanations.explain(request, self._side.host.clock(), time.time())
+
+    def usage(self, headers: Mapping[bytes, bytes], address: str | None) -> UsageReport:
+        """Return the usage of the client that calls. Raises InvalidKey."""
+        who = self._front.identifier.identify(headers, None, address)
+        return usage_report(self._side.host.scheduler, who.client, who.weight, who.shared_group, who.group_weight)
+
+    def _unusable_answers(self) -> Mapping[WorkerId, int]:
+        return self._side.workers.poller.unusable_answers()

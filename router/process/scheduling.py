@@ -1,0 +1,208 @@
+"""The scheduler's side: the core and its host, the workers' polling and KV events, journal and state."""
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Final, NamedTuple
+
+from router.channel.host import Observer, SchedulerHost
+from router.config.settings import Settings
+from router.core.clients.queue_limits import WaitingLimits
+from router.core.fleet.health import HealthRules, SilenceRules
+from router.core.fleet.stored_responses import StoredResponse, StoredResponses
+from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
+from router.core.model.cost import LinearCost
+from router.core.model.saved import Piece
+from router.core.policies.context import Parameters
+from router.core.policies.registry import POLICIES
+from router.core.scheduler import Scheduler
+from router.core.scheduler_settings import SchedulerSettings
+from router.core.snapshot import restore, snapshot
+from router.kv_events.setup import KvEvents, build_kv_events
+from router.persistence.journal import Journal, open_journal
+from router.persistence.state_file import StateFile, StateLine, load, new_header, set_aside, usable_pieces
+from router.process.services import SchedulerServices
+from router.upstream.directory import WorkerDirectory
+from router.upstream.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers
+from router.upstream.flag_check import FlagWarnings
+from router.upstream.flag_rules import RouterNeeds
+from router.upstream.poller import Poller
+from router.upstream.worker_registry import WorkerDrain, WorkerRegistry, endpoint_of
+
+
+class SchedulerSide(NamedTuple):
+    """The parts on the scheduler's side of the channel."""
+
+    secret: bytes
+    """Keys the prompt hashes."""
+    host: SchedulerHost
+    directory: WorkerDirectory
+    workers: "WorkerServices"
+    kv_events: KvEvents
+    stored: StoredResponses
+    journal: Journal | None
+    state: StateFile | None
+
+    @property
+    def files(self) -> list[AbstractAsyncContextManager[object]]:
+        """The parts that write files while their context is entered; to be entered first, and left last."""
+        return [file for file in (self.journal, self.state) if file is not None]
+
+    @property
+    def running(self) -> list[AbstractAsyncContextManager[object]]:
+        """The parts that run while their context is entered, in the order in which to enter them."""
+        return [self.kv_events, self.workers.flag_warnings, self.workers.discovery, self.workers.poller]
+
+
+def build_scheduler(
+    settings: Settings, observers: Callable[[Scheduler], Sequence[Observer]], resolve: Resolve
+) -> SchedulerSide:
+    """Build the scheduler's side, with its saved state restored. Raises ConfigError for a file that cannot be used.
+
+    `observers`: returns the observers of a scheduler's events; `resolve`: looks up the addresses of a host name.
+    """
+    now = time.monotonic()
+    secret, scheduler, restored, responses = initial_state(settings, now)
+    journal = _journal(settings, secret, now, restored)
+    first = [] if journal is None else [journal]
+    host = SchedulerHost(scheduler, [*first, *observers(scheduler)], time.monotonic)
+    directory = WorkerDirectory(aliases=settings.aliases(), announce=host.announce)
+    kv_events = build_kv_events(settings, directory, host, secret)
+    workers = _worker_services(settings, directory, host, resolve)
+    host.attach(workers.flag_warnings, workers.registry)
+    stored = StoredResponses(settings.stored_responses)
+    stored.restore(responses)
+    host.set_services(SchedulerServices(host, directory, stored))
+    return SchedulerSide(
+        secret, host, directory, workers, kv_events, stored, journal, _state(settings, secret, host, stored)
+    )
+
+
+def _state(settings: Settings, secret: bytes, host: SchedulerHost, stored: StoredResponses) -> StateFile | None:
+    if settings.state is None:
+        return None
+
+    def pieces() -> Iterator[StateLine]:
+        yield from snapshot(host.scheduler, host.clock())
+        yield from stored.saved()
+
+    return StateFile(settings.state, pieces, partial(new_header, settings.policy, secret), settings.state_interval)
+
+
+def _journal(settings: Settings, secret: bytes, now: float, restored: list[Piece]) -> Journal | None:
+    if settings.journal is None:
+        return None
+    return open_journal(settings.journal, secret, now, settings.without_addresses(), restored)
+
+
+DEBTORS_OF_A_CLIENT: Final = 20
+"""For each client in `client_limit`, clients of which every queue remembers only their debt."""
+
+
+def new_scheduler(settings: Settings) -> Scheduler:
+    """Build a scheduler in its initial state."""
+    core = SchedulerSettings(
+        cost=LinearCost(settings.extend_weight, settings.output_weight),
+        waiting=WaitingLimits(
+            settings.max_queued,
+            settings.queue_ttl,
+            settings.max_queued_bytes,
+            settings.max_queued_per_client or None,
+            settings.max_queued_bytes_per_client or None,
+        ),
+        window=_window(settings),
+        health=_health(settings),
+        prefix_limit=settings.prefix_limit,
+        match_minimum=settings.min_match_tokens,
+        client_limit=settings.client_limit,
+        debtor_limit=DEBTORS_OF_A_CLIENT * settings.client_limit,
+        kv_tokens=settings.kv_tokens_default,
+    )
+    parameters = Parameters(*settings.parameters().values())
+    return Scheduler(POLICIES[settings.policy], core, parameters, random.Random(settings.seed))
+
+
+def _health(settings: Settings) -> HealthRules:
+    return HealthRules(
+        settings.breaker_failures,
+        settings.breaker_cooldown,
+        settings.tries,
+        settings.retry_budget,
+        settings.retry_floor,
+        settings.silence_timeout,
+        SilenceRules(settings.first_token_timeout, settings.token_timeout),
+    )
+
+
+def _window(settings: Settings) -> Window:
+    if settings.window == "off":
+        return NoWindow()
+    kind = LearnedWindow if settings.window == "learned" else FixedWindow
+    return kind(settings.max_inflight, settings.max_unstarted_tokens)
+
+
+class WorkerServices(NamedTuple):
+    """The parts that manage which workers there are."""
+
+    poller: Poller
+    drain: WorkerDrain
+    registry: WorkerRegistry
+    discovery: Discovery
+    flag_warnings: FlagWarnings
+
+
+def _worker_services(
+    settings: Settings, directory: WorkerDirectory, host: SchedulerHost, resolve: Resolve
+) -> WorkerServices:
+    drain = WorkerDrain(host.feed)
+    poller = Poller(directory, drain.feed, settings.poll_interval)
+    runs = host.scheduler.cluster.__contains__
+    worker_registry = WorkerRegistry(directory, poller, drain, runs, lambda worker: endpoint_of(worker, settings))
+    advice = FlagWarnings(directory, RouterNeeds(settings.min_match_tokens, settings.isolate != "none"))
+    return WorkerServices(poller, drain, worker_registry, _discovery(settings, worker_registry, resolve), advice)
+
+
+def _discovery(settings: Settings, worker_registry: WorkerRegistry, resolve: Resolve) -> Discovery:
+    """Register the workers of the settings, and build the discovery of others. Raises ConfigError for a wrong file."""
+    worker_registry.set_source_workers("the settings", settings.worker)
+    sources: list[WorkerSource] = [DnsSource(url, resolve) for url in settings.worker_dns]
+    if settings.workers_file is not None:
+        read_workers(settings.workers_file)  # an error stops the start here; later it would only be logged
+        sources.append(FileSource(settings.workers_file))
+    return Discovery(sources, worker_registry.set_source_workers, settings.discovery_interval)
+
+
+class InitialState(NamedTuple):
+    """The state with which a run of the router begins."""
+
+    secret: bytes
+    """The secret that keys the prompt hashes."""
+    scheduler: Scheduler
+    restored: list[Piece]
+    """The saved state that was restored into the scheduler after a restart."""
+    responses: Sequence[StoredResponse] = ()
+    """The stored responses that were saved with it."""
+
+
+def initial_state(settings: Settings, now: float) -> InitialState:
+    """Build the scheduler and restore its saved state, if there is a usable one.
+
+    Raises ConfigError if the state directory cannot be used.
+    """
+    given = settings.hash_secret
+    secret = None if given is None else given.get_secret_value().encode()
+    scheduler = new_scheduler(settings)
+    found = None if settings.state is None else load(settings.state, settings.state_fresh, time.time())
+    if settings.state is None or found is None:
+        return InitialState(secret or secrets.token_bytes(32), scheduler, [])
+    saved = bytes.fromhex(found.header.hash_secret)
+    pieces = list(usable_pieces(found, settings.policy, saved if secret is None else secret))
+    try:
+        restore(scheduler, pieces, now)
+    except ValueError as error:
+        set_aside(settings.state, error)
+        return InitialState(secret or secrets.token_bytes(32), new_scheduler(settings), [])
+    return InitialState(secret or saved, scheduler, pieces, found.responses)

@@ -1,0 +1,74 @@
+"""What the scheduler's process does for the fronts besides scheduling."""
+
+from collections.abc import Callable
+from typing import assert_never
+
+from router.channel.host import Fact, FrontLink, FrontServices, SchedulerHost
+from router.channel.messages import (
+    AdmitNewClient,
+    AnswerValue,
+    AnyQuestion,
+    BeginCall,
+    CallEnded,
+    FieldsRefused,
+    FindResponse,
+    IsOfAnother,
+    ResponseForgotten,
+    ResponseStored,
+    TakeInput,
+    UnreachableWorker,
+)
+from router.core.clients.rate_limits import RateLimits
+from router.core.fleet.stored_responses import StoredResponse, StoredResponses
+from router.core.model.events import WorkerLeft
+from router.core.model.request import WorkerId
+from router.upstream.directory import WorkerDirectory
+
+
+class SchedulerServices(FrontServices):
+    """Keeps the clients' limits and the stored responses, and takes note of what fronts report about workers."""
+
+    def __init__(self, host: SchedulerHost, directory: WorkerDirectory, stored: StoredResponses) -> None:
+        self.limits = RateLimits()
+        self._host = host
+        self._directory = directory
+        self._stored = stored
+        self._clock: Callable[[], float] = host.clock
+
+    def take(self, front: FrontLink, fact: Fact) -> None:
+        match fact:
+            case CallEnded(ticket, tokens):
+                self.limits.end_call((front, ticket), tokens, self._clock())
+            case UnreachableWorker(worker):
+                # Move the requests that wait for this worker, before each fails to connect too.
+                self._directory.mark_unreachable(worker)
+                self._host.feed(WorkerLeft(worker))
+            case FieldsRefused(worker, path, fields):
+                self._directory.refuse_fields(worker, path, fields)
+            case ResponseStored(response, client, worker):
+                self._stored.remember(StoredResponse(response, client, worker))
+            case ResponseForgotten(response):
+                self._stored.forget(response)
+            case _:
+                assert_never(fact)
+
+    def answer(self, front: FrontLink, question: AnyQuestion) -> AnswerValue:
+        now = self._clock()
+        match question:
+            case BeginCall(ticket, owners):
+                return self.limits.begin_call((front, ticket), owners, now)
+            case TakeInput(ticket, tokens):
+                return self.limits.take_input((front, ticket), tokens, now)
+            case AdmitNewClient(client, address, per_minute):
+                known = client in self._host.scheduler.weights
+                return known or self.limits.admit_new_client(address, per_minute, now)
+            case FindResponse(response, client):
+                return self._in_service(self._stored.worker_of(response, client))
+            case IsOfAnother(response, client):
+                return self._stored.is_of_another(response, client)
+            case _:
+                assert_never(question)
+
+    def _in_service(self, worker: WorkerId | None) -> WorkerId | None:
+        cluster = self._host.scheduler.cluster
+        return worker if worker is not None and worker in cluster and not cluster[worker].left else None

@@ -1,0 +1,132 @@
+"""The workers as one front knows them: a copy of the directory, and the connections to them."""
+
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from router.api.body.edits import AddedFields, Addition
+from router.channel.messages import WorkerCard, WorkerChanged, WorkerRemoved
+from router.core.model.request import RequestId, WorkerId
+from router.errors import NoWorker
+from router.upstream.accepted_fields import AcceptedFields
+from router.upstream.http_client import UNLIMITED, IdleTimeouts, WorkerClient, WorkerResponse
+
+
+@dataclass(slots=True)
+class ConnectedWorker:
+    """One worker and the connections to it."""
+
+    card: WorkerCard
+    fields: AcceptedFields
+    client: WorkerClient
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header with the worker's own key; a client's key is never sent to a worker."""
+        return {} if self.card.api_key is None else {"authorization": f"Bearer {self.card.api_key}"}
+
+
+class WorkerConnections:
+    """All workers by id. Connections are opened when they are needed, and closed when the context is left."""
+
+    def __init__(self, connect_timeout: float, aliases: Mapping[str, str] | None = None) -> None:
+        """`connect_timeout`: seconds within which a worker must accept a connection.
+
+        `aliases`: model names that the router translates, by alias.
+        """
+        self.aliases: Mapping[str, str] = dict(aliases or {})
+        self._connect_timeout = connect_timeout
+        self._workers: dict[WorkerId, ConnectedWorker] = {}
+
+    def __getitem__(self, worker: WorkerId) -> WorkerCard:
+        """Raises KeyError for an unknown worker."""
+        return self._workers[worker].card
+
+    def __iter__(self) -> Iterator[ConnectedWorker]:
+        """Iterate over the workers, in the order in which they were added."""
+        return iter(self._workers.values())
+
+    def apply(self, change: WorkerChanged | WorkerRemoved) -> None:
+        """Add, update or remove a worker. Nothing is in flight at one that is removed."""
+        if isinstance(change, WorkerRemoved):
+            if (gone := self._workers.pop(change.worker, None)) is not None:
+                gone.client.close()
+            return
+        card = change.card
+        fields = AcceptedFields(card.engine, card.version, _fields(card.refused_fields or {}))
+        known = self._workers.get(card.id)
+        if known is None:
+            client = WorkerClient(card.url, self._connect_timeout)
+            self._workers[card.id] = ConnectedWorker(card, fields, client)
+        else:
+            known.card, known.fields = card, fields
+
+    def knows_model(self, model: str) -> bool:
+        """Return whether any worker, healthy or not, lists this model, or no worker has listed any model yet."""
+        known = False
+        for worker in self._workers.values():
+            if model in worker.card.models:
+                return True
+            known = known or bool(worker.card.models)
+        return not known
+
+    def vocabulary(self, model: str) -> int | None:
+        """Return the smallest vocabulary among the workers of a model, in token ids; None if none reports it."""
+        sizes = [worker.card.vocabulary for worker in self if model in worker.card.models]
+        return min([size for size in sizes if size is not None], default=None)
+
+    def block_sizes(self, model: str) -> frozenset[int]:
+        """Return the block sizes, in tokens, of the workers with this model whose KV events are followed."""
+        sizes = [worker.card.block_tokens for worker in self if model in worker.card.models]
+        return frozenset([size for size in sizes if size is not None])
+
+    def any_model(self) -> str:
+        """Return the model for a call that names none: the one with most healthy workers, adapters excluded.
+
+        Raises NoWorker if no worker is healthy.
+        """
+        served = Counter(
+            model
+            for worker in self
+            if worker.card.healthy
+            for model in sorted(worker.card.models - (worker.card.parents or {}).keys())
+        )
+        if not served:
+            raise NoWorker("No worker is alive.", reason="rejected-no-endpoints")
+        return served.most_common(1)[0][0]
+
+    def accepted_fields(self, worker: WorkerId, path: str) -> AddedFields:
+        """Return the fields that the router may add to a call to this path of a worker."""
+        return self._workers[worker].fields[path]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close all idle connections."""
+        for worker in self._workers.values():
+            worker.client.close()
+
+    def forward(
+        self,
+        worker: WorkerId,
+        path: str,
+        body: bytes,
+        request: RequestId,
+        timeouts: IdleTimeouts = UNLIMITED,
+        *,
+        method: str = "POST",
+        content_type: str = "application/json",
+    ) -> Awaitable[WorkerResponse]:
+        """Send a call to a worker and return when its answer begins.
+
+        Raises WorkerUnreachable if there is no answer, and WorkerHung if the worker is silent beyond its timeout.
+        """
+        to = self._workers[worker]
+        headers = {"content-type": content_type, "x-request-id": request, **to.authorization}
+        return to.client.send(method, path, headers, body, timeouts)
+
+
+def _fields(refused: Mapping[str, Iterable[str]]) -> dict[str, AddedFields]:
+    return {path: frozenset(map(Addition, names)) for path, names in refused.items()}
