@@ -58,6 +58,8 @@ class RequestState:
     """When the request began to wait, for its first dispatch or for a retry, in seconds."""
     attempt: Attempt | None = None
     """The present visit to a worker; None while the request waits."""
+    answered: bool = False
+    """Whether the answer has begun, as far as is known, since the request last began to wait for it."""
     charged: Tokens | None = None
     """Tokens charged for earlier attempts; None while the prompt is not charged."""
     failed_workers: tuple[WorkerId, ...] = ()

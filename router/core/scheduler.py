@@ -212,6 +212,7 @@ class Scheduler:
         answer was streamed.
         """
         self._requests[state.request.id] = state
+        state.answered = begun
         self.shares.begin(state.request)
         self.fairness.request_opened(state.request, state.waiting_since, now, begun=begun)
 

@@ -11,7 +11,7 @@ from router.core.clients.last_minute import MINUTE, MinuteSums
 from router.core.clients.service_gap import BoundMeter, GapMeter, Outstanding
 from router.core.clients.shares import Shares
 from router.core.clients.turns import Turns
-from router.core.model.cost import LinearCost, Tokens
+from router.core.model.cost import NOTHING, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, WorkerId
 
 WAITS_KEPT = 256
@@ -125,16 +125,28 @@ class Fairness:
         """Record that a dispatched request ended at its worker."""
         self._bound(worker).remove(request.client, outstanding)
 
-    def add_service(self, request: Request, worker: WorkerId, cost: float, now: float) -> None:
-        """Add service to a request's client, in cost units; negative for a refund."""
+    def add_service(
+        self,
+        request: Request,
+        worker: WorkerId,
+        cost: float,
+        now: float,
+        *,
+        outstanding: Outstanding | None = None,
+        total: Tokens = NOTHING,
+    ) -> None:
+        """Add service to a request's client, in cost units; negative for a refund.
+
+        `outstanding`: what the dispatch was expected to cost, if more than that may have been served by now; `total`:
+        all that the attempt has been served.
+        """
         client, weight = request.client, self._shares.effective_weight(request)
-        self._gaps[None if self._pooled else worker].add_service(client, cost / weight)
+        queue = None if self._pooled else worker
+        self._gaps[queue].add_service(client, cost / weight)
+        if outstanding is not None:
+            self._bounds[queue].record_total(outstanding, total)
         self._recent[client].add(cost, weight, now)
         self.turns.add_service(client, request.id, cost, weight, now)
-
-    def record_total(self, worker: WorkerId, outstanding: Outstanding, tokens: Tokens) -> None:
-        """Record the tokens that a dispatched request has been served so far."""
-        self._bound(worker).record_total(outstanding, tokens)
 
     def worker_left(self, worker: WorkerId) -> None:
         """Drop the gap of a worker that is gone with its last request. Its bound stays, as its clients' deficits do."""
