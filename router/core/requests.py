@@ -6,12 +6,13 @@ made once, at the dispatch, and passed by reference until the attempt ends; no b
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 from typing import Final
 
 from router.core.cache.cache_model import PinnedRun
+from router.core.cache.prefix_map import Lookup
 from router.core.clients.ledger import Bill
 from router.core.clients.service_gap import Outstanding
 from router.core.fleet.health import HealthRules, RetryBudget
@@ -56,6 +57,8 @@ class RequestState:
     request: Request
     waiting_since: float
     """When the request began to wait, for its first dispatch or for a retry, in seconds."""
+    lookup: Lookup = field(init=False, repr=False)
+    """Its size and match."""
     attempt: Attempt | None = None
     """The present visit to a worker; None while the request waits."""
     answered: bool = False
@@ -73,6 +76,9 @@ class RequestState:
     """Output tokens charged for earlier attempts."""
     resumed_output: int = 0
     """Output tokens from which the next worker continues; an answer that is not streamed begins anew."""
+
+    def __post_init__(self) -> None:
+        self.lookup = Lookup(self.request)
 
     def add_charged(self, tokens: Tokens) -> None:
         """Add what an attempt was charged, now that it has ended."""

@@ -85,12 +85,19 @@ class Scheduler:
     ) -> None:
         """`oracle`: replaces the believed matches in simulations, see `PrefixMap`."""
         self.settings = settings
+        self._requests: dict[RequestId, RequestState] = {}
         self.estimates = Estimates(measured_prefixes=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
         self.ledger = Ledger(settings.cached_in_flight)
         self.cluster = Cluster(settings.window, settings.health, settings.departed_limit)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(
-            settings.prefix_limit, self.estimates, settings.match_minimum, settings.kv_tokens, settings.tracking, oracle
+            settings.prefix_limit,
+            self.estimates,
+            settings.match_minimum,
+            settings.kv_tokens,
+            settings.tracking,
+            oracle,
+            self._requests,
         )
         self.mirror = self.prefixes.mirror
         self.blocks = self.prefixes.blocks
@@ -115,7 +122,6 @@ class Scheduler:
             self.membership,
             settings.cost,
         )
-        self._requests: dict[RequestId, RequestState] = {}
         self._queue_limits = QueueLimits(settings.waiting)
         self._retry_queue = RetryQueue(settings.health, settings.waiting.time_to_live)
         """Requests that workers returned; they are dispatched before all queued requests."""
