@@ -57,7 +57,7 @@ class RequestState:
     request: Request
     waiting_since: float
     """When the request began to wait, for its first dispatch or for a retry, in seconds."""
-    lookup: Lookup = field(init=False, repr=False)
+    lookup: Lookup = field(repr=False)
     """Its size and match."""
     attempt: Attempt | None = None
     """The present visit to a worker; None while the request waits."""
@@ -76,9 +76,6 @@ class RequestState:
     """Output tokens charged for earlier attempts."""
     resumed_output: int = 0
     """Output tokens from which the next worker continues; an answer that is not streamed begins anew."""
-
-    def __post_init__(self) -> None:
-        self.lookup = Lookup(self.request)
 
     def add_charged(self, tokens: Tokens) -> None:
         """Add what an attempt was charged, now that it has ended."""

@@ -36,7 +36,7 @@ from random import Random
 from typing import Final
 
 from router.core.attempts import Attempts
-from router.core.cache.prefix_map import Oracle, PrefixMap
+from router.core.cache.prefix_map import Lookup, Oracle, PrefixMap
 from router.core.clients.backlog import Backlog
 from router.core.clients.fairness import Fairness
 from router.core.clients.ledger import Ledger
@@ -208,7 +208,7 @@ class Scheduler:
         if not self.cluster.candidates(request):
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
-            self._open(RequestState(request, now), now, begun=False)
+            self._open(RequestState(request, now, Lookup(request)), now, begun=False)
             self._retry_queue.count_arrival()
             self._newly_queued = True
             self.policy.enqueue(request, now)
@@ -219,8 +219,8 @@ class Scheduler:
         """
         self._requests[state.request.id] = state
         state.answered = begun
-        self.shares.begin(state.request)
-        self.fairness.request_opened(state.request, state.waiting_since, now, begun=begun)
+        weight = self.shares.begin(state.request)
+        self.fairness.request_opened(state.request, weight, state.waiting_since, now, begun=begun)
 
     def _close(self, request: Request, now: float) -> None:
         """Drop a request from the live ones; the last step of its end."""

@@ -77,13 +77,11 @@ class Fairness:
         self._alike = True
         self.turns = Turns()
 
-    def request_opened(self, request: Request, since: float, now: float, *, begun: bool = False) -> None:
-        """Count a request that has waited since `since`.
+    def request_opened(self, request: Request, weight: float, since: float, now: float, *, begun: bool = False) -> None:
+        """Count a request that has waited since `since`, of a client with this effective weight.
 
-        `begun`: its answer began at another worker, from which it came back. Call this after the request was added to
-        its client's `Shares`.
+        `begun`: its answer began at another worker, from which it came back.
         """
-        weight = self._shares.effective_weight(request)
         if begun:
             self.turns.request_resumed(request.client, weight, now)
         else:
