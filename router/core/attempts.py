@@ -122,7 +122,7 @@ class Attempts:
             worker.start(attempt.flight, now, seen=seen)
             if seen:
                 self._mirror.on_first_token(attempt.run, now)
-                self._fairness.request_answered(request, now)
+                self._note_answered(state, now)
                 if state.suspects:
                     self._membership.blame_suspects(state, now)
         if not sent:
@@ -173,7 +173,7 @@ class Attempts:
         if tokens > attempt.bill.tokens.output:
             if attempt.stage is Stage.SENT:
                 self.start(state, now, seen=False)
-                self._fairness.request_answered(request, now)
+                self._note_answered(state, now)
             self._apply_charge(state, attempt, self._ledger.progress(attempt.bill, tokens), now)
 
     def _unseen_output(self, state: RequestState, attempt: Attempt, now: float) -> int:
@@ -200,7 +200,7 @@ class Attempts:
             attempt.worker.on_whole_answer(attempt.flight, usage.output_tokens, now)
         attempt.worker.on_complete_stream(attempt.flight, None if usage is None else usage.output_tokens, now)
         attempt.worker.succeeded(attempt.flight, now)
-        self._fairness.request_answered(state.request, now)
+        self._note_answered(state, now)
         if state.suspects:
             self._membership.blame_suspects(state, now)
         self._settle(state, attempt, usage, now, answers, charge_estimate=False)
@@ -288,6 +288,12 @@ class Attempts:
         if self._prefixes.changed:
             self.report_match_changes()
 
+    def _note_answered(self, state: RequestState, now: float) -> None:
+        """Note that a request's first token arrived or is believed to be computed."""
+        if not state.answered:
+            state.answered = True
+            self._fairness.request_answered(state.request, now)
+
     def report_match_changes(self) -> None:
         """Report to the policy the changed matches that it asked to `watch`.
 
@@ -302,9 +308,9 @@ class Attempts:
         cost, worker = charge.at(self._cost), attempt.worker
         worker.work.charge(charge.before, charge.after)
         worker.serve(attempt.flight, cost, charge.after.output - charge.before.output)
-        self._fairness.add_service(state.request, charge.worker, cost, now)
-        unreported = charge.after.output - charge.before.output if state.request.streamed else 0
-        self._fairness.record_total(charge.worker, attempt.outstanding, charge.after, unreported)
+        self._fairness.add_service(
+            state.request, charge.worker, cost, now, outstanding=attempt.outstanding, charge=charge
+        )
 
 
 def _cap_cached(request: Request, attempt: Attempt, usage: Usage) -> Usage:

@@ -6,12 +6,13 @@ made once, at the dispatch, and passed by reference until the attempt ends; no b
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 from typing import Final
 
 from router.core.cache.cache_model import PinnedRun
+from router.core.cache.prefix_map import Lookup
 from router.core.clients.ledger import Bill
 from router.core.clients.service_gap import Outstanding
 from router.core.fleet.health import HealthRules, RetryBudget
@@ -56,8 +57,12 @@ class RequestState:
     request: Request
     waiting_since: float
     """When the request began to wait, for its first dispatch or for a retry, in seconds."""
+    lookup: Lookup = field(repr=False)
+    """Its size and match."""
     attempt: Attempt | None = None
     """The present visit to a worker; None while the request waits."""
+    answered: bool = False
+    """Whether the answer has begun, as far as is known, since the request last began to wait for it."""
     charged: Tokens | None = None
     """Tokens charged for earlier attempts; None while the prompt is not charged."""
     failed_workers: tuple[WorkerId, ...] = ()

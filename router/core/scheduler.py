@@ -36,7 +36,7 @@ from random import Random
 from typing import Final
 
 from router.core.attempts import Attempts
-from router.core.cache.prefix_map import Oracle, PrefixMap
+from router.core.cache.prefix_map import Lookup, Oracle, PrefixMap
 from router.core.clients.backlog import Backlog
 from router.core.clients.fairness import Fairness
 from router.core.clients.ledger import Ledger
@@ -85,13 +85,20 @@ class Scheduler:
     ) -> None:
         """`oracle`: replaces the believed matches in simulations, see `PrefixMap`."""
         self.settings = settings
+        self._requests: dict[RequestId, RequestState] = {}
         self.estimates = Estimates(measured_prefixes=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
         self.ledger = Ledger(settings.cached_in_flight)
         outputs = self.estimates.outputs
         self.cluster = Cluster(settings.window, settings.health, settings.departed_limit, outputs)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(
-            settings.prefix_limit, self.estimates, settings.match_minimum, settings.kv_tokens, settings.tracking, oracle
+            settings.prefix_limit,
+            self.estimates,
+            settings.match_minimum,
+            settings.kv_tokens,
+            settings.tracking,
+            oracle,
+            self._requests,
         )
         self.mirror = self.prefixes.mirror
         self.blocks = self.prefixes.blocks
@@ -116,7 +123,6 @@ class Scheduler:
             self.membership,
             settings.cost,
         )
-        self._requests: dict[RequestId, RequestState] = {}
         self._queue_limits = QueueLimits(settings.waiting)
         self._retry_queue = RetryQueue(settings.health, settings.waiting.time_to_live)
         """Requests that workers returned; they are dispatched before all queued requests."""
@@ -203,7 +209,7 @@ class Scheduler:
         if not self.cluster.candidates(request):
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
-            self._open(RequestState(request, now), now, begun=False)
+            self._open(RequestState(request, now, Lookup(request)), now, begun=False)
             self._retry_queue.count_arrival()
             self._newly_queued = True
             self.policy.enqueue(request, now)
@@ -213,8 +219,9 @@ class Scheduler:
         answer was streamed.
         """
         self._requests[state.request.id] = state
-        self.shares.begin(state.request)
-        self.fairness.request_opened(state.request, state.waiting_since, now, begun=begun)
+        state.answered = begun
+        weight = self.shares.begin(state.request)
+        self.fairness.request_opened(state.request, weight, state.waiting_since, now, begun=begun)
 
     def _close(self, request: Request, now: float) -> None:
         """Drop a request from the live ones; the last step of its end."""

@@ -354,7 +354,14 @@ class Fleet(RuleBasedStateMachine):
         assert scheduler.waiting == len(self.waiting) + len(self.back)
         assert scheduler.live == len(self.waiting) + len(self.back) + len(self.running)
         assert scheduler.attempts.keys() == self.running.keys()
-        assert {attempt.bill for attempt in scheduler.attempts.values()} == set(scheduler.ledger.bills)
+        attempts = scheduler.attempts.values()
+        assert {attempt.bill for attempt in attempts} == set(scheduler.ledger.bills)
+        assert {attempt.run for attempt in attempts} == {
+            run for cache in scheduler.mirror.caches.values() for run in cache.runs
+        }
+        assert {attempt.flight for attempt in attempts} == {
+            flight for state in scheduler.cluster for flight in state.running
+        }
         reserved = [bill.request for bill in scheduler.ledger.bills if not bill.started]
         unstarted = {request: it for request, it in self.running.items() if not it.started}
         assert len(reserved) == len(set(reserved))

@@ -115,10 +115,10 @@ class CacheMirror:
         """
         state = self._caches[worker]
         state.model = request.model
-        reads = self.reads_cache(request, worker)
+        reads, excludes = self.reads_cache(request, worker), self._excludes_prefilling(request, state)
         holding = self._tree.holding(worker)
         run = PinnedRun(request, worker, state, holding, now, matched, prompt_tokens, reads=reads)
-        if self._excludes_prefilling(request, state):
+        if excludes:
             self._join_batch(run, now, starts_at)
         if reads:
             state.predicted_tokens += run.predicted_tokens

@@ -12,7 +12,8 @@ losses, because a worker that holds a chunk holds those before it.)
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from struct import iter_unpack
-from typing import Final
+from types import MappingProxyType
+from typing import Protocol
 
 from router.core.cache.cache_mirror import CacheMirror
 from router.core.cache.engine_rules import TRACK_ALL, Tracking, whole_blocks
@@ -26,21 +27,30 @@ from router.core.predict.token_estimates import Estimates
 Oracle = Callable[[Request], Mapping[WorkerId, int]]
 """Replaces `PrefixMap.match` in simulations."""
 
-LOOKUPS_KEPT: Final = 64
-"""Requests whose size and match are kept while nothing changes."""
-
 _serial = attrgetter("serial")
 
 
 class Lookup:
-    """A request's size and, once it was asked for, its match."""
+    """A request's size and match, each kept while nothing changes on which it rests. A live request carries its own."""
 
-    __slots__ = ("match", "request", "size")
+    __slots__ = ("match", "match_version", "request", "size", "size_version")
 
-    def __init__(self, request: Request, size: int) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
-        self.size = size
-        self.match: Mapping[WorkerId, int] | None = None
+        self.size = 0
+        self.size_version = -1
+        """The version of the estimates from which the size was computed; -1 before that."""
+        self.match: Mapping[WorkerId, int] = {}
+        self.match_version = -1
+        """The same for the match, as the sum of all that is counted of changes on which it rests."""
+
+
+class LiveRequest(Protocol):
+    """A request that has arrived and not ended."""
+
+    @property
+    def lookup(self) -> Lookup:
+        """What was last looked up of it."""
 
 
 class PrefixMap:
@@ -54,6 +64,7 @@ class PrefixMap:
         capacity: int = 400_000,
         tracking: Tracking = TRACK_ALL,
         oracle: Oracle | None = None,
+        live: Mapping[RequestId, LiveRequest] = MappingProxyType({}),
     ) -> None:
         """`limit`: chunks in the tree.
 
@@ -63,6 +74,8 @@ class PrefixMap:
         `capacity`: tokens assumed of a worker's cache before the worker reports it.
 
         `oracle`: in simulations, the true matches, used instead of the believed ones.
+
+        `live`: the live requests, each with what was last looked up of it. Of other requests nothing is kept.
         """
         self.tree = PrefixTree(limit, self._on_lost, self._on_gained)
         self.mirror = CacheMirror(self.tree, estimates, capacity, tracking)
@@ -75,12 +88,9 @@ class PrefixMap:
         self._match_minimum = match_minimum
         self._min_match_tokens = max(1, match_minimum)
         """Shortest match that counts, at least 1 token."""
-        self._lookups: dict[RequestId, Lookup] = {}
-        """Lookups since anything last changed: one decision asks several times about the same requests."""
-        self._lookups_version = 0
-        """The sum of all change counters for which the lookups hold."""
-        # An oracle does not report when its answers change, so no more than the lookup in use is kept.
-        self._max_lookups = LOOKUPS_KEPT if oracle is None else 1
+        self._live = live
+        self._latest: Lookup | None = None
+        """The lookup in use. An oracle does not report when its answers change, so only this one is kept then."""
         self._watches: dict[RequestId, tuple[MatchWatch, ...]] = {}
         """For each watched request, one watch per prompt."""
         self._index = WatchIndex()
@@ -102,13 +112,16 @@ class PrefixMap:
     def size_and_match(self, request: Request) -> tuple[int, Mapping[WorkerId, int]]:
         """Return a request's `input_tokens` and its `match`."""
         lookup = self._lookup(request)
-        match = lookup.match
-        if match is None:
+        size = self._size(lookup)
+        version = self.tree.changes + self.mirror.changes + self._estimates.version
+        if request.blocks:
+            version += self.blocks.changes
+        if lookup.match_version != version:
             match = self._match_in_tokens(request, self.tree) if self._oracle is None else self._oracle(request)
             if request.blocks and (exact := self.blocks.match(request)):
-                match = self._merge(match, exact, lookup.size)
-            lookup.match = match = self._only_readable(request, match)
-        return lookup.size, match
+                match = self._merge(match, exact, size)
+            lookup.match, lookup.match_version = self._only_readable(request, match), version
+        return size, lookup.match
 
     def _only_readable(self, request: Request, match: Mapping[WorkerId, int]) -> Mapping[WorkerId, int]:
         """Leave out the workers that would compute the request's prompts in full, whatever they hold."""
@@ -148,20 +161,25 @@ class PrefixMap:
 
     def input_tokens(self, request: Request) -> int:
         """Return the size of a request's input: exact if its tokens are known, else estimated."""
-        return self._lookup(request).size
+        return self._size(self._lookup(request))
 
     def _lookup(self, request: Request) -> Lookup:
-        version = self.tree.changes + self.mirror.changes + self._estimates.version + self.blocks.changes
-        if version != self._lookups_version:
-            self._lookups.clear()
-            self._lookups_version = version
-        lookup = self._lookups.get(request.id)
-        if lookup is None or lookup.request is not request:
-            if len(self._lookups) >= self._max_lookups:
-                self._lookups.clear()
-            known = sum([key.tokens for key in request.blocks]) if request.blocks else 0
-            lookup = self._lookups[request.id] = Lookup(request, known or self._estimates.input_tokens(request))
+        """Return what is kept of a request; it may be out of date."""
+        live = self._live.get(request.id)
+        lookup = Lookup(request) if live is None or live.lookup.request is not request else live.lookup
+        if self._oracle is not None and lookup is not self._latest:
+            lookup.match_version = -1
+            self._latest = lookup
         return lookup
+
+    def _size(self, lookup: Lookup) -> int:
+        version = self._estimates.version
+        if lookup.size_version != version:
+            request = lookup.request
+            known = sum([key.tokens for key in request.blocks]) if request.blocks else 0
+            lookup.size = known or self._estimates.input_tokens(request)
+            lookup.size_version = version
+        return lookup.size
 
     def _match_in_tokens(self, request: Request, tree: PrefixTree) -> dict[WorkerId, int]:
         found: dict[WorkerId, int] = {}

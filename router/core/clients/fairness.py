@@ -11,7 +11,7 @@ from router.core.clients.last_minute import MINUTE, MinuteSums
 from router.core.clients.service_gap import BoundMeter, GapMeter, Outstanding
 from router.core.clients.shares import Shares
 from router.core.clients.turns import Turns
-from router.core.model.cost import LinearCost, Tokens
+from router.core.model.cost import Charge, LinearCost
 from router.core.model.request import ClientId, Request, WorkerId
 
 WAITS_KEPT = 256
@@ -77,13 +77,11 @@ class Fairness:
         self._alike = True
         self.turns = Turns()
 
-    def request_opened(self, request: Request, since: float, now: float, *, begun: bool = False) -> None:
-        """Count a request that has waited since `since`.
+    def request_opened(self, request: Request, weight: float, since: float, now: float, *, begun: bool = False) -> None:
+        """Count a request that has waited since `since`, of a client with this effective weight.
 
-        `begun`: its answer began at another worker, from which it came back. Call this after the request was added to
-        its client's `Shares`.
+        `begun`: its answer began at another worker, from which it came back.
         """
-        weight = self._shares.effective_weight(request)
         if begun:
             self.turns.request_resumed(request.client, weight, now)
         else:
@@ -125,19 +123,29 @@ class Fairness:
         """Record that a dispatched request ended at its worker."""
         self._bound(worker).remove(request.client, outstanding)
 
-    def add_service(self, request: Request, worker: WorkerId, cost: float, now: float) -> None:
-        """Add service to a request's client, in cost units; negative for a refund."""
+    def add_service(
+        self,
+        request: Request,
+        worker: WorkerId,
+        cost: float,
+        now: float,
+        *,
+        outstanding: Outstanding | None = None,
+        charge: Charge | None = None,
+    ) -> None:
+        """Add service to a request's client, in cost units; negative for a refund.
+
+        `outstanding` and `charge`: what the dispatch was expected to cost, and the change of its bill that this service
+        is; None if it was reserved at the dispatch.
+        """
         client, weight = request.client, self._shares.effective_weight(request)
-        self._gaps[None if self._pooled else worker].add_service(client, cost / weight)
+        queue = None if self._pooled else worker
+        self._gaps[queue].add_service(client, cost / weight)
+        if outstanding is not None and charge is not None:
+            unreported = charge.after.output - charge.before.output if request.streamed else 0
+            self._bounds[queue].record_total(outstanding, charge.after, unreported)
         self._recent[client].add(cost, weight, now)
         self.turns.add_service(client, request.id, cost, weight, now)
-
-    def record_total(self, worker: WorkerId, outstanding: Outstanding, tokens: Tokens, unreported: int) -> None:
-        """Record the tokens that a dispatched request has been served so far.
-
-        `unreported`: output tokens of a stream that the scheduler did not know of until now.
-        """
-        self._bound(worker).record_total(outstanding, tokens, unreported)
 
     def worker_left(self, worker: WorkerId) -> None:
         """Drop the gap of a worker that is gone with its last request. Its bound stays, as its clients' deficits do."""

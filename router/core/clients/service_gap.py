@@ -128,7 +128,10 @@ class BoundMeter:
             largest.requests = max(largest.requests, total.requests)
 
     def record_total(self, request: Outstanding, tokens: Tokens, unreported: int) -> None:
-        """Record the tokens that a request has been served so far. `unreported`: as in `Fairness.record_total`."""
+        """Record the tokens that a request has been served so far.
+
+        `unreported`: output tokens of a stream that the scheduler did not know of until now.
+        """
         cost = self._cost
         self._unreported = max(self._unreported, unreported)
         believed = cost.extend * (request.cached + request.extend) + cost.output * request.expected_output

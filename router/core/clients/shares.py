@@ -45,9 +45,9 @@ class Shares:
         self._members: dict[ClientId, Member] = {}
         self._groups: dict[GroupId, Group] = {}
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: Request) -> float:
         """Count one more request of a client, waiting or in flight, and take its weight, group and group weight from
-        the request.
+        the request. Returns the client's effective weight.
         """
         member = self._members.get(request.client)
         if member is None:
@@ -61,6 +61,7 @@ class Shares:
         if request.group is not None and self._groups[request.group].weight != request.group_weight:
             self._groups[request.group].weight = request.group_weight
             self._rescale(self._groups[request.group])
+        return self.effective_weight(request)
 
     def end(self, client: ClientId) -> None:
         """Count one request of the client less."""

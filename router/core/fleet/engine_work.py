@@ -60,9 +60,11 @@ class EngineWork:
 
     def charge(self, before: Tokens, after: Tokens) -> None:
         """Apply a change to a client's bill for service at this worker."""
-        had, has = before, after
-        self.charged = self.charged.plus(
-            Tokens(has.extend - had.extend, has.cached - had.cached, has.output - had.output)
+        charged, had, has = self.charged, before, after
+        self.charged = Tokens(
+            charged.extend + has.extend - had.extend,
+            charged.cached + has.cached - had.cached,
+            charged.output + has.output - had.output,
         )
 
     def on_report(self, report: WorkReport | None, unstarted: int = 0, now: float = 0.0, *, alone: bool = True) -> None:

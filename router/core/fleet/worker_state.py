@@ -337,9 +337,9 @@ class WorkerState:
     def _refresh_load(self) -> None:
         """Recompute the load, the room and the deadline."""
         in_flight, window = self._in_flight, self.window
-        unstarted, next_guess = len(in_flight.waiting), in_flight.next_guess
+        unstarted, next_guess, head_tokens = len(in_flight.waiting), in_flight.next_guess, in_flight.head_tokens
         ahead, low_at = (
-            self._prefill_left()
+            self._prefill_left(head_tokens)
             if unstarted and not self.service_rate.last_start_delayed
             else (in_flight.unstarted_tokens, inf)
         )
@@ -372,13 +372,13 @@ class WorkerState:
             SILENCE_PREFILLS * self.service_rate.prefill_seconds(self._in_flight.unstarted_tokens),
         )
 
-    def _prefill_left(self) -> tuple[float, float]:
+    def _prefill_left(self, first: int) -> tuple[float, float]:
         """Return the unstarted tokens left to compute, and when no more are left than the window's `low_tokens`.
 
-        Only the first request counts as being computed. The time is infinite if only a start can bring it about.
+        `first`: those of the first unstarted request. Only that one counts as being computed. The time is infinite if
+        only a start can bring it about.
         """
         in_flight, service_rate = self._in_flight, self.service_rate
-        first = in_flight.head_tokens
         done = (self._now - in_flight.head_since) / service_rate.prefill_seconds(EARLY_PREFILL_SHARE)
         ahead = in_flight.unstarted_tokens - min(done, first)
         excess = in_flight.unstarted_tokens - self.window.low_tokens

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.cache.match_watch import MatchWatch
-from router.core.cache.prefix_map import PrefixMap
+from router.core.cache.prefix_map import Lookup, PrefixMap
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.predict.token_estimates import Estimates
 from tests.core.scenario import CHUNK_TOKENS, MODEL, key
@@ -235,6 +235,51 @@ def test_learning_does_not_change_watched_matches() -> None:
     estimates.learn(watched, Usage(4 * 128, 1))
     assert watch(held, watched, W1) == before
     assert held.match(watched)[W1] > tokens
+
+
+class Carrier:
+    """A live request."""
+
+    def __init__(self, request: Request) -> None:
+        self.lookup = Lookup(request)
+
+
+def test_a_live_request_keeps_its_match_until_something_changes() -> None:
+    """Its match is found once, and again after a change of the tree; of another request nothing is kept."""
+    live, other = request("doc!"), request("dots", number=2)
+    held = PrefixMap(100, Estimates(), 0, live={live.id: Carrier(live)})
+    held.insert(MODEL, [key("doc?")], W1, 0.0)
+    first = held.match(live)
+    assert held.match(other) is not held.match(other)
+    assert held.match(live) is first
+    held.insert(MODEL, [key("doc?")], W2, 0.0)
+    assert held.match(live) == {W1: 3 * CHUNK_TOKENS, W2: 3 * CHUNK_TOKENS}
+
+
+def test_a_live_request_keeps_its_size_until_something_is_learned() -> None:
+    """A change of the tree alone does not measure its prompt again."""
+    live = Request(RequestId("r1"), ClientId("ada"), MODEL, (key("doc!", exact=False),))
+    carrier, estimates = Carrier(live), Estimates()
+    held = PrefixMap(100, estimates, 0, live={live.id: carrier})
+    size, version = held.input_tokens(live), carrier.lookup.size_version
+    held.insert(MODEL, [key("doc!", exact=False)], W1, 0.0)
+    assert (held.input_tokens(live), carrier.lookup.size_version) == (size, version)
+    estimates.learn(live, Usage(4 * size, 1))
+    assert held.input_tokens(live) > size
+
+
+def test_an_oracle_is_asked_anew_once_another_request_was_looked_up() -> None:
+    """It does not report when its answers change."""
+    live, asked = [request("doc!", number=number) for number in (1, 2)], list[RequestId]()
+
+    def oracle(request: Request) -> dict[WorkerId, int]:
+        asked.append(request.id)
+        return {}
+
+    held = PrefixMap(100, Estimates(), 0, oracle=oracle, live={each.id: Carrier(each) for each in live})
+    for each in (live[0], live[0], live[1], live[0]):
+        held.match(each)
+    assert asked == ["r1", "r2", "r1"]
 
 
 def test_evicted_and_dropped_prefixes_match_no_more() -> None:

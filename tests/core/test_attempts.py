@@ -1,0 +1,59 @@
+"""One record per attempt: what each book keeps of a request's visit to a worker."""
+
+import pytest
+
+from router.core.fleet.window import FixedWindow
+from router.core.model.events import Fault, Returned
+from router.core.model.request import RequestId
+from router.core.requests import Attempt
+from router.core.scheduler_settings import SchedulerSettings
+from tests.core.scenario import Scene
+
+POLICIES = ("dlpm_home", "d2lpm", "rr+fcfs")
+TWO_AT_A_TIME = SchedulerSettings(window=FixedWindow(requests=2))
+
+
+def scene(policy: str = "rr+fcfs") -> Scene:
+    return Scene(policy, workers=("w1", "w2"), settings=TWO_AT_A_TIME)
+
+
+def give_back(talk: Scene, request: RequestId, fault: Fault = Fault.ERROR) -> Attempt:
+    """Let the worker return a request; returns the attempt that this ends."""
+    ended = talk.scheduler.attempts[request]
+    talk.feed(Returned(request, accepted=True, fault=fault))
+    return ended
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_retry_is_a_second_attempt(policy: str) -> None:
+    """It shares no record with the first one, and is at another worker."""
+    talk = scene(policy)
+    request = talk.arrive("ada", "document")
+    first = give_back(talk, request)
+    second = talk.scheduler.attempts[request]
+    assert second.worker is not first.worker
+    for mine, theirs in zip(
+        (second.bill, second.run, second.flight), (first.bill, first.run, first.flight), strict=True
+    ):
+        assert mine is not theirs
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_ended_attempt_is_in_no_book(policy: str) -> None:
+    """Neither its bill, nor what it pinned, nor its share of the load is left, although its request goes on."""
+    talk = scene(policy)
+    first = give_back(talk, talk.arrive("ada", "document"))
+    assert first.bill not in list(talk.scheduler.ledger.bills)
+    assert first.run not in first.run.cache.runs
+    assert first.flight not in first.worker.running
+
+
+def test_a_request_without_a_worker_has_no_attempt() -> None:
+    """It has none before its dispatch, while it waits for a retry, and after its end."""
+    talk = scene()
+    *busy, waiting = [talk.arrive("ada", letter * 3) for letter in "abcde"]
+    assert waiting not in talk.scheduler.attempts
+    give_back(talk, busy[0])  # the other worker is full
+    assert talk.scheduler.attempts.keys() == {*busy[1:], waiting}
+    talk.serve(busy[1])
+    assert busy[1] not in talk.scheduler.attempts
