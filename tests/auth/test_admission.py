@@ -73,7 +73,7 @@ def team(**limits: float) -> ClientGroup:
 
 
 async def test_in_flight_is_counted_from_admission_to_the_end() -> None:
-    """Beyond the limit a call is refused with its reason; one that ends, however it does, makes room."""
+    """A call beyond the limit is refused with a reason, and a call that ends, also by an error, makes room."""
     door, ann = Door(), client(limits=ClientLimits(in_flight=1))
     with suppress(ZeroDivisionError):
         async with door.admitted(ann):
@@ -86,7 +86,7 @@ async def test_in_flight_is_counted_from_admission_to_the_end() -> None:
 
 
 async def test_requests_per_minute_are_limited_and_the_refusal_says_when_to_retry() -> None:
-    """A minute's worth at once, then at the steady rate; `retry_after` is the time after which a call is let in."""
+    """A minute's worth of calls is admitted at once, later ones at a steady rate, as `retry_after` says."""
     door, ann = Door(), client(limits=ClientLimits(requests_per_minute=6))
     assert [await door.call(ann) for _ in range(6)] == [None] * 6
     refused = await door.call(ann)
@@ -100,7 +100,7 @@ async def test_requests_per_minute_are_limited_and_the_refusal_says_when_to_retr
 
 
 async def test_tokens_per_minute_count_the_tokens_used() -> None:
-    """The estimate is charged at first and corrected at the end; an overdraft must refill before the next call."""
+    """A call is charged its estimate, corrected at its end; after an overdraft the bucket must refill first."""
     door, ann = Door(), client(limits=ClientLimits(tokens_per_minute=600))
     assert await door.call(ann, 500, used=50) is None
     assert await door.call(ann, 500, used=1100) is None
@@ -113,7 +113,7 @@ async def test_tokens_per_minute_count_the_tokens_used() -> None:
 
 
 async def test_a_call_larger_than_the_limit_is_admitted_when_the_bucket_is_full() -> None:
-    """Else it would never go."""
+    """A call larger than the bucket is admitted by a full bucket, because no bucket could ever hold enough for it."""
     door, ann = Door(), client(limits=ClientLimits(tokens_per_minute=100))
     assert await door.call(ann, 1000) is None
     assert await door.call(ann, 1) is not None
@@ -123,7 +123,7 @@ async def test_a_call_larger_than_the_limit_is_admitted_when_the_bucket_is_full(
 
 @pytest.mark.parametrize("limits", [{"in_flight": 1}, {"requests_per_minute": 1}, {"tokens_per_minute": 10}])
 async def test_a_groups_limit_is_for_all_of_its_members(limits: dict[str, float]) -> None:
-    """Another key of the same group finds it used up, a client of no group does not; nothing is taken by a refusal."""
+    """A group's limit is used up for all its members and for nobody else, and a refused call uses up no limit."""
     door, group = Door(), team(**limits)
     ann, bob = client("ann", group=group), client("bob", ClientLimits(requests_per_minute=1), group)
     async with door.admitted(ann, 10):
@@ -136,7 +136,7 @@ async def test_a_groups_limit_is_for_all_of_its_members(limits: dict[str, float]
 
 
 async def test_a_model_that_the_client_may_not_call_is_refused() -> None:
-    """With 403, whatever else is allowed."""
+    """A call to a model outside the client's list is refused with 403."""
     door = Door()
     identity = Identity(ClientId("ann"), models=frozenset({"other"}))
     with pytest.raises(ModelNotAllowed):
@@ -144,7 +144,7 @@ async def test_a_model_that_the_client_may_not_call_is_refused() -> None:
 
 
 async def test_new_limits_count_at_once_and_forget_nothing_in_flight() -> None:
-    """The limits change after a reload of the clients file."""
+    """After a reload of the clients file, new limits apply to the calls that are already in flight."""
     door = Door()
     async with door.admitted(client(limits=ClientLimits(in_flight=5))):
         assert await door.call(client(limits=ClientLimits(in_flight=1))) is not None
@@ -152,7 +152,7 @@ async def test_new_limits_count_at_once_and_forget_nothing_in_flight() -> None:
 
 
 async def test_new_names_beyond_the_cap_are_identified_by_their_address() -> None:
-    """So many new ones a minute from each address; who is known keeps its name, and a minute later others may come."""
+    """Each address may introduce a number of new names per minute, and names that are known already stay valid."""
     door = Door(ClientDirectory(anonymous=AnonymousPolicy(new_per_minute=2)))
     names = [await door.name(f"u{number}", "10.0.0.1") for number in range(4)]
     assert names == ["user-u0", "user-u1", "address-10.0.0.1", "address-10.0.0.1"]
@@ -178,7 +178,7 @@ steps = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=30)
 
 @given(st.floats(1, 1000), steps)
 def test_a_bucket_gives_no_more_than_its_rate_and_one_minute(size: float, steps: list[tuple[float, float]]) -> None:
-    """Whenever it is asked: what was had never exceeds one minute's worth and what came in since."""
+    """What a bucket has given never exceeds one minute's worth plus what flowed in since it was created."""
     bucket, now, had = Bucket(size, 0.0), 0.0, 0.0
     for pause, amount in steps:
         now += pause

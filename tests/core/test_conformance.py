@@ -138,7 +138,7 @@ class Fleet(RuleBasedStateMachine):
         self.running: dict[RequestId, Running] = {}
         self.back: dict[RequestId, Running] = {}
         """What came back from a worker, as it was there."""
-        self.ended: list[RequestId] = [RequestId("never heard of")]
+        self.ended: list[RequestId] = [RequestId("unknown")]
         self.workers: dict[WorkerId, Worker] = {}
         self.history: list[tuple[Event, float, list[Command]]] = []
 
@@ -442,37 +442,37 @@ def test_every_request_ends_once_and_leaves_nothing(policy: str) -> None:
 @pytest.mark.parametrize("policy", NAMES)
 def test_declared_locality_is_seen(policy: str) -> None:
     """One after the other on an idle fleet, requests with a shared prefix stay at one worker exactly if so declared."""
-    talk = Scene(policy, workers=WORKERS)
+    scene = Scene(policy, workers=WORKERS)
     for letter in "abcdef":
-        talk.serve(talk.arrive("ada", "document" + letter))
-    homes = {talk.worker_of(request) for request in talk.order}
-    assert (len(homes) == 1) == talk.scheduler.policy.properties.locality
+        scene.serve(scene.arrive("ada", "document" + letter))
+    homes = {scene.worker_of(request) for request in scene.order}
+    assert (len(homes) == 1) == scene.scheduler.policy.properties.locality
 
 
 @pytest.mark.parametrize("policy", NAMES)
 def test_declared_work_conservation_is_seen(policy: str) -> None:
     """A worker that joins takes requests that wait for another, without a prefix there, exactly if so declared."""
-    talk = Scene(policy, RpmParameters(limit=1), workers=WORKERS[:1], settings=ONE_AT_A_TIME)
+    scene = Scene(policy, RpmParameters(limit=1), workers=WORKERS[:1], settings=ONE_AT_A_TIME)
     for letter in "abc":
-        talk.arrive("ada", letter)
-    talk.join("w2")
-    assert (len(talk.order) == 2) == talk.scheduler.policy.properties.work_conserving
+        scene.arrive("ada", letter)
+    scene.join("w2")
+    assert (len(scene.order) == 2) == scene.scheduler.policy.properties.work_conserving
 
 
 def history(policy: str) -> str:
     """The commands of a long fixed history."""
-    talk = Scene(policy, DlpmParameters(200.0), D2lpmParameters(500.0), workers=WORKERS, settings=TIGHT)
+    scene = Scene(policy, DlpmParameters(200.0), D2lpmParameters(500.0), workers=WORKERS, settings=TIGHT)
     random = Random(7)
     for step in range(120):
         client = random.choice(["ada", "bob", "cyd", "dee"])
-        talk.arrive(client, random.choice("xyz") * random.randint(1, 9) + client[0])
-        if running := list(talk.scheduler.attempts):
-            talk.serve(random.choice(running), step % 9)
+        scene.arrive(client, random.choice("xyz") * random.randint(1, 9) + client[0])
+        if running := list(scene.scheduler.attempts):
+            scene.serve(random.choice(running), step % 9)
         if step % 60 == 50:
-            talk.leave(random.choice(WORKERS))
+            scene.leave(random.choice(WORKERS))
         elif step % 60 == 55:
-            talk.join(random.choice(WORKERS))
-    return repr((list(talk.dispatched.values()), talk.refusals))
+            scene.join(random.choice(WORKERS))
+    return repr((list(scene.dispatched.values()), scene.refusals))
 
 
 def test_commands_do_not_depend_on_the_order_of_sets() -> None:

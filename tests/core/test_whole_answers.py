@@ -22,266 +22,266 @@ PREFILL = SIZE * 1e-4
 """In seconds, as it is taken to be before any was seen."""
 
 
-def scene(*, streams: bool = True, settings: SchedulerSettings | None = None) -> Scene:
+def new_scene(*, streams: bool = True, settings: SchedulerSettings | None = None) -> Scene:
     """One worker; if `streams`, with a stream that has shown its decode rate for ten seconds and goes on."""
-    talk = Scene("rr+dlpm", DlpmParameters(), settings=settings)
+    scene = Scene("rr+dlpm", DlpmParameters(), settings=settings)
     if streams:
-        stream = talk.arrive("bob", "a stream", limit=10_000)
-        talk.start(stream)
-        run(talk, 10.0)
-    return talk
+        stream = scene.arrive("bob", "a stream", limit=10_000)
+        scene.start(stream)
+        run(scene, 10.0)
+    return scene
 
 
-def run(talk: Scene, seconds: float, other: RequestId | None = None) -> None:
+def run(scene: Scene, seconds: float, other: RequestId | None = None) -> None:
     """Let time pass in which the first stream, if there is one, and the `other` one gain their tokens."""
     for _ in range(round(seconds * 10)):
-        talk.wait(0.1)
+        scene.wait(0.1)
         if other is not None:
-            talk.progress(other, talk.scheduler.attempts[other].bill.tokens.output + round(RATE / 10))
-        if "bob1" in talk.requests:
-            talk.progress(RequestId("bob1"), 1 + round(talk.now * RATE))
+            scene.progress(other, scene.scheduler.attempts[other].bill.tokens.output + round(RATE / 10))
+        if "bob1" in scene.requests:
+            scene.progress(RequestId("bob1"), 1 + round(scene.now * RATE))
 
 
-def output(talk: Scene, client: str = "ada") -> int:
-    return talk.scheduler.ledger.accounts[ClientId(client)].charged.output
+def output(scene: Scene, client: str = "ada") -> int:
+    return scene.scheduler.ledger.accounts[ClientId(client)].charged.output
 
 
-def ask(talk: Scene, limit: int = 10_000, answers: int = 1) -> RequestId:
-    return talk.arrive("ada", PROMPT, limit=limit, streamed=False, answers=answers)
+def ask(scene: Scene, limit: int = 10_000, answers: int = 1) -> RequestId:
+    return scene.arrive("ada", PROMPT, limit=limit, streamed=False, answers=answers)
 
 
 def test_an_unstreamed_answer_is_charged_like_the_stream_beside_it() -> None:
     """At any time within half a second and a few tokens; its client's deficit falls accordingly."""
-    talk = scene()
-    ask(talk)
+    scene = new_scene()
+    ask(scene)
     for second in range(1, 8):
-        run(talk, 1.0)
-        assert output(talk) == pytest.approx(RATE * second, abs=RATE * ESTIMATE_SECONDS + 4)
-        credit = talk.deficit("ada").order
+        run(scene, 1.0)
+        assert output(scene) == pytest.approx(RATE * second, abs=RATE * ESTIMATE_SECONDS + 4)
+        credit = scene.deficit("ada").order
         assert credit is not None
-        assert credit <= DlpmParameters().quantum - SIZE - 2 * output(talk)
+        assert credit <= DlpmParameters().quantum - SIZE - 2 * output(scene)
 
 
 @pytest.mark.parametrize("produced", [3, 100, 170])
 def test_the_engines_usage_replaces_the_estimate(produced: int) -> None:
     """Whether it is more or less."""
-    talk = scene()
-    asked = ask(talk)
-    run(talk, 5.0)
-    talk.finish(asked, produced)
-    assert talk.charged("ada") == SIZE + 2 * produced
+    scene = new_scene()
+    asked = ask(scene)
+    run(scene, 5.0)
+    scene.finish(asked, produced)
+    assert scene.charged("ada") == SIZE + 2 * produced
 
 
 def test_an_answer_without_usage_costs_no_output() -> None:
     """It may not be text at all."""
-    talk = scene()
-    asked = ask(talk)
-    run(talk, 5.0)
-    talk.feed(Finished(asked))
-    assert talk.charged("ada") == SIZE
+    scene = new_scene()
+    asked = ask(scene)
+    run(scene, 5.0)
+    scene.feed(Finished(asked))
+    assert scene.charged("ada") == SIZE
 
 
 def test_a_client_that_disconnects_pays_for_the_output_until_then() -> None:
     """Up to that moment, not up to the last estimate before."""
-    talk = scene()
-    asked = ask(talk)
-    run(talk, 5.2)
-    talk.now += 0.3
-    talk.cancel(asked)
-    assert output(talk) == pytest.approx(RATE * 5.5, abs=3)
+    scene = new_scene()
+    asked = ask(scene)
+    run(scene, 5.2)
+    scene.now += 0.3
+    scene.cancel(asked)
+    assert output(scene) == pytest.approx(RATE * 5.5, abs=3)
 
 
 def test_no_estimate_exceeds_the_limit_that_the_client_set() -> None:
     """However long the answer takes."""
-    talk = scene()
-    asked = ask(talk, limit=30)
-    run(talk, 60.0)
-    assert output(talk) == 30
-    talk.cancel(asked)
-    assert talk.charged("ada") == SIZE + 2 * 30
+    scene = new_scene()
+    asked = ask(scene, limit=30)
+    run(scene, 60.0)
+    assert output(scene) == 30
+    scene.cancel(asked)
+    assert scene.charged("ada") == SIZE + 2 * 30
 
 
 def test_several_answers_gain_several_tokens_at_a_time() -> None:
     """One per choice or prompt of the call."""
-    talk = scene()
-    asked = ask(talk, answers=4)
-    run(talk, 5.0)
-    talk.cancel(asked)
-    assert output(talk) == pytest.approx(4 * RATE * 5, rel=0.05)
+    scene = new_scene()
+    asked = ask(scene, answers=4)
+    run(scene, 5.0)
+    scene.cancel(asked)
+    assert output(scene) == pytest.approx(4 * RATE * 5, rel=0.05)
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_no_output_is_charged_if_the_worker_broke_off(again: bool) -> None:
     """The worker may have hung for all that time. The input is charged."""
-    talk = scene()
-    asked = ask(talk)
-    run(talk, 5.0)
-    assert output(talk) > 0
+    scene = new_scene()
+    asked = ask(scene)
+    run(scene, 5.0)
+    assert output(scene) > 0
     event = Returned(asked, True, Fault.BROKEN) if again else Failed(asked, True, None, Fault.BROKEN)
-    talk.feed(event)
-    assert talk.charged("ada") == SIZE
+    scene.feed(event)
+    assert scene.charged("ada") == SIZE
 
 
 def test_an_answer_that_another_worker_begins_anew_is_charged_once() -> None:
     """The output of the first attempt is not charged again, and is no input of the second."""
-    talk = scene()
-    asked = ask(talk)
-    run(talk, 5.0)
-    talk.join("w2")
-    talk.feed(Returned(asked, True, Fault.ERROR))
-    first = output(talk)
-    assert (first > 100, talk.worker_of(asked)) == (True, "w2")
-    assert talk.scheduler.cluster[WorkerId("w2")].load.unstarted_tokens == SIZE
-    run(talk, 1.0)
-    assert output(talk) == first
-    talk.finish(asked, 200)
-    assert talk.charged("ada") == SIZE + 2 * 200
+    scene = new_scene()
+    asked = ask(scene)
+    run(scene, 5.0)
+    scene.join("w2")
+    scene.feed(Returned(asked, True, Fault.ERROR))
+    first = output(scene)
+    assert (first > 100, scene.worker_of(asked)) == (True, "w2")
+    assert scene.scheduler.cluster[WorkerId("w2")].load.unstarted_tokens == SIZE
+    run(scene, 1.0)
+    assert output(scene) == first
+    scene.finish(asked, 200)
+    assert scene.charged("ada") == SIZE + 2 * 200
 
 
 def test_an_answer_that_its_engine_ended_with_an_error_is_charged() -> None:
     """The engine worked for it, and a client might have caused the error."""
-    talk = scene()
-    asked = ask(talk)
-    run(talk, 5.0)
-    talk.feed(Failed(asked, True, None, Fault.ERROR))
-    assert output(talk) == pytest.approx(RATE * 5, abs=4)
+    scene = new_scene()
+    asked = ask(scene)
+    run(scene, 5.0)
+    scene.feed(Failed(asked, True, None, Fault.ERROR))
+    assert output(scene) == pytest.approx(RATE * 5, abs=4)
 
 
 def test_without_streams_the_rate_is_that_of_earlier_answers() -> None:
     """The usage at their end shows it."""
-    talk = scene(streams=False)
+    scene = new_scene(streams=False)
     for _ in range(4):
-        asked = ask(talk)
-        run(talk, 10.0)
-        talk.finish(asked, round(10 * RATE))
-    before = output(talk)
-    asked = ask(talk)
-    run(talk, 5.0)
-    talk.cancel(asked)
-    assert output(talk) - before == pytest.approx(RATE * 5, rel=0.05)
+        asked = ask(scene)
+        run(scene, 10.0)
+        scene.finish(asked, round(10 * RATE))
+    before = output(scene)
+    asked = ask(scene)
+    run(scene, 5.0)
+    scene.cancel(asked)
+    assert output(scene) - before == pytest.approx(RATE * 5, rel=0.05)
 
 
 def test_without_any_answer_the_rate_is_that_of_the_engines_counter() -> None:
     """Divided by all requests that the engine reports as running, including those of others."""
-    talk = scene(streams=False)
-    asked = ask(talk)
+    scene = new_scene(streams=False)
+    asked = ask(scene)
     for second in range(10):
-        talk.feed(WorkerReported(W1, 5, 0, work=WorkReport(0.0, 1000.0 + 5 * RATE * second)))
-        run(talk, 1.0)
-    talk.cancel(asked)
-    assert output(talk) == pytest.approx(RATE * 10, rel=0.1)
+        scene.feed(WorkerReported(W1, 5, 0, work=WorkReport(0.0, 1000.0 + 5 * RATE * second)))
+        run(scene, 1.0)
+    scene.cancel(asked)
+    assert output(scene) == pytest.approx(RATE * 10, rel=0.1)
 
 
-def counted(talk: Scene, per_second: float, *, running: int, seconds: int = 10) -> None:
+def counted(scene: Scene, per_second: float, *, running: int, seconds: int = 10) -> None:
     """Let time pass in which the engine counts these output tokens per second beside those of the first stream."""
     for second in range(seconds):
-        of_stream = RATE * talk.now if "bob1" in talk.requests else 0
+        of_stream = RATE * scene.now if "bob1" in scene.requests else 0
         work = WorkReport(0.0, 1000.0 + per_second * second + of_stream)
-        talk.feed(WorkerReported(W1, running, 0, work=work))
-        run(talk, 1.0)
+        scene.feed(WorkerReported(W1, running, 0, work=work))
+        run(scene, 1.0)
 
 
 @pytest.mark.parametrize(("faster", "paid"), [(0.0, 0.5), (0.7, 0.7), (1.0, 1.0), (1.5, 1.5), (4.0, 2.0)])
 def test_a_client_that_disconnects_pays_for_what_the_engine_counted(faster: float, paid: float) -> None:
     """If unstreamed answers grow faster or slower than streams show: from half to twice as much."""
-    talk = scene()
-    asked = ask(talk)
-    counted(talk, faster * RATE, running=2)
-    talk.cancel(asked)
-    assert output(talk) == pytest.approx(paid * RATE * 10, rel=0.15)
+    scene = new_scene()
+    asked = ask(scene)
+    counted(scene, faster * RATE, running=2)
+    scene.cancel(asked)
+    assert output(scene) == pytest.approx(paid * RATE * 10, rel=0.15)
 
 
 def test_no_client_pays_for_other_calls_at_the_engine() -> None:
     """Another router's calls are counted too and cannot be told apart; other calls of this router can."""
-    talk = scene()
-    asked = ask(talk)
-    counted(talk, 3 * RATE, running=5)
-    talk.cancel(asked)
-    assert output(talk) == pytest.approx(RATE * 10, rel=0.05)
-    talk = scene()
-    asked, other = ask(talk), talk.arrive("eve", PROMPT, limit=10_000, streamed=False)
-    counted(talk, 3 * RATE, running=3)
-    talk.cancel(asked)
-    talk.cancel(other)
-    assert output(talk) == pytest.approx(1.5 * RATE * 10, rel=0.15)
-    assert output(talk, "eve") == pytest.approx(1.5 * RATE * 10, rel=0.15)
+    scene = new_scene()
+    asked = ask(scene)
+    counted(scene, 3 * RATE, running=5)
+    scene.cancel(asked)
+    assert output(scene) == pytest.approx(RATE * 10, rel=0.05)
+    scene = new_scene()
+    asked, other = ask(scene), scene.arrive("eve", PROMPT, limit=10_000, streamed=False)
+    counted(scene, 3 * RATE, running=3)
+    scene.cancel(asked)
+    scene.cancel(other)
+    assert output(scene) == pytest.approx(1.5 * RATE * 10, rel=0.15)
+    assert output(scene, "eve") == pytest.approx(1.5 * RATE * 10, rel=0.15)
 
 
 def test_no_more_is_charged_than_the_limit_that_the_client_set() -> None:
     """Whatever the engine counted."""
-    talk = scene()
-    asked = ask(talk, limit=round(12 * RATE))
-    counted(talk, 2 * RATE, running=2)
-    talk.cancel(asked)
-    assert output(talk) == round(12 * RATE)
+    scene = new_scene()
+    asked = ask(scene, limit=round(12 * RATE))
+    counted(scene, 2 * RATE, running=2)
+    scene.cancel(asked)
+    assert output(scene) == round(12 * RATE)
 
 
 def test_before_anything_is_known_a_slow_engine_is_assumed() -> None:
     """Otherwise the first answers would be free."""
-    talk = scene(streams=False)
-    asked = ask(talk)
-    run(talk, 5.0)
-    assert output(talk) == pytest.approx((5.0 - PREFILL) / FIRST_SECONDS_PER_OUTPUT_TOKEN, abs=12)
-    talk.cancel(asked)
-    assert output(talk) == pytest.approx((5.0 - PREFILL) / FIRST_SECONDS_PER_OUTPUT_TOKEN, abs=2)
+    scene = new_scene(streams=False)
+    asked = ask(scene)
+    run(scene, 5.0)
+    assert output(scene) == pytest.approx((5.0 - PREFILL) / FIRST_SECONDS_PER_OUTPUT_TOKEN, abs=12)
+    scene.cancel(asked)
+    assert output(scene) == pytest.approx((5.0 - PREFILL) / FIRST_SECONDS_PER_OUTPUT_TOKEN, abs=2)
 
 
 def test_no_output_is_charged_while_a_call_waits_in_the_engine() -> None:
     """By the engine's own count, the latest of the calls of which nothing was seen are waiting."""
-    talk = scene()
-    running, waiting = ask(talk), talk.arrive("eve", PROMPT, limit=10_000, streamed=False)
+    scene = new_scene()
+    running, waiting = ask(scene), scene.arrive("eve", PROMPT, limit=10_000, streamed=False)
     for _ in range(50):
-        talk.feed(WorkerReported(W1, 2, 1))
-        run(talk, 0.1)
-    assert output(talk) == pytest.approx(RATE * 5, abs=RATE * ESTIMATE_SECONDS + 4)
-    assert output(talk, "eve") <= 4
-    talk.finish(running, 150)
-    talk.feed(WorkerReported(W1, 2, 0))
-    run(talk, 5.0)
-    talk.cancel(waiting)
-    assert output(talk, "eve") == pytest.approx(RATE * 5, abs=4)
+        scene.feed(WorkerReported(W1, 2, 1))
+        run(scene, 0.1)
+    assert output(scene) == pytest.approx(RATE * 5, abs=RATE * ESTIMATE_SECONDS + 4)
+    assert output(scene, "eve") <= 4
+    scene.finish(running, 150)
+    scene.feed(WorkerReported(W1, 2, 0))
+    run(scene, 5.0)
+    scene.cancel(waiting)
+    assert output(scene, "eve") == pytest.approx(RATE * 5, abs=4)
 
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_call_at_a_full_engine_gains_nothing_until_there_is_a_slot(told: bool) -> None:
     """There is one when another call ends, or when the engine reports that nothing waits."""
-    talk = scene()
-    talk.feed(WorkerReported(W1, 1, 0, places=2))
-    other = talk.arrive("bob", "another", limit=10_000)
-    talk.start(other)
-    asked = ask(talk)
-    assert asked in talk.dispatched
-    run(talk, 5.0, other=other)
-    assert output(talk) == 0
+    scene = new_scene()
+    scene.feed(WorkerReported(W1, 1, 0, places=2))
+    other = scene.arrive("bob", "another", limit=10_000)
+    scene.start(other)
+    asked = ask(scene)
+    assert asked in scene.dispatched
+    run(scene, 5.0, other=other)
+    assert output(scene) == 0
     if told:
-        talk.feed(WorkerReported(W1, 3, 0, places=2))
+        scene.feed(WorkerReported(W1, 3, 0, places=2))
     else:
-        talk.finish(other, 151)
-    run(talk, 5.0, other=other if told else None)
-    talk.cancel(asked)
-    assert output(talk) == pytest.approx(RATE * 5, abs=4)
+        scene.finish(other, 151)
+    run(scene, 5.0, other=other if told else None)
+    scene.cancel(asked)
+    assert output(scene) == pytest.approx(RATE * 5, abs=4)
 
 
 def test_an_answer_that_turns_out_to_stream_is_counted_from_then_on() -> None:
     """For some calls only the answer shows whether it is streamed."""
-    talk = scene()
-    asked = ask(talk)
-    run(talk, 1.0)
-    estimated = output(talk)
-    talk.start(asked)
-    run(talk, 5.0)
-    assert output(talk) == estimated
-    talk.progress(asked, 300)
-    assert output(talk) == 300
+    scene = new_scene()
+    asked = ask(scene)
+    run(scene, 1.0)
+    estimated = output(scene)
+    scene.start(asked)
+    run(scene, 5.0)
+    assert output(scene) == estimated
+    scene.progress(asked, 300)
+    assert output(scene) == 300
 
 
 def test_a_refused_call_owes_nothing_although_it_was_estimated() -> None:
     """The engine did not compute it."""
-    talk = scene()
-    asked = ask(talk)
-    run(talk, 5.0)
-    talk.refuse(asked)
-    assert talk.charged("ada") == 0
+    scene = new_scene()
+    asked = ask(scene)
+    run(scene, 5.0)
+    scene.refuse(asked)
+    assert scene.charged("ada") == 0
 
 
 ENDS = ("told", "untold", "left", "broken", "error", "refused", "returned")
@@ -304,39 +304,39 @@ ENDS = ("told", "untold", "left", "broken", "error", "refused", "returned")
 )
 def test_every_token_is_charged_once(calls: list[tuple[str, bool, str, float, int, int]], one_at_a_time: bool) -> None:
     """To one client and at one worker; in the end as the engine reports, or no more than was possible."""
-    talk = scene(settings=ONE_AT_A_TIME if one_at_a_time else None, streams=not one_at_a_time)
+    scene = new_scene(settings=ONE_AT_A_TIME if one_at_a_time else None, streams=not one_at_a_time)
     told: dict[str, int] = {"ada": 0, "eve": 0}
     most: dict[str, int] = {"ada": 0, "eve": 0}
     for client, streamed, end, seconds, produced, answers in calls:
-        asked = talk.arrive(client, PROMPT, limit=80, streamed=streamed, answers=answers)
-        run(talk, seconds)
-        if streamed and asked in talk.dispatched:
-            talk.start(asked)
+        asked = scene.arrive(client, PROMPT, limit=80, streamed=streamed, answers=answers)
+        run(scene, seconds)
+        if streamed and asked in scene.dispatched:
+            scene.start(asked)
         match end:
             case "told":
-                talk.finish(asked, produced)
+                scene.finish(asked, produced)
                 told[client] += produced
             case "untold":
-                talk.feed(Failed(asked, True, Usage(SIZE, produced), Fault.CALL))
+                scene.feed(Failed(asked, True, Usage(SIZE, produced), Fault.CALL))
                 told[client] += produced
             case "left" | "error":
-                talk.cancel(asked) if end == "left" else talk.feed(Failed(asked, True, None, Fault.ERROR))
+                scene.cancel(asked) if end == "left" else scene.feed(Failed(asked, True, None, Fault.ERROR))
                 most[client] += 0 if streamed else 80
             case "broken":
-                talk.feed(Failed(asked, True, None, Fault.BROKEN))
+                scene.feed(Failed(asked, True, None, Fault.BROKEN))
             case "refused":
-                talk.refuse(asked)
+                scene.refuse(asked)
             case "returned":
-                talk.feed(Returned(asked, True, Fault.BROKEN))
-                talk.cancel(asked)
-        accounts = talk.scheduler.ledger
-        by_worker = [state.work.charged for state in talk.scheduler.cluster]
+                scene.feed(Returned(asked, True, Fault.BROKEN))
+                scene.cancel(asked)
+        accounts = scene.scheduler.ledger
+        by_worker = [state.work.charged for state in scene.scheduler.cluster]
         by_client = [account.served for account in accounts.accounts.values()]
         assert total(by_worker) == total(by_client)
     for client, charged in told.items():
         if client in {name for name, *_ in calls}:
-            assert charged <= output(talk, client) <= charged + most[client]
-    assert set(talk.scheduler.attempts) <= {RequestId("bob1")}
+            assert charged <= output(scene, client) <= charged + most[client]
+    assert set(scene.scheduler.attempts) <= {RequestId("bob1")}
 
 
 def total(tokens: list[Tokens]) -> Tokens:

@@ -145,98 +145,98 @@ def test_silence_timeouts_follow_the_workers_slowest_times() -> None:
 # In the scheduler
 
 
-def scene(*workers: str, policy: str = "rr+fcfs", requests: int = 9, rules: HealthRules = FAST) -> Scene:
+def new_scene(*workers: str, policy: str = "rr+fcfs", requests: int = 9, rules: HealthRules = FAST) -> Scene:
     """Return a scheduler with these workers."""
     settings = SchedulerSettings(window=FixedWindow(requests, 10**6), health=rules)
     return Scene(policy, workers=workers, settings=settings)
 
 
 def give_back(
-    talk: Scene, request: RequestId, fault: Fault = Fault.BROKEN, *, accepted: bool = True, begun: bool = False
+    scene: Scene, request: RequestId, fault: Fault = Fault.BROKEN, *, accepted: bool = True, begun: bool = False
 ) -> None:
     """Return a request that its worker did not answer, so that another worker may."""
-    talk.feed(Returned(request, accepted, fault, begun=begun))
+    scene.feed(Returned(request, accepted, fault, begun=begun))
 
 
 @pytest.mark.parametrize("policy", ["rr+fcfs", "d2lpm", "dlpm_home", "rpm", "preble", "rr+vtc"])
 def test_a_failed_request_goes_to_a_worker_that_has_not_failed_it(policy: str) -> None:
     """It goes at once if there is room. When no worker is left it is refused, and nothing stays in flight."""
-    talk = scene("w1", "w2", policy=policy)
-    request = talk.arrive("ada", "doc")
-    first = talk.worker_of(request)
-    give_back(talk, request)
-    second = talk.worker_of(request)
+    scene = new_scene("w1", "w2", policy=policy)
+    request = scene.arrive("ada", "doc")
+    first = scene.worker_of(request)
+    give_back(scene, request)
+    second = scene.worker_of(request)
     assert {first, second} == {W1, W2}
-    give_back(talk, request)
-    assert talk.refusals == {request: Refusal.NO_RETRY}
-    assert talk.scheduler.live == 0
-    assert not talk.scheduler.attempts
+    give_back(scene, request)
+    assert scene.refusals == {request: Refusal.NO_RETRY}
+    assert scene.scheduler.live == 0
+    assert not scene.scheduler.attempts
 
 
 @pytest.mark.parametrize(("accepted", "charged"), [(True, 96.0 + 2 * 7), (False, 96.0 + 2 * 7)])
 def test_a_client_pays_for_its_prompt_once(accepted: bool, charged: float) -> None:
     """A retry is not charged again, whether the first worker computed the prompt or not."""
-    talk = scene("w1", "w2")
-    request = talk.arrive("ada", "doc")
-    give_back(talk, request, accepted=accepted)
-    talk.serve(request, 7)
-    assert talk.charged("ada") == charged
+    scene = new_scene("w1", "w2")
+    request = scene.arrive("ada", "doc")
+    give_back(scene, request, accepted=accepted)
+    scene.serve(request, 7)
+    assert scene.charged("ada") == charged
 
 
 def test_a_continued_answer_is_charged_once() -> None:
     """The prompt and 5 tokens at the first worker and 3 more at the second make 8 output tokens."""
-    talk = scene("w1", "w2")
-    request = talk.arrive("ada", "doc")
-    talk.progress(request, 5)
-    give_back(talk, request, begun=True)
-    assert talk.charged("ada") == 96.0 + 2 * 5
-    talk.progress(request, 6)
-    assert talk.charged("ada") == 96.0 + 2 * 6
-    talk.finish(request, 8)
-    assert talk.charged("ada") == 96.0 + 2 * 8
+    scene = new_scene("w1", "w2")
+    request = scene.arrive("ada", "doc")
+    scene.progress(request, 5)
+    give_back(scene, request, begun=True)
+    assert scene.charged("ada") == 96.0 + 2 * 5
+    scene.progress(request, 6)
+    assert scene.charged("ada") == 96.0 + 2 * 6
+    scene.finish(request, 8)
+    assert scene.charged("ada") == 96.0 + 2 * 8
 
 
 def test_a_refused_connection_does_not_count_as_a_try() -> None:
     """It uses up neither the request's tries nor the retry budget, and no worker is asked twice."""
-    talk = scene("w1", "w2", "w3", "w4", rules=HealthRules(failures=0, tries=2, budget=0.0, floor=1))
-    request = talk.arrive("ada", "doc")
+    scene = new_scene("w1", "w2", "w3", "w4", rules=HealthRules(failures=0, tries=2, budget=0.0, floor=1))
+    request = scene.arrive("ada", "doc")
     asked = []
     for accepted in (False, True, False):
-        asked.append(talk.worker_of(request))
-        give_back(talk, request, accepted=accepted)
-    asked.append(talk.worker_of(request))
+        asked.append(scene.worker_of(request))
+        give_back(scene, request, accepted=accepted)
+    asked.append(scene.worker_of(request))
     assert len(set(asked)) == 4
-    give_back(talk, request)
-    assert talk.refusals == {request: Refusal.NO_RETRY}
-    one, other = talk.arrive("ada", "a"), talk.arrive("ada", "b")
-    give_back(talk, one, accepted=False)
-    give_back(talk, other)
-    assert talk.refusals[other] == Refusal.NO_RETRY, "the budget was used up by the request that was taken"
-    off = scene("w1", "w2", rules=HealthRules(tries=1))
+    give_back(scene, request)
+    assert scene.refusals == {request: Refusal.NO_RETRY}
+    one, other = scene.arrive("ada", "a"), scene.arrive("ada", "b")
+    give_back(scene, one, accepted=False)
+    give_back(scene, other)
+    assert scene.refusals[other] == Refusal.NO_RETRY, "the budget was used up by the request that was taken"
+    off = new_scene("w1", "w2", rules=HealthRules(tries=1))
     give_back(off, only := off.arrive("ada", "doc"), accepted=False)
     assert off.refusals == {only: Refusal.NO_RETRY}
 
 
 def test_what_was_begun_and_then_fails_is_not_refunded() -> None:
     """It is not refunded even if the last worker tried refused the connection."""
-    talk = scene("w1", "w2")
-    request = talk.arrive("ada", "doc")
-    give_back(talk, request)
-    give_back(talk, request, accepted=False)
-    assert talk.charged("ada") == 96.0
+    scene = new_scene("w1", "w2")
+    request = scene.arrive("ada", "doc")
+    give_back(scene, request)
+    give_back(scene, request, accepted=False)
+    assert scene.charged("ada") == 96.0
 
 
 def test_a_failed_request_goes_before_those_that_wait() -> None:
     """A failed request has had its turn and gets the first room at another worker."""
-    talk = scene("w1", "w2", requests=1)
-    first, second, _, waiting = [talk.arrive("ada", letter) for letter in "abcd"]
-    give_back(talk, first)
-    assert talk.scheduler.waiting == 2
-    talk.serve(second)
-    assert talk.worker_of(first) == W2
-    assert waiting not in talk.dispatched
-    talk.serve(first)
-    assert talk.worker_of(waiting) == W2
+    scene = new_scene("w1", "w2", requests=1)
+    first, second, _, waiting = [scene.arrive("ada", letter) for letter in "abcd"]
+    give_back(scene, first)
+    assert scene.scheduler.waiting == 2
+    scene.serve(second)
+    assert scene.worker_of(first) == W2
+    assert waiting not in scene.dispatched
+    scene.serve(first)
+    assert scene.worker_of(waiting) == W2
 
 
 @pytest.mark.parametrize(("chunks", "output", "goes"), [(19, 0, False), (20, 0, True), (20, 1, False), (21, 1, True)])
@@ -244,178 +244,178 @@ def test_a_failed_request_matches_no_prefix_still_in_prefill(chunks: int, output
     """An SGLang worker computes a prefix again that its current batch computes. So the request takes as much of the
     window as if nothing was cached, plus the part of the answer it had. After the batch, almost everything is cached.
     """
-    talk = Scene("rr+fcfs", workers=(), settings=SchedulerSettings(window=FixedWindow(9, chunks * CHUNK_TOKENS)))
+    scene = Scene("rr+fcfs", workers=(), settings=SchedulerSettings(window=FixedWindow(9, chunks * CHUNK_TOKENS)))
     for worker in ("w1", "w2"):
-        talk.join(worker, engine="sglang")
-    computed, failed = talk.arrive("ada", "document 1"), talk.arrive("bob", "document 2")
+        scene.join(worker, engine="sglang")
+    computed, failed = scene.arrive("ada", "document 1"), scene.arrive("bob", "document 2")
     if output:
-        talk.progress(failed, output)
-    give_back(talk, failed, begun=output > 0)
-    assert talk.scheduler.waiting == (0 if goes else 1)
-    talk.start(computed)
-    assert talk.worker_of(failed) == talk.worker_of(computed)
+        scene.progress(failed, output)
+    give_back(scene, failed, begun=output > 0)
+    assert scene.scheduler.waiting == (0 if goes else 1)
+    scene.start(computed)
+    assert scene.worker_of(failed) == scene.worker_of(computed)
 
 
 def test_a_failed_request_waits_no_longer_than_others() -> None:
     """It is refused if no other worker has room in time."""
-    talk = scene("w1", "w2", requests=1)
-    first = talk.arrive("ada", "a")
-    talk.arrive("bob", "b")
-    give_back(talk, first)
-    talk.wait(1000.0)
-    assert talk.refusals[first] == Refusal.EXPIRED
-    assert not talk.scheduler._retry_queue.requests
+    scene = new_scene("w1", "w2", requests=1)
+    first = scene.arrive("ada", "a")
+    scene.arrive("bob", "b")
+    give_back(scene, first)
+    scene.wait(1000.0)
+    assert scene.refusals[first] == Refusal.EXPIRED
+    assert not scene.scheduler._retry_queue.requests
 
 
 def test_retries_end_with_the_budget_and_continuations_do_not() -> None:
     """A widespread failure is not multiplied, but a stream under way is continued."""
     rules = HealthRules(failures=0, budget=0.0, floor=1)
-    talk = scene("w1", "w2", rules=rules)
-    requests = [talk.arrive("ada", letter) for letter in "abc"]
-    give_back(talk, requests[0])
-    give_back(talk, requests[1])
-    assert talk.refusals == {requests[1]: Refusal.NO_RETRY}
-    talk.progress(requests[2], 1)
-    give_back(talk, requests[2], begun=True)
-    assert requests[2] not in talk.refusals
+    scene = new_scene("w1", "w2", rules=rules)
+    requests = [scene.arrive("ada", letter) for letter in "abc"]
+    give_back(scene, requests[0])
+    give_back(scene, requests[1])
+    assert scene.refusals == {requests[1]: Refusal.NO_RETRY}
+    scene.progress(requests[2], 1)
+    give_back(scene, requests[2], begun=True)
+    assert requests[2] not in scene.refusals
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["breaker", "left"])
 def test_requests_of_a_failed_worker_do_not_use_the_budget(leaves: bool) -> None:
     """Once nothing is sent to the worker any more, its requests go elsewhere whatever the retry budget."""
-    talk = scene("w1", "w2", requests=200, rules=HealthRules(failures=5, budget=0.0, floor=4))
-    sent = [talk.arrive("ada", f"{number:03}") for number in range(180)]
-    there = [request for request in sent if talk.worker_of(request) == W1]
+    scene = new_scene("w1", "w2", requests=200, rules=HealthRules(failures=5, budget=0.0, floor=4))
+    sent = [scene.arrive("ada", f"{number:03}") for number in range(180)]
+    there = [request for request in sent if scene.worker_of(request) == W1]
     assert len(there) == 90
     if leaves:
-        talk.leave("w1")
+        scene.leave("w1")
     for request in there:
-        give_back(talk, request)
-    assert not talk.refusals
-    assert {talk.worker_of(request) for request in there} == {W2}
+        give_back(scene, request)
+    assert not scene.refusals
+    assert {scene.worker_of(request) for request in there} == {W2}
 
 
 def test_an_open_breaker_keeps_requests_away_until_a_probe_succeeds() -> None:
     """The worker's queue moves to other workers, and after the cooldown one request is sent as a probe."""
-    talk = scene("w1", "w2", requests=2)
+    scene = new_scene("w1", "w2", requests=2)
     for _ in range(2):
-        request = talk.arrive("ada", "a")
-        while talk.worker_of(request) != W1:
-            request = talk.arrive("ada", "a")
-        give_back(talk, request)
-    assert set(talk.scheduler.cluster.ejected) == {W1}
-    talk.serve_all()
+        request = scene.arrive("ada", "a")
+        while scene.worker_of(request) != W1:
+            request = scene.arrive("ada", "a")
+        give_back(scene, request)
+    assert set(scene.scheduler.cluster.ejected) == {W1}
+    scene.serve_all()
     for letter in "abcd":
-        request = talk.arrive("ada", letter)
-        assert talk.worker_of(request) == W2
-        talk.serve(request)
-    talk.wait(5.0)
-    there = [talk.arrive("ada", letter) for letter in "abcd"]
-    probes = [request for request in there if request in talk.dispatched and talk.worker_of(request) == W1]
+        request = scene.arrive("ada", letter)
+        assert scene.worker_of(request) == W2
+        scene.serve(request)
+    scene.wait(5.0)
+    there = [scene.arrive("ada", letter) for letter in "abcd"]
+    probes = [request for request in there if request in scene.dispatched and scene.worker_of(request) == W1]
     assert len(probes) == 1
-    talk.start(probes[0])
-    assert talk.scheduler.cluster[W1].health.condition is Condition.CLOSED
+    scene.start(probes[0])
+    assert scene.scheduler.cluster[W1].health.condition is Condition.CLOSED
 
 
 def test_the_only_worker_of_a_model_is_never_ejected() -> None:
     """It is sent requests although it fails, and again when the other workers of its model leave."""
-    talk = scene("w1")
+    scene = new_scene("w1")
     for _ in range(9):
-        give_back(talk, talk.arrive("ada", "a"))
-    assert not talk.scheduler.cluster.ejected
-    talk = scene("w1", "w2")
+        give_back(scene, scene.arrive("ada", "a"))
+    assert not scene.scheduler.cluster.ejected
+    scene = new_scene("w1", "w2")
     for letter in "abcd":
-        request = talk.arrive("ada", letter)
-        if talk.worker_of(request) == W1:
-            give_back(talk, request)
-    assert set(talk.scheduler.cluster.ejected) == {W1}
-    talk.leave("w2")
-    assert not talk.scheduler.cluster.ejected
-    assert talk.worker_of(talk.arrive("ada", "z")) == W1
+        request = scene.arrive("ada", letter)
+        if scene.worker_of(request) == W1:
+            give_back(scene, request)
+    assert set(scene.scheduler.cluster.ejected) == {W1}
+    scene.leave("w2")
+    assert not scene.scheduler.cluster.ejected
+    assert scene.worker_of(scene.arrive("ada", "z")) == W1
 
 
 def test_an_ejected_worker_is_readmitted_for_a_new_model() -> None:
     """If it is the only worker of the new model, it is readmitted although something still runs there."""
-    talk = scene("w1", "w2", requests=3)
+    scene = new_scene("w1", "w2", requests=3)
     there: list[RequestId] = []
     while len(there) < 3:
-        request = talk.arrive("ada", "a")
-        if talk.worker_of(request) == W1:
+        request = scene.arrive("ada", "a")
+        if scene.worker_of(request) == W1:
             there.append(request)
     for request in there[:2]:
-        give_back(talk, request)
-    assert set(talk.scheduler.cluster.ejected) == {W1}
-    talk.join("w1", "another model")
-    talk.finish(there[2])
-    assert talk.worker_of(talk.arrive("ada", "b", model="another model")) == W1
+        give_back(scene, request)
+    assert set(scene.scheduler.cluster.ejected) == {W1}
+    scene.join("w1", "another model")
+    scene.finish(there[2])
+    assert scene.worker_of(scene.arrive("ada", "b", model="another model")) == W1
 
 
 def test_a_request_that_every_worker_fails_opens_no_breaker() -> None:
     """An engine's own error counts only when another worker has served the same request."""
-    talk = scene("w1", "w2", "w3")
+    scene = new_scene("w1", "w2", "w3")
     for letter in "abcdef":
-        request = talk.arrive("ada", letter)
+        request = scene.arrive("ada", letter)
         for _ in range(3):
-            give_back(talk, request, Fault.ERROR)
-        assert request in talk.refusals
-    assert not talk.scheduler.cluster.ejected
+            give_back(scene, request, Fault.ERROR)
+        assert request in scene.refusals
+    assert not scene.scheduler.cluster.ejected
     for letter in "abcdef":
-        request = talk.arrive("ada", letter)
-        if talk.worker_of(request) == W1:
-            give_back(talk, request, Fault.ERROR)
-        talk.serve(request)
-    assert set(talk.scheduler.cluster.ejected) == {W1}
+        request = scene.arrive("ada", letter)
+        if scene.worker_of(request) == W1:
+            give_back(scene, request, Fault.ERROR)
+        scene.serve(request)
+    assert set(scene.scheduler.cluster.ejected) == {W1}
 
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_an_engines_error_counts_as_soon_as_another_answers(streamed: bool) -> None:
     """It counts at the first token of a stream, and at the end of an answer without streaming."""
-    talk = scene("w1", "w2")
+    scene = new_scene("w1", "w2")
     for letter in "abcdef":
-        request = talk.arrive("ada", letter, streamed=streamed)
-        if talk.worker_of(request) == W1:
-            give_back(talk, request, Fault.ERROR)
+        request = scene.arrive("ada", letter, streamed=streamed)
+        if scene.worker_of(request) == W1:
+            give_back(scene, request, Fault.ERROR)
         if streamed:
-            talk.start(request)
+            scene.start(request)
         else:
-            talk.finish(request)
-    assert set(talk.scheduler.cluster.ejected) == {W1}
+            scene.finish(request)
+    assert set(scene.scheduler.cluster.ejected) == {W1}
 
 
 def test_trust_in_a_worker_that_comes_back_grows_slowly() -> None:
     """It gets one request first, and more as they start; a new worker is not limited."""
-    talk = scene("w1", "w2")
-    assert len([talk.arrive("ada", letter) for letter in "abcdef"]) == len(talk.dispatched)
-    talk.serve_all()
-    talk.leave("w2")
-    talk.join("w2")
-    sent = [talk.arrive("bob", letter) for letter in "ghijkl"]
-    there = [request for request in sent if request in talk.dispatched and talk.worker_of(request) == W2]
+    scene = new_scene("w1", "w2")
+    assert len([scene.arrive("ada", letter) for letter in "abcdef"]) == len(scene.dispatched)
+    scene.serve_all()
+    scene.leave("w2")
+    scene.join("w2")
+    sent = [scene.arrive("bob", letter) for letter in "ghijkl"]
+    there = [request for request in sent if request in scene.dispatched and scene.worker_of(request) == W2]
     assert len(there) == 1
-    talk.start(there[0])
-    there = [request for request in sent if request in talk.dispatched and talk.worker_of(request) == W2]
+    scene.start(there[0])
+    there = [request for request in sent if request in scene.dispatched and scene.worker_of(request) == W2]
     assert len(there) == 3
 
 
 def test_a_worker_that_comes_back_without_metrics_is_not_filled_when_it_is_trusted() -> None:
     """It gets the short requests that it runs and a limited number that wait, since their tokens are no bound."""
-    talk = Scene("rr+fcfs")
-    talk.leave("w1")
-    talk.join("w1")
-    talk.feed(WorkerAnswered(W1))
+    scene = Scene("rr+fcfs")
+    scene.leave("w1")
+    scene.join("w1")
+    scene.feed(WorkerAnswered(W1))
     for number in range(200):
-        talk.arrive("ada", chr(0x100 + number))
+        scene.arrive("ada", chr(0x100 + number))
     places, ended, most = 4, 0, 0
     while ended < 60:
-        running = talk.order[ended : ended + places]
+        running = scene.order[ended : ended + places]
         for request in running:
-            talk.start(request)
-        most = max(most, len(talk.order) - ended)
-        talk.wait(0.1)
+            scene.start(request)
+        most = max(most, len(scene.order) - ended)
+        scene.wait(0.1)
         for request in running:
-            talk.finish(request, 3)
+            scene.finish(request, 3)
         ended += len(running)
-    assert talk.scheduler.cluster[W1].health.trusted
+    assert scene.scheduler.cluster[W1].health.trusted
     assert FULL_TRUST < most <= places + FEWEST_REQUESTS
 
 
@@ -423,16 +423,16 @@ def test_a_full_worker_gets_no_requests_during_its_backoff() -> None:
     """The refused request waits, is refunded, counts as no failure, and goes there again if no
     other worker takes it.
     """
-    talk = scene("w1")
-    request = talk.arrive("ada", "doc")
-    give_back(talk, request, Fault.FULL, accepted=False)
-    assert talk.charged("ada") == 0
-    assert talk.scheduler.waiting == 1
-    talk.wait(0.1)
-    assert talk.scheduler.waiting == 1
-    talk.wait(1.0)
-    assert talk.scheduler.waiting == 0
-    talk.start(request)
-    talk.finish(request, 3, cached=0)
-    assert talk.charged("ada") == 96.0 + 6
-    assert not talk.refusals
+    scene = new_scene("w1")
+    request = scene.arrive("ada", "doc")
+    give_back(scene, request, Fault.FULL, accepted=False)
+    assert scene.charged("ada") == 0
+    assert scene.scheduler.waiting == 1
+    scene.wait(0.1)
+    assert scene.scheduler.waiting == 1
+    scene.wait(1.0)
+    assert scene.scheduler.waiting == 0
+    scene.start(request)
+    scene.finish(request, 3, cached=0)
+    assert scene.charged("ada") == 96.0 + 6
+    assert not scene.refusals

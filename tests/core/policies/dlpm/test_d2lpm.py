@@ -28,7 +28,7 @@ HUGE = 1e9
 """A Q^w so large that a counter is refilled only once, at the client's first request."""
 
 
-def scene(
+def new_scene(
     quantum: float = 100_000,
     *,
     load_slack: int = 4,
@@ -42,21 +42,21 @@ def scene(
 
 def test_a_request_goes_to_the_worker_that_holds_its_prefix() -> None:
     """Turn after turn, although the other worker is idle."""
-    talk = scene()
-    turns = [talk.arrive("ada", "document" + "?" * turn) for turn in range(4)]
-    assert len({talk.worker_of(turn) for turn in turns}) == 1
-    assert [talk.dispatched[turn].why for turn in turns] == ["no prefix", *["prefix"] * 3]
+    scene = new_scene()
+    turns = [scene.arrive("ada", "document" + "?" * turn) for turn in range(4)]
+    assert len({scene.worker_of(turn) for turn in turns}) == 1
+    assert [scene.dispatched[turn].why for turn in turns] == ["no prefix", *["prefix"] * 3]
 
 
 def test_new_prefixes_go_to_the_shorter_queue_and_ties_rotate() -> None:
     """Without a match load decides; workers with equal load take turns."""
-    talk = scene()
-    placed = [talk.worker_of(talk.arrive("ada", prompt)) for prompt in ("one", "two", "red")]
+    scene = new_scene()
+    placed = [scene.worker_of(scene.arrive("ada", prompt)) for prompt in ("one", "two", "red")]
     assert placed[0] != placed[1]
-    talk.finish(talk.order[0])
-    talk.finish(talk.order[2])
-    assert talk.worker_of(talk.arrive("bob", "new")) == placed[0]
-    idle = scene()
+    scene.finish(scene.order[0])
+    scene.finish(scene.order[2])
+    assert scene.worker_of(scene.arrive("bob", "new")) == placed[0]
+    idle = new_scene()
     for prompt in ("one", "two", "six", "ten"):
         idle.serve(idle.arrive("ada", prompt))
     assert all(idle.worker_of(one) != idle.worker_of(other) for one, other in pairwise(idle.order))
@@ -64,54 +64,54 @@ def test_new_prefixes_go_to_the_shorter_queue_and_ties_rotate() -> None:
 
 def test_an_uncached_request_goes_where_the_fewest_of_its_client_wait() -> None:
     """Even if more requests wait there in total: in a fair queue a client waits for its own requests."""
-    talk = Scene("d2lpm", D2lpmParameters(steal_loss=-1), workers=W, settings=ONE_AT_A_TIME)
-    ada, bob = talk.arrive("ada", "documents"), talk.arrive("bob", "literature")
+    scene = Scene("d2lpm", D2lpmParameters(steal_loss=-1), workers=W, settings=ONE_AT_A_TIME)
+    ada, bob = scene.arrive("ada", "documents"), scene.arrive("bob", "literature")
     for turn in range(4):
-        talk.arrive("ada", f"documents{turn}")
+        scene.arrive("ada", f"documents{turn}")
     for turn in range(3):
-        talk.arrive("bob", f"literature{turn}")
-    new = talk.arrive("bob", "poem")
-    talk.serve_all()
-    assert talk.worker_of(new) == talk.worker_of(ada) != talk.worker_of(bob)
+        scene.arrive("bob", f"literature{turn}")
+    new = scene.arrive("bob", "poem")
+    scene.serve_all()
+    assert scene.worker_of(new) == scene.worker_of(ada) != scene.worker_of(bob)
 
 
 def test_a_short_match_does_not_bind() -> None:
     """A system line that all requests share is shorter than the minimum match and binds no request to a worker."""
-    talk = scene()
-    requests = [talk.arrive("ada", f"s{letter}") for letter in "abcd"]
-    assert [talk.dispatched[request].why for request in requests] == ["no prefix"] * 4
-    assert {talk.worker_of(request) for request in requests} == set(W)
+    scene = new_scene()
+    requests = [scene.arrive("ada", f"s{letter}") for letter in "abcd"]
+    assert [scene.dispatched[request].why for request in requests] == ["no prefix"] * 4
+    assert {scene.worker_of(request) for request in requests} == set(W)
 
 
 def test_a_client_whose_deficit_at_a_worker_is_used_up_leaves_it() -> None:
     """A hot prefix spreads when its client has been served enough at one worker; the other client stays."""
-    talk = scene(quantum=12 * CHUNK_TOKENS)
-    first, second = talk.arrive("ada", "document 1"), talk.arrive("ada", "document 2---")
-    spread = talk.arrive("ada", "document 3")
-    assert talk.worker_of(first) == talk.worker_of(second) != talk.worker_of(spread)
-    assert talk.dispatched[spread].why == "credit used up"
-    assert talk.worker_of(talk.arrive("bob", "document 2---")) == talk.worker_of(first)
+    scene = new_scene(quantum=12 * CHUNK_TOKENS)
+    first, second = scene.arrive("ada", "document 1"), scene.arrive("ada", "document 2---")
+    spread = scene.arrive("ada", "document 3")
+    assert scene.worker_of(first) == scene.worker_of(second) != scene.worker_of(spread)
+    assert scene.dispatched[spread].why == "credit used up"
+    assert scene.worker_of(scene.arrive("bob", "document 2---")) == scene.worker_of(first)
 
 
 def test_without_a_positive_deficit_anywhere_every_counter_is_refilled() -> None:
     """Then the longest match decides again, and debts are as deep as before, less the refill."""
-    talk = scene(quantum=100, workers=("w1",))
-    talk.arrive("ada", "document 1")
-    assert talk.deficit("ada").placement == 100 - 10 * CHUNK_TOKENS
-    talk.arrive("ada", "document 2")
-    assert talk.deficit("ada").placement == 100 - 10 * CHUNK_TOKENS + 3 * 100 - 1 * CHUNK_TOKENS
+    scene = new_scene(quantum=100, workers=("w1",))
+    scene.arrive("ada", "document 1")
+    assert scene.deficit("ada").placement == 100 - 10 * CHUNK_TOKENS
+    scene.arrive("ada", "document 2")
+    assert scene.deficit("ada").placement == 100 - 10 * CHUNK_TOKENS + 3 * 100 - 1 * CHUNK_TOKENS
 
 
 @pytest.mark.parametrize("escape", [True, False])
 def test_a_hot_prefix_escapes_its_worker_by_load(escape: bool) -> None:
     """Extend tokens cost almost nothing there, so deficits alone would leave all requests on one worker."""
-    talk = scene(load_slack=4 if escape else NO_ESCAPE)
-    talk.serve(talk.arrive("ada", "hot prefix"))
-    crowd = [talk.arrive(f"c{number}", f"hot prefix {chr(33 + number)}") for number in range(30)]
-    loads = [sum(talk.worker_of(request) == worker for request in crowd) for worker in W]
+    scene = new_scene(load_slack=4 if escape else NO_ESCAPE)
+    scene.serve(scene.arrive("ada", "hot prefix"))
+    crowd = [scene.arrive(f"c{number}", f"hot prefix {chr(33 + number)}") for number in range(30)]
+    loads = [sum(scene.worker_of(request) == worker for request in crowd) for worker in W]
     if escape:
         assert max(loads) <= 2 * min(loads) + 4 + 1
-        assert "load" in {talk.dispatched[request].why for request in crowd}
+        assert "load" in {scene.dispatched[request].why for request in crowd}
     else:
         assert min(loads) == 0
 
@@ -122,100 +122,100 @@ def test_the_printed_rule_alternates_workers() -> None:
     """
     homes = {}
     for printed in (True, False):
-        talk = scene(quantum=8 * CHUNK_TOKENS, printed=printed)
-        talk.serve(talk.arrive("bob", "document"))
+        scene = new_scene(quantum=8 * CHUNK_TOKENS, printed=printed)
+        scene.serve(scene.arrive("bob", "document"))
         for letter in "abcdef":
-            talk.serve(talk.arrive("ada", "document" + letter))
-        homes[printed] = [talk.worker_of(request) for request in talk.order[1:]]
+            scene.serve(scene.arrive("ada", "document" + letter))
+        homes[printed] = [scene.worker_of(request) for request in scene.order[1:]]
     assert all(one != other for one, other in zip(homes[True][::2], homes[True][1::2], strict=True))
     assert len(set(homes[False])) == 1
 
 
 def test_a_booking_moves_when_a_queue_is_placed_anew() -> None:
     """When a worker leaves, its queue and the bookings go elsewhere, and running requests are still charged there."""
-    talk = scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
-    running = talk.arrive("ada", "document 1")
-    home, other = (running_at := talk.worker_of(running)), next(w for w in W if w != running_at)
-    waits = talk.arrive("ada", "document 2")
-    assert talk.deficit("ada", home).placement == HUGE - 11 * CHUNK_TOKENS
-    talk.leave(home)
-    assert talk.worker_of(waits) == other
-    assert talk.deficit("ada", other).placement == HUGE - 10 * CHUNK_TOKENS
-    talk.join(home)
-    assert talk.deficit("ada", home).placement == HUGE - 10 * CHUNK_TOKENS
-    talk.finish(running, output=5)
-    assert talk.deficit("ada", home).placement == HUGE - 10 * CHUNK_TOKENS - 2 * 5
+    scene = new_scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
+    running = scene.arrive("ada", "document 1")
+    home, other = (running_at := scene.worker_of(running)), next(w for w in W if w != running_at)
+    waits = scene.arrive("ada", "document 2")
+    assert scene.deficit("ada", home).placement == HUGE - 11 * CHUNK_TOKENS
+    scene.leave(home)
+    assert scene.worker_of(waits) == other
+    assert scene.deficit("ada", other).placement == HUGE - 10 * CHUNK_TOKENS
+    scene.join(home)
+    assert scene.deficit("ada", home).placement == HUGE - 10 * CHUNK_TOKENS
+    scene.finish(running, output=5)
+    assert scene.deficit("ada", home).placement == HUGE - 10 * CHUNK_TOKENS - 2 * 5
 
 
 def test_requests_that_no_other_worker_serves_are_rejected() -> None:
     """When the last worker of a model leaves, its waiting requests are rejected; running ones end on their own."""
-    talk = scene(settings=ONE_AT_A_TIME)
-    talk.join("w3", "qwen")
-    running, waits = (talk.arrive("ada", prompt, model="qwen") for prompt in ("one", "two"))
-    stays = talk.arrive("ada", "one")
-    talk.leave("w3")
-    assert talk.refusals == {waits: Refusal.NO_WORKER}
-    talk.serve(running)
-    assert stays in talk.dispatched
-    assert talk.scheduler.live == 1
+    scene = new_scene(settings=ONE_AT_A_TIME)
+    scene.join("w3", "qwen")
+    running, waits = (scene.arrive("ada", prompt, model="qwen") for prompt in ("one", "two"))
+    stays = scene.arrive("ada", "one")
+    scene.leave("w3")
+    assert scene.refusals == {waits: Refusal.NO_WORKER}
+    scene.serve(running)
+    assert stays in scene.dispatched
+    assert scene.scheduler.live == 1
 
 
 def test_a_worker_that_drops_a_model_keeps_requests_for_its_other_models() -> None:
     """Only requests that no worker serves any more are rejected."""
-    talk = Scene("d2lpm", workers=(), settings=ONE_AT_A_TIME)
-    talk.join("w1", MODEL, "qwen")
-    talk.arrive("ada", "one")
-    kept, lost = talk.arrive("ada", "two"), talk.arrive("ada", "red", model="qwen")
-    talk.join("w1", MODEL)
-    assert talk.refusals == {lost: Refusal.NO_WORKER}
-    talk.serve_all()
-    assert kept in talk.dispatched
+    scene = Scene("d2lpm", workers=(), settings=ONE_AT_A_TIME)
+    scene.join("w1", MODEL, "qwen")
+    scene.arrive("ada", "one")
+    kept, lost = scene.arrive("ada", "two"), scene.arrive("ada", "red", model="qwen")
+    scene.join("w1", MODEL)
+    assert scene.refusals == {lost: Refusal.NO_WORKER}
+    scene.serve_all()
+    assert kept in scene.dispatched
 
 
 def test_a_new_worker_starts_with_the_highest_deficit() -> None:
     """Otherwise a client with a positive deficit elsewhere would send it nothing before all of that is used up."""
-    talk = scene(quantum=10_000)
-    talk.serve(talk.arrive("ada", "something"))
-    talk.join("w3")
-    talk.arrive("ada", "else")
-    credits = {worker: talk.deficit("ada", worker).placement for worker in ("w1", "w2", "w3")}
-    chosen = talk.worker_of(talk.order[-1])
+    scene = new_scene(quantum=10_000)
+    scene.serve(scene.arrive("ada", "something"))
+    scene.join("w3")
+    scene.arrive("ada", "else")
+    credits = {worker: scene.deficit("ada", worker).placement for worker in ("w1", "w2", "w3")}
+    chosen = scene.worker_of(scene.order[-1])
     assert credits.pop("w3") == 10_000 - (4 * CHUNK_TOKENS if chosen == "w3" else 0)
     assert max(c for c in credits.values() if c is not None) == 10_000 - (0 if chosen == "w3" else 4 * CHUNK_TOKENS)
 
 
 def test_a_booking_is_replaced_by_the_charge_at_dispatch() -> None:
     """A prefix that was expected to be cached may have been evicted by then."""
-    talk = scene(HUGE, workers=("w1",), settings=ONE_AT_A_TIME)
-    running = talk.arrive("ada", "first")
+    scene = new_scene(HUGE, workers=("w1",), settings=ONE_AT_A_TIME)
+    running = scene.arrive("ada", "first")
     for _ in range(2):
-        talk.arrive("ada", "document")
-    assert talk.deficit("ada").placement == HUGE - (5 + 8) * CHUNK_TOKENS - 1
-    talk.finish(running)
-    talk.evict("w1")
-    talk.finish(talk.order[1])
-    assert talk.deficit("ada").placement == HUGE - (5 + 8 + 8) * CHUNK_TOKENS
+        scene.arrive("ada", "document")
+    assert scene.deficit("ada").placement == HUGE - (5 + 8) * CHUNK_TOKENS - 1
+    scene.finish(running)
+    scene.evict("w1")
+    scene.finish(scene.order[1])
+    assert scene.deficit("ada").placement == HUGE - (5 + 8 + 8) * CHUNK_TOKENS
 
 
 def test_requests_with_the_same_prefix_wait_for_the_same_worker() -> None:
     """Although none is computed yet: the first will be when the others have their turn."""
-    talk = scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
+    scene = new_scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
     for letter in "ab":
-        talk.arrive("ada", letter)
-    waiting = [talk.arrive("ada", "document" + letter) for letter in "abcd"]
-    talk.serve_all()
-    assert len({talk.worker_of(request) for request in waiting}) == 1
+        scene.arrive("ada", letter)
+    waiting = [scene.arrive("ada", "document" + letter) for letter in "abcd"]
+    scene.serve_all()
+    assert len({scene.worker_of(request) for request in waiting}) == 1
 
 
 def test_promises_are_dropped_when_no_request_waits() -> None:
     """A prefix that was expected and never computed binds no request."""
-    talk = scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
-    running = [talk.arrive("ada", letter) for letter in "ab"]
-    gone = talk.arrive("ada", "document")
-    talk.cancel(gone)
+    scene = new_scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
+    running = [scene.arrive("ada", letter) for letter in "ab"]
+    gone = scene.arrive("ada", "document")
+    scene.cancel(gone)
     for request in running:
-        talk.finish(request)
-    assert talk.dispatched[talk.arrive("ada", "documents")].why == "no prefix"
+        scene.finish(request)
+    assert scene.dispatched[scene.arrive("ada", "documents")].why == "no prefix"
 
 
 def test_a_booking_is_undone_once() -> None:
@@ -247,44 +247,44 @@ def test_no_booking_is_lost(steps: list[tuple[str, int]]) -> None:
     worker.
     """
     window = SchedulerSettings(window=FixedWindow(requests=2), cached_in_flight=8 * CHUNK_TOKENS)
-    talk = scene(HUGE, load_slack=1, settings=window)
+    scene = new_scene(HUGE, load_slack=1, settings=window)
     paid: dict[tuple[str, str], Tokens] = {}
 
     def end(request: RequestId, how: str, output: int) -> None:
-        client, worker = talk.requests[request].client, talk.worker_of(request)
+        client, worker = scene.requests[request].client, scene.worker_of(request)
         if how == "refuse":
-            talk.refuse(request)
+            scene.refuse(request)
             return
-        talk.progress(request, output)
-        bill = talk.scheduler.attempts[request].bill.tokens
+        scene.progress(request, output)
+        bill = scene.scheduler.attempts[request].bill.tokens
         paid[client, worker] = paid.get((client, worker), Tokens()).plus(bill)
         if how == "cancel":
-            talk.cancel(request)
+            scene.cancel(request)
         elif how == "break":
-            talk.fail(request)
+            scene.fail(request)
         else:
-            talk.finish(request, cached=bill.cached)
+            scene.finish(request, cached=bill.cached)
 
     for kind, number in steps:
-        live = [r for r in talk.requests if r in talk.scheduler.attempts]
-        waiting = [r for r in talk.requests if r not in talk.dispatched and r not in talk.refusals]
+        live = [r for r in scene.requests if r in scene.scheduler.attempts]
+        waiting = [r for r in scene.requests if r not in scene.dispatched and r not in scene.refusals]
         if kind == "arrive":
-            talk.arrive(f"c{number % 2}", f"{number % 3}" * (1 + number % 5))
+            scene.arrive(f"c{number % 2}", f"{number % 3}" * (1 + number % 5))
         elif kind == "flap":
-            talk.leave(W[number % 2])
-            talk.join(W[number % 2])
+            scene.leave(W[number % 2])
+            scene.join(W[number % 2])
         elif kind == "cancel" and waiting:
             cancelled = waiting[number % len(waiting)]
-            talk.cancel(cancelled)
-            talk.refusals[cancelled] = Refusal.EXPIRED  # so that it is not taken for one that waits
+            scene.cancel(cancelled)
+            scene.refusals[cancelled] = Refusal.EXPIRED  # so that it is not taken for one that waits
         elif live:
             end(live[number % len(live)], kind, number)
-    while talk.scheduler.attempts:
-        end(next(iter(talk.scheduler.attempts)), "serve", 3)
-    for client in {request.client for request in talk.requests.values()}:
+    while scene.scheduler.attempts:
+        end(next(iter(scene.scheduler.attempts)), "serve", 3)
+    for client in {request.client for request in scene.requests.values()}:
         for worker in W:
-            left = talk.deficit(client, worker).placement
-            charged = talk.scheduler.settings.cost(paid.get((client, worker), Tokens()))
+            left = scene.deficit(client, worker).placement
+            charged = scene.scheduler.settings.cost(paid.get((client, worker), Tokens()))
             assert left in (None, HUGE - charged)
 
 
@@ -294,36 +294,36 @@ LONG = "a prefix of more than 256 tokens"
 def crowded(*prompts: str, steal_loss: int = 256) -> tuple[Scene, list[RequestId]]:
     """These prompts wait at w1, which is busy and has computed LONG; then w2 joins, which is idle."""
     parameters = D2lpmParameters(HUGE, steal_loss=steal_loss)
-    talk = Scene("d2lpm", parameters, workers=("w1",), settings=ONE_AT_A_TIME)
-    talk.arrive("ada", LONG)
-    waiting = [talk.arrive("ada", prompt) for prompt in prompts]
-    talk.join("w2")
-    return talk, waiting
+    scene = Scene("d2lpm", parameters, workers=("w1",), settings=ONE_AT_A_TIME)
+    scene.arrive("ada", LONG)
+    waiting = [scene.arrive("ada", prompt) for prompt in prompts]
+    scene.join("w2")
+    return scene, waiting
 
 
 def test_an_idle_worker_takes_over_a_request_that_loses_little() -> None:
     """It takes a request without a prefix from another queue; the booking moves with it."""
-    talk, (warm, cold) = crowded(LONG + "?", "short")
-    assert warm not in talk.dispatched
-    assert (talk.worker_of(cold), talk.dispatched[cold].why) == ("w2", "stolen")
+    scene, (warm, cold) = crowded(LONG + "?", "short")
+    assert warm not in scene.dispatched
+    assert (scene.worker_of(cold), scene.dispatched[cold].why) == ("w2", "stolen")
     kept = HUGE - (len(LONG) + 1) * CHUNK_TOKENS
-    assert talk.deficit("ada", "w1").placement == kept
-    assert talk.deficit("ada", "w2").placement == kept - 5 * CHUNK_TOKENS
+    assert scene.deficit("ada", "w1").placement == kept
+    assert scene.deficit("ada", "w2").placement == kept - 5 * CHUNK_TOKENS
 
 
 def test_a_request_that_would_lose_its_prefix_is_not_taken_over() -> None:
     """A request whose prefix would have to be computed again waits for the worker that holds it."""
-    talk, (warm,) = crowded(LONG + "?")
-    assert warm not in talk.dispatched
-    talk.finish(talk.order[0])
-    assert talk.worker_of(warm) == "w1"
+    scene, (warm,) = crowded(LONG + "?")
+    assert warm not in scene.dispatched
+    scene.finish(scene.order[0])
+    assert scene.worker_of(warm) == "w1"
 
 
 def test_stealing_can_be_switched_off() -> None:
     """Then every request stays where it was placed, as the paper prints it."""
-    talk, (cold,) = crowded("short", steal_loss=-1)
-    assert cold not in talk.dispatched
-    assert not talk.scheduler.policy.properties.work_conserving
+    scene, (cold,) = crowded("short", steal_loss=-1)
+    assert cold not in scene.dispatched
+    assert not scene.scheduler.policy.properties.work_conserving
 
 
 def test_a_slow_worker_has_a_smaller_quantum() -> None:

@@ -81,37 +81,37 @@ def facts(scheduler: Scheduler, now: float) -> object:
     )
 
 
-def step(talk: Twins, random: Random) -> None:
+def step(scene: Twins, random: Random) -> None:
     """Let one random event happen, most often an arrival or an answer."""
-    running = list(talk.scheduler.attempts)
-    some = random.choice(running) if running else RequestId("never heard of")
+    running = list(scene.scheduler.attempts)
+    some = random.choice(running) if running else RequestId("unknown")
     worker = random.choice(WORKERS)
     match random.choices(range(9), (10, 6, 4, 1, 1, 1, 0.5, 0.5, 3))[0]:
         case 0:
-            arrive(talk, random)
+            arrive(scene, random)
         case 1 if running:
-            talk.serve(some, random.randrange(20), answer=random.choice("xyz") * random.randint(1, 9))
+            scene.serve(some, random.randrange(20), answer=random.choice("xyz") * random.randint(1, 9))
         case 2:
-            talk.start(some)
+            scene.start(some)
         case 3 if running:
-            talk.feed(Returned(some, accepted=random.random() < 0.5, fault=random.choice(list(Fault))))
-        case 4 if talk.requests:
-            talk.cancel(random.choice(list(talk.requests)[-6:]))
+            scene.feed(Returned(some, accepted=random.random() < 0.5, fault=random.choice(list(Fault))))
+        case 4 if scene.requests:
+            scene.cancel(random.choice(list(scene.requests)[-6:]))
         case 5:
-            talk.evict(worker, random.choice([None, CHUNK_TOKENS, 4 * CHUNK_TOKENS]))
+            scene.evict(worker, random.choice([None, CHUNK_TOKENS, 4 * CHUNK_TOKENS]))
         case 6:
-            talk.leave(worker)
+            scene.leave(worker)
         case 7:
             models = random.choice([(MODEL,), (MODEL, "qwen")])
-            talk.join(worker, *models, reorders=worker == "w4")
+            scene.join(worker, *models, reorders=worker == "w4")
         case 8 if random.random() < 0.5:
-            talk.wait(random.choice([0.01, 0.5, 4.0]))
+            scene.wait(random.choice([0.01, 0.5, 4.0]))
         case _:
-            talk.now += random.choice([0.01, 0.6, 2.5])  # the timer rings after whatever is next
+            scene.now += random.choice([0.01, 0.6, 2.5])  # the timer rings after whatever is next
 
 
-def arrive(talk: Twins, random: Random) -> None:
-    talk.arrive(
+def arrive(scene: Twins, random: Random) -> None:
+    scene.arrive(
         client := random.choice("abcde"),
         random.choice("xyz") * random.randint(0, 6) + random.choice("pq") * random.randint(0, 3) + "!",
         limit=random.choice([0, 20]),
@@ -128,11 +128,11 @@ def test_passing_through_equals_entering_the_pool(parameters: DlpmHomeParameters
     """For any events, commands, deficits and fairness figures are equal to the last bit; and many requests do pass
     through.
     """
-    talk, random = Twins(parameters), Random(seed)
+    scene, random = Twins(parameters), Random(seed)
     for worker in WORKERS[:3]:
-        talk.join(worker, MODEL, "qwen")
+        scene.join(worker, MODEL, "qwen")
     for _ in range(STEPS):
-        step(talk, random)
-    policy = talk.scheduler.policy
+        step(scene, random)
+    policy = scene.scheduler.policy
     assert isinstance(policy, CountingPolicy)
     assert 20 < policy.passed_through < policy.chosen

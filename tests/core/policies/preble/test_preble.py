@@ -75,42 +75,42 @@ def bench(
 
 def test_a_prompt_that_is_mostly_cached_is_exploited() -> None:
     """Half of a prompt is not enough; then load decides, whatever is cached."""
-    talk = bench()
-    talk.place("abcdefgh", w1=0)
-    assert talk.place("abcdexyz", w1=5, w2=0) == "w1 prefix"
-    assert talk.place("abcdxyzu", w1=4, w2=0) == "w2 load"
+    scene = bench()
+    scene.place("abcdefgh", w1=0)
+    assert scene.place("abcdexyz", w1=5, w2=0) == "w1 prefix"
+    assert scene.place("abcdxyzu", w1=4, w2=0) == "w2 load"
 
 
 def test_of_several_workers_with_the_prefix_the_cheapest_is_chosen() -> None:
     """In any order of the workers. A worker that holds less is not considered."""
-    talk = bench()
-    talk.place("abcdefgh", w2=0)
-    talk.place("abcdefgh" * 2, w4=0)
-    talk.place("abcdef", w4=3)
-    assert talk.place("abcdefgx", w1=0, w2=7, w3=6, w4=7) == "w2 prefix"
-    talk.place("x" * 40, w2=0)
-    assert talk.place("abcdefgx", w1=0, w2=7, w3=6, w4=7) == "w4 prefix"
+    scene = bench()
+    scene.place("abcdefgh", w2=0)
+    scene.place("abcdefgh" * 2, w4=0)
+    scene.place("abcdef", w4=3)
+    assert scene.place("abcdefgx", w1=0, w2=7, w3=6, w4=7) == "w2 prefix"
+    scene.place("x" * 40, w2=0)
+    assert scene.place("abcdefgx", w1=0, w2=7, w3=6, w4=7) == "w4 prefix"
 
 
 def test_load_is_the_uncached_input_of_recent_requests() -> None:
     """Cached input costs nothing, and neither do requests placed more than H ago."""
-    talk = bench()
-    talk.place("abcdefgh", w1=0)
-    talk.place("abcdefghabcdefgh", 10.0, w2=9)
-    assert talk.place("x", 20.0, w1=0, w2=0) == "w2 load"
-    assert talk.place("y", 179.9, w1=0, w2=0) == "w1 load"
-    assert talk.place("uvw", 180.0, w1=0, w2=0) == "w1 load"
-    assert talk.place("z", 190.0, w1=0, w2=0) == "w2 load"
+    scene = bench()
+    scene.place("abcdefgh", w1=0)
+    scene.place("abcdefghabcdefgh", 10.0, w2=9)
+    assert scene.place("x", 20.0, w1=0, w2=0) == "w2 load"
+    assert scene.place("y", 179.9, w1=0, w2=0) == "w1 load"
+    assert scene.place("uvw", 180.0, w1=0, w2=0) == "w1 load"
+    assert scene.place("z", 190.0, w1=0, w2=0) == "w2 load"
 
 
 def test_load_includes_the_average_output() -> None:
     """The mean of a worker's answers within H counts for each of its requests; before there is one, a first guess."""
-    talk = bench(decode_seconds=1.0)
-    talk.place("abc", w1=0, output=10)
-    talk.place("abc", w2=0, output=100)
-    assert talk.place("x", w1=0, w2=0, output=40) == "w1 load"  # 2 requests of 25 tokens there now
-    assert talk.place("y", w1=0, w2=0, output=1000) == "w1 load"
-    assert talk.place("z", w1=0, w2=0) == "w2 load"
+    scene = bench(decode_seconds=1.0)
+    scene.place("abc", w1=0, output=10)
+    scene.place("abc", w2=0, output=100)
+    assert scene.place("x", w1=0, w2=0, output=40) == "w1 load"  # 2 requests of 25 tokens there now
+    assert scene.place("y", w1=0, w2=0, output=1000) == "w1 load"
+    assert scene.place("z", w1=0, w2=0) == "w2 load"
     guessed = bench(decode_seconds=1.0)
     guessed.place("a", w1=0)
     guessed.place("ab", w2=0, output=14)
@@ -129,25 +129,25 @@ def test_evicting_a_shared_prefix_costs_more(counted: bool, chosen: str) -> None
     """Both workers missed about as much, w2 slightly more; but at w1 a prefix that all its requests share would be
     evicted.
     """
-    talk = bench(eviction_cost=counted)
+    scene = bench(eviction_cost=counted)
     for letter in "1234":
-        talk.place("abcdefgh" + letter, w1=0 if letter == "1" else 8)
-        talk.place(letter * 3 if letter != "4" else "5678", w2=0)
-    assert talk.place("uvwxyz", w1=0, w2=0) == chosen
+        scene.place("abcdefgh" + letter, w1=0 if letter == "1" else 8)
+        scene.place(letter * 3 if letter != "4" else "5678", w2=0)
+    assert scene.place("uvwxyz", w1=0, w2=0) == chosen
 
 
 @pytest.mark.parametrize("gone", ["by time", "with its worker"])
 def test_evicting_old_prefixes_costs_nothing(gone: str) -> None:
     """After H, or after the worker left and returned, no shared prefix is left there."""
-    talk = bench(eviction_cost=True)
+    scene = bench(eviction_cost=True)
     for letter in "1234":
-        talk.place("abcdefgh" + letter, w1=0 if letter == "1" else 8)
+        scene.place("abcdefgh" + letter, w1=0 if letter == "1" else 8)
     if gone == "with its worker":
-        talk.preble.worker_left(WorkerId("w1"))
+        scene.preble.worker_left(WorkerId("w1"))
     now = 200.0 if gone == "by time" else 1.0
-    talk.place("abc", now, w1=0)
-    talk.place("pqrs", now, w2=0)
-    assert talk.place("uvwxyz", now, w1=0, w2=0) == "w1 load"
+    scene.place("abc", now, w1=0)
+    scene.place("pqrs", now, w2=0)
+    assert scene.place("uvwxyz", now, w1=0, w2=0) == "w1 load"
 
 
 @pytest.mark.parametrize(("ratio", "chosen"), [(0.7, "w1 decodes"), (0.95, "w2 load"), (0.0, "w2 load")])
@@ -155,116 +155,116 @@ def test_exploration_prefers_the_worker_that_mostly_decodes(ratio: float, chosen
     """The worker with the highest cached fraction of input within 30 s gets the request despite a higher load, unless
     this is off.
     """
-    talk = bench(decode_ratio=ratio)
+    scene = bench(decode_ratio=ratio)
     for _ in range(8):
-        talk.place("abcdefgh", w1=7)
-    assert talk.place("xyz", 29.0, w1=0, w2=0) == chosen
-    assert talk.place("uvw", 45.0, w1=0, w2=0) == "w2 load"
+        scene.place("abcdefgh", w1=7)
+    assert scene.place("xyz", 29.0, w1=0, w2=0) == chosen
+    assert scene.place("uvw", 45.0, w1=0, w2=0) == "w2 load"
 
 
 def test_a_worker_that_returns_starts_with_an_empty_history() -> None:
     """Its earlier requests do not count as sharing a prefix with later ones."""
-    talk = bench(eviction_cost=True)
+    scene = bench(eviction_cost=True)
     for _ in range(4):
-        talk.place("abcdefgh", w1=0)
-    talk.preble.worker_left(WorkerId("w1"))
-    talk.place("abcdefgh", w1=0)
-    talk.place("pqrstuvw", w1=0)
-    talk.place("y" * 14, w2=0)
+        scene.place("abcdefgh", w1=0)
+    scene.preble.worker_left(WorkerId("w1"))
+    scene.place("abcdefgh", w1=0)
+    scene.place("pqrstuvw", w1=0)
+    scene.place("y" * 14, w2=0)
     # 16 chunks, and 8 that half of the requests share, against 14 and 8 that all share.
-    assert talk.place("01234567", w1=0, w2=0) == "w1 load"
+    assert scene.place("01234567", w1=0, w2=0) == "w1 load"
 
 
 def test_no_worker_is_relieved_before_enough_requests() -> None:
     """The given number of requests per worker must be placed first."""
-    talk = bench(balance_ratio=1.5, balance_after=2)
-    placed = [talk.place("abcdefgh", w1=7, w2=0) for _ in range(5)]
+    scene = bench(balance_ratio=1.5, balance_after=2)
+    placed = [scene.place("abcdefgh", w1=7, w2=0) for _ in range(5)]
     assert placed == ["w1 prefix"] * 4 + ["w2 balance"]
 
 
 def test_the_most_loaded_worker_is_relieved() -> None:
     """Until it has at most Th_bal times the lowest load. Other workers are not relieved."""
-    talk = bench(balance_ratio=1.5, balance_after=2)
-    talk.place("x" * 24, w3=0)
-    talk.place("abcdefghabcdefgh", w2=0)
+    scene = bench(balance_ratio=1.5, balance_after=2)
+    scene.place("x" * 24, w3=0)
+    scene.place("abcdefghabcdefgh", w2=0)
     for _ in range(3):
-        assert talk.place("abcdefgh", w1=0, w2=7, w3=0) == "w2 prefix"
-    talk.place("abcdefghabcdef", w2=0)
-    assert talk.place("abcdefgh", w1=0, w2=7, w3=0) == "w1 balance"
-    assert talk.place("xxxxxx", w1=0, w2=0, w3=5) == "w3 prefix"
-    talk.place("y" * 20, w1=0)
-    assert talk.place("abcdefgh", w1=0, w2=7, w3=0) == "w2 prefix"
+        assert scene.place("abcdefgh", w1=0, w2=7, w3=0) == "w2 prefix"
+    scene.place("abcdefghabcdef", w2=0)
+    assert scene.place("abcdefgh", w1=0, w2=7, w3=0) == "w1 balance"
+    assert scene.place("xxxxxx", w1=0, w2=0, w3=5) == "w3 prefix"
+    scene.place("y" * 20, w1=0)
+    assert scene.place("abcdefgh", w1=0, w2=7, w3=0) == "w2 prefix"
 
 
 @pytest.mark.parametrize("on", [True, False])
 def test_a_hot_prefix_is_spread_over_the_fleet(on: bool) -> None:
     """By default a fleet that serves one prefix is used evenly; without balancing it is not."""
-    talk = Scene("preble", PrebleParameters(balance_ratio=1.5 * on, balance_after=5), workers=W)
+    scene = Scene("preble", PrebleParameters(balance_ratio=1.5 * on, balance_after=5), workers=W)
     for number in range(90):
-        talk.now += 0.1
-        talk.serve(talk.arrive("ada", "documents" + chr(33 + number)), output=20)
-    counts = Counter(talk.worker_of(request) for request in talk.order)
+        scene.now += 0.1
+        scene.serve(scene.arrive("ada", "documents" + chr(33 + number)), output=20)
+    counts = Counter(scene.worker_of(request) for request in scene.order)
     assert (min(counts.values()) >= 15 and len(counts) == 3) == on
-    assert ("balance" in {decision.why for decision in talk.dispatched.values()}) == on
+    assert ("balance" in {decision.why for decision in scene.dispatched.values()}) == on
 
 
 def test_a_prefix_is_copied_when_its_requests_wait_ever_longer() -> None:
     """They wait twice as long in the later half of H at the most loaded worker, which alone has it; it goes to another
     one.
     """
-    talk = bench(copy_slowdown=2.0)
-    talk.place("y" * 9, w2=0)
+    scene = bench(copy_slowdown=2.0)
+    scene.place("y" * 9, w2=0)
     for now, cached in ((0.0, 0), (10.0, 7), (20.0, 7)):
-        talk.place("abcdefgh", now, wait=1.0, w1=cached)
+        scene.place("abcdefgh", now, wait=1.0, w1=cached)
     # So far 1 s, and prefill of 320 tokens in 3 s for three: 2.07 s on the average.
-    assert talk.place("abcdefgh", 160.0, wait=3.0, w1=7, w2=0) == "w1 prefix"
-    assert talk.place("abcdefgh", 165.0, wait=6.0, w1=7, w2=0) == "w1 prefix"
+    assert scene.place("abcdefgh", 160.0, wait=3.0, w1=7, w2=0) == "w1 prefix"
+    assert scene.place("abcdefgh", 165.0, wait=6.0, w1=7, w2=0) == "w1 prefix"
     # Since then 4.5 s and 0.32 s. It would cost less at w1 all the same.
-    assert talk.place("abcdefgh", 175.0, w1=7, w2=0) == "w2 copy"
-    assert talk.place("abcdefgh", 175.0, w1=7, w2=7) == "w1 prefix"
+    assert scene.place("abcdefgh", 175.0, w1=7, w2=0) == "w2 copy"
+    assert scene.place("abcdefgh", 175.0, w1=7, w2=7) == "w1 prefix"
 
 
 def test_a_prefix_on_two_workers_is_not_copied() -> None:
     """However long its requests wait at both, even if both are the most loaded."""
     for others in (1, 2):
-        talk = bench(copy_slowdown=2.0)
+        scene = bench(copy_slowdown=2.0)
         for now, wait in ((0.0, 1.0), (160.0, 50.0)):
             for worker in ("w1", "w2"):
-                talk.place("abcdefgh", now, wait=wait, **{worker: 0})
+                scene.place("abcdefgh", now, wait=wait, **{worker: 0})
         holders = {"w1": 7, "w2": 7 if others == 2 else 0}
-        assert talk.place("abcdefgh", 175.0, w3=0, **holders).split()[1] == ("copy" if others == 1 else "prefix")
+        assert scene.place("abcdefgh", 175.0, w3=0, **holders).split()[1] == ("copy" if others == 1 else "prefix")
 
 
 def test_waits_in_the_router_count() -> None:
     """With a growing queue the prefix is copied to the idle worker, and without one never."""
     for crowd in (1, 12):
         parameters = PrebleParameters(history=40.0, balance_ratio=0, decode_ratio=0)
-        talk = Scene("preble", parameters, workers=W[:2], settings=ONE_AT_A_TIME)
+        scene = Scene("preble", parameters, workers=W[:2], settings=ONE_AT_A_TIME)
         for round_ in range(30):
             for _ in range(1 if round_ < 20 else crowd):
-                talk.arrive("ada", "document" + chr(48 + round_))
+                scene.arrive("ada", "document" + chr(48 + round_))
             for _ in range(1 if round_ < 20 else 2):
-                talk.now += 0.5
-                running = list(talk.scheduler.attempts)
+                scene.now += 0.5
+                running = list(scene.scheduler.attempts)
                 if running:
-                    talk.serve(running[0])
-            talk.now += 1.0
-        talk.serve_all()
-        assert ("copy" in {decision.why for decision in talk.dispatched.values()}) == (crowd > 1)
+                    scene.serve(running[0])
+            scene.now += 1.0
+        scene.serve_all()
+        assert ("copy" in {decision.why for decision in scene.dispatched.values()}) == (crowd > 1)
 
 
 def test_a_worker_that_left_is_forgotten() -> None:
     """It returns with no load; requests that waited for it are placed anew, and running ones end without error."""
-    talk = Scene("preble", PrebleParameters(decode_ratio=0), workers=W[:2], settings=ONE_AT_A_TIME)
-    first = talk.arrive("ada", "document")
-    waits = [talk.arrive("ada", "document" + letter) for letter in "ab"]
-    home = talk.worker_of(first)
-    talk.leave(home)
-    assert talk.worker_of(waits[0]) != home
-    talk.join(home)
-    talk.serve_all()
-    assert len(talk.order) == 3
-    assert talk.worker_of(talk.arrive("bob", "something else")) == home
+    scene = Scene("preble", PrebleParameters(decode_ratio=0), workers=W[:2], settings=ONE_AT_A_TIME)
+    first = scene.arrive("ada", "document")
+    waits = [scene.arrive("ada", "document" + letter) for letter in "ab"]
+    home = scene.worker_of(first)
+    scene.leave(home)
+    assert scene.worker_of(waits[0]) != home
+    scene.join(home)
+    scene.serve_all()
+    assert len(scene.order) == 3
+    assert scene.worker_of(scene.arrive("bob", "something else")) == home
 
 
 @pytest.mark.parametrize("wrong", ["history", "decode_history", "decode_seconds", "balance_ratio", "copy_slowdown"])

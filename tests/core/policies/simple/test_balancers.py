@@ -28,31 +28,31 @@ def test_lightest_has_the_lowest_load(loads: list[int], turn: int) -> None:
 
 def test_round_robin_ignores_load_and_prefix() -> None:
     """Every worker gets every third request."""
-    talk = Scene("round_robin", workers=W)
+    scene = Scene("round_robin", workers=W)
     for _ in range(9):
-        talk.arrive("ada", "document")
-    placed = [talk.worker_of(request) for request in talk.order]
+        scene.arrive("ada", "document")
+    placed = [scene.worker_of(request) for request in scene.order]
     assert placed == placed[:3] * 3
     assert set(placed) == set(W)
 
 
 def test_round_robin_rotates_per_model() -> None:
     """Two models that alternate do not leave each other only every second worker."""
-    talk = Scene("round_robin", workers=())
+    scene = Scene("round_robin", workers=())
     for worker in W[:2]:
-        talk.join(worker, MODEL, "qwen")
-    requests = [talk.arrive("ada", "document", model=model) for _ in range(4) for model in (MODEL, "qwen")]
-    placed = Counter((talk.requests[request].model, talk.worker_of(request)) for request in requests)
+        scene.join(worker, MODEL, "qwen")
+    requests = [scene.arrive("ada", "document", model=model) for _ in range(4) for model in (MODEL, "qwen")]
+    placed = Counter((scene.requests[request].model, scene.worker_of(request)) for request in requests)
     assert set(placed.values()) == {2}
 
 
 def test_client_round_robin_rotates_per_client() -> None:
     """Clients that alternate do not leave each other only every second worker."""
-    talk = Scene("client_rr+fcfs", workers=W[:2])
-    requests = [talk.arrive(client, "document") for _ in range(4) for client in ("ada", "bob")]
-    placed = Counter((talk.requests[request].client, talk.worker_of(request)) for request in requests)
+    scene = Scene("client_rr+fcfs", workers=W[:2])
+    requests = [scene.arrive(client, "document") for _ in range(4) for client in ("ada", "bob")]
+    placed = Counter((scene.requests[request].client, scene.worker_of(request)) for request in requests)
     assert set(placed.values()) == {2}
-    assert {client: talk.worker_of(talk.arrive(client, "document")) for client in ("ada", "bob")} == {
+    assert {client: scene.worker_of(scene.arrive(client, "document")) for client in ("ada", "bob")} == {
         "ada": "w1",
         "bob": "w2",
     }
@@ -60,12 +60,12 @@ def test_client_round_robin_rotates_per_client() -> None:
 
 def test_clients_that_send_one_request_each_spread_over_the_workers() -> None:
     """Clients start at different workers, per model."""
-    talk = Scene("client_rr+fcfs", workers=())
+    scene = Scene("client_rr+fcfs", workers=())
     for worker in W[:2]:
-        talk.join(worker, MODEL, "qwen")
+        scene.join(worker, MODEL, "qwen")
     for number in range(8):
-        talk.arrive(f"c{number}", "document", model=(MODEL, "qwen")[number % 2])
-    placed = Counter((talk.requests[request].model, talk.worker_of(request)) for request in talk.order)
+        scene.arrive(f"c{number}", "document", model=(MODEL, "qwen")[number % 2])
+    placed = Counter((scene.requests[request].model, scene.worker_of(request)) for request in scene.order)
     assert set(placed.values()) == {2}
 
 
@@ -74,34 +74,34 @@ def test_least_requests_counts_waiting_and_running_requests(streamed: bool) -> N
     """The next request goes to the worker with the fewest requests, started or not; a worker that finishes is chosen
     again.
     """
-    talk = Scene("least_requests", workers=W)
+    scene = Scene("least_requests", workers=W)
     for prompt in "abcdef":
-        talk.arrive("ada", prompt, streamed=streamed)
-    assert set(Counter(talk.worker_of(request) for request in talk.order).values()) == {2}
-    talk.finish(talk.order[3])
-    assert talk.worker_of(talk.arrive("ada", "g")) == talk.worker_of(talk.order[3])
+        scene.arrive("ada", prompt, streamed=streamed)
+    assert set(Counter(scene.worker_of(request) for request in scene.order).values()) == {2}
+    scene.finish(scene.order[3])
+    assert scene.worker_of(scene.arrive("ada", "g")) == scene.worker_of(scene.order[3])
 
 
 def test_a_new_worker_has_the_lowest_load() -> None:
     """Requests go to it until it is as loaded as the others."""
-    talk = Scene("least_requests", workers=W[:2])
+    scene = Scene("least_requests", workers=W[:2])
     for prompt in "abcd":
-        talk.arrive("ada", prompt)
-    talk.join("w3")
-    assert [talk.worker_of(talk.arrive("ada", prompt)) for prompt in "ef"] == ["w3", "w3"]
+        scene.arrive("ada", prompt)
+    scene.join("w3")
+    assert [scene.worker_of(scene.arrive("ada", prompt)) for prompt in "ef"] == ["w3", "w3"]
 
 
 def ranks_chosen(policy: str, workers: tuple[str, ...]) -> set[str]:
     """The ranks by load of the workers that many requests were placed on, while some requests end."""
-    talk, random, seen = Scene(policy, workers=workers), Random(1), set[str]()
+    scene, random, seen = Scene(policy, workers=workers), Random(1), set[str]()
     for _ in range(200):
-        loads = {state.worker.id: state.load.requests for state in talk.scheduler.cluster}
-        chosen = loads[talk.worker_of(talk.arrive("ada", "document"))]
+        loads = {state.worker.id: state.load.requests for state in scene.scheduler.cluster}
+        chosen = loads[scene.worker_of(scene.arrive("ada", "document"))]
         least, most = min(loads.values()), max(loads.values())
         if list(loads.values()).count(most) == 1 and len(loads) > 1:
             seen.add("most" if chosen == most else "least" if chosen == least else "between")
         if random.random() < 0.6:
-            talk.serve(random.choice(list(talk.scheduler.attempts)))
+            scene.serve(random.choice(list(scene.scheduler.attempts)))
     return seen
 
 
@@ -118,10 +118,10 @@ def test_two_choices_takes_the_lighter_of_two() -> None:
 @pytest.mark.parametrize("policy", ["random", "two_choices"])
 def test_random_placement_favours_no_worker(policy: str) -> None:
     """On an idle fleet each of three workers gets a third, and not in rotation."""
-    talk = Scene(policy, workers=W)
+    scene = Scene(policy, workers=W)
     for _ in range(600):
-        talk.serve(talk.arrive("ada", "document"))
-    placed = [talk.worker_of(request) for request in talk.order]
+        scene.serve(scene.arrive("ada", "document"))
+    placed = [scene.worker_of(request) for request in scene.order]
     assert all(160 <= count <= 240 for count in Counter(placed).values())
     pairs = Counter(pairwise(placed))
     assert len(pairs) == 9
@@ -131,7 +131,7 @@ def test_random_placement_favours_no_worker(policy: str) -> None:
 def test_random_placement_is_seeded() -> None:
     """The same seed gives the same placements, so that a history can be replayed."""
     first, second = (Scene("random", workers=W) for _ in range(2))
-    for talk in (first, second):
+    for scene in (first, second):
         for _ in range(20):
-            talk.arrive("ada", "document")
+            scene.arrive("ada", "document")
     assert [first.worker_of(request) for request in first.order] == [second.worker_of(r) for r in second.order]

@@ -20,146 +20,146 @@ FULL = LinearCost(cached=1.0)
 """VTC's own price: the whole input, cached or not."""
 
 
-def scene() -> Scene:
+def new_scene() -> Scene:
     return Scene("vtc", settings=ONE_AT_A_TIME)
 
 
-def served(talk: Scene, client: str) -> float:
+def served(scene: Scene, client: str) -> float:
     """c_i: the client's service and lifts."""
-    deficit = talk.deficit(client).order
+    deficit = scene.deficit(client).order
     assert deficit is not None
     return -deficit
 
 
 def test_the_least_served_client_goes_next() -> None:
     """However long others have waited; within a client, in order of arrival."""
-    talk = scene()
-    big, bigger, last = talk.arrive("ada", "document 1"), talk.arrive("ada", "document 22"), talk.arrive("ada", "a")
-    small, smaller = talk.arrive("bob", "four"), talk.arrive("bob", "two")
-    talk.serve_all()
-    assert talk.order == [big, bigger, small, smaller, last]
+    scene = new_scene()
+    big, bigger, last = scene.arrive("ada", "document 1"), scene.arrive("ada", "document 22"), scene.arrive("ada", "a")
+    small, smaller = scene.arrive("bob", "four"), scene.arrive("bob", "two")
+    scene.serve_all()
+    assert scene.order == [big, bigger, small, smaller, last]
 
 
 def test_a_cached_prompt_costs_as_much_as_an_uncached_one() -> None:
     """VTC ignores prefixes: the whole input is charged at once."""
-    talk = scene()
-    talk.serve(talk.arrive("ada", "document"))
-    cached = talk.arrive("ada", "document")
-    assert talk.dispatched[cached].cached_tokens > 0
-    assert served(talk, "ada") == 16 * CHUNK_TOKENS
+    scene = new_scene()
+    scene.serve(scene.arrive("ada", "document"))
+    cached = scene.arrive("ada", "document")
+    assert scene.dispatched[cached].cached_tokens > 0
+    assert served(scene, "ada") == 16 * CHUNK_TOKENS
 
 
 def test_output_is_charged_while_it_streams_and_corrected_by_usage() -> None:
     """A long answer counts against its client before it has ended; an overcharge is refunded."""
-    talk = scene()
-    answer = talk.arrive("ada", "why?", limit=300)
-    talk.progress(answer, 100)
-    assert served(talk, "ada") == 4 * CHUNK_TOKENS + 2 * 100
-    talk.finish(answer, 90)
-    assert served(talk, "ada") == 4 * CHUNK_TOKENS + 2 * 90
-    talk.refuse(talk.arrive("ada", "why?"))
-    assert served(talk, "ada") == 4 * CHUNK_TOKENS + 2 * 90
+    scene = new_scene()
+    answer = scene.arrive("ada", "why?", limit=300)
+    scene.progress(answer, 100)
+    assert served(scene, "ada") == 4 * CHUNK_TOKENS + 2 * 100
+    scene.finish(answer, 90)
+    assert served(scene, "ada") == 4 * CHUNK_TOKENS + 2 * 90
+    scene.refuse(scene.arrive("ada", "why?"))
+    assert served(scene, "ada") == 4 * CHUNK_TOKENS + 2 * 90
 
 
 def test_a_running_answer_lets_others_pass() -> None:
     """A counter that rises while its client waits counts at the next choice."""
-    talk = scene()
-    running = talk.arrive("ada", "a", limit=900)
-    mine, other = talk.arrive("ada", "one"), talk.arrive("bob", "document")
-    talk.progress(running, 900)
-    talk.finish(running)
-    talk.finish(other)
-    assert talk.order == [running, other, mine]
+    scene = new_scene()
+    running = scene.arrive("ada", "a", limit=900)
+    mine, other = scene.arrive("ada", "one"), scene.arrive("bob", "document")
+    scene.progress(running, 900)
+    scene.finish(running)
+    scene.finish(other)
+    assert scene.order == [running, other, mine]
 
 
 def test_absence_earns_nothing() -> None:
     """A client that returns while others wait starts with the lowest of their counters, not with its own old one."""
-    talk = scene()
-    talk.serve(talk.arrive("ada", "a"))
+    scene = new_scene()
+    scene.serve(scene.arrive("ada", "a"))
     for _ in range(4):
-        talk.arrive("bob", "document")
-    talk.serve(talk.order[-1])
-    assert served(talk, "bob") == (1 + 2 * 8) * CHUNK_TOKENS
-    back, again = talk.arrive("ada", "document"), talk.arrive("ada", "document")
-    assert served(talk, "ada") == served(talk, "bob")
-    talk.serve_all()
-    assert [talk.requests[request].client for request in talk.order[3:]] == ["bob", "ada", "bob", "ada"]
-    assert talk.order[4::2] == [back, again]
+        scene.arrive("bob", "document")
+    scene.serve(scene.order[-1])
+    assert served(scene, "bob") == (1 + 2 * 8) * CHUNK_TOKENS
+    back, again = scene.arrive("ada", "document"), scene.arrive("ada", "document")
+    assert served(scene, "ada") == served(scene, "bob")
+    scene.serve_all()
+    assert [scene.requests[request].client for request in scene.order[3:]] == ["bob", "ada", "bob", "ada"]
+    assert scene.order[4::2] == [back, again]
 
 
 def test_a_lift_never_lowers_a_counter() -> None:
     """A client with much service that leaves for a moment returns with its own counter."""
-    talk = scene()
-    running, heavy = talk.arrive("bob", "a"), talk.arrive("ada", "document 1")
-    light = [talk.arrive("bob", letter) for letter in "abc"]
-    talk.finish(running)
-    before = served(talk, "ada")
-    again = talk.arrive("ada", "document 2")
-    assert served(talk, "ada") == before > served(talk, "bob")
-    talk.serve_all()
-    assert talk.order == [running, heavy, *light, again]
+    scene = new_scene()
+    running, heavy = scene.arrive("bob", "a"), scene.arrive("ada", "document 1")
+    light = [scene.arrive("bob", letter) for letter in "abc"]
+    scene.finish(running)
+    before = served(scene, "ada")
+    again = scene.arrive("ada", "document 2")
+    assert served(scene, "ada") == before > served(scene, "bob")
+    scene.serve_all()
+    assert scene.order == [running, heavy, *light, again]
 
 
 def test_in_an_empty_queue_a_counter_is_lifted_to_that_of_the_last_client() -> None:
     """To the present value of that counter, not to its value when the client left."""
-    talk = scene()
-    running = talk.arrive("ada", "document", limit=100)
-    talk.progress(running, 100)
-    talk.arrive("bob", "one")
-    assert served(talk, "bob") == served(talk, "ada") == 8 * CHUNK_TOKENS + 2 * 100
-    talk.serve(running)
-    talk.arrive("cyd", "two")
-    assert served(talk, "cyd") == served(talk, "bob") == 11 * CHUNK_TOKENS + 2 * 100
+    scene = new_scene()
+    running = scene.arrive("ada", "document", limit=100)
+    scene.progress(running, 100)
+    scene.arrive("bob", "one")
+    assert served(scene, "bob") == served(scene, "ada") == 8 * CHUNK_TOKENS + 2 * 100
+    scene.serve(running)
+    scene.arrive("cyd", "two")
+    assert served(scene, "cyd") == served(scene, "bob") == 11 * CHUNK_TOKENS + 2 * 100
 
 
 def test_a_withdrawn_request_costs_nothing() -> None:
     """No counter counts it as service."""
-    talk = scene()
-    running = talk.arrive("ada", "one")
-    gone, stays = talk.arrive("bob", "document"), talk.arrive("bob", "two")
-    talk.cancel(gone)
-    assert served(talk, "bob") == 3 * CHUNK_TOKENS
-    talk.cancel(stays)
-    other = talk.arrive("cyd", "ten")
-    talk.finish(running)
-    assert talk.order == [running, other]
+    scene = new_scene()
+    running = scene.arrive("ada", "one")
+    gone, stays = scene.arrive("bob", "document"), scene.arrive("bob", "two")
+    scene.cancel(gone)
+    assert served(scene, "bob") == 3 * CHUNK_TOKENS
+    scene.cancel(stays)
+    other = scene.arrive("cyd", "ten")
+    scene.finish(running)
+    assert scene.order == [running, other]
 
 
 def test_counters_outlive_a_worker_that_leaves_and_comes_back() -> None:
     """Waiting requests are placed anew in their order, and a client's earlier service still counts."""
-    talk = Scene("vtc", workers=("w1", "w2"), settings=ONE_AT_A_TIME)
+    scene = Scene("vtc", workers=("w1", "w2"), settings=ONE_AT_A_TIME)
     for letter in "abcdef":
-        talk.arrive("ada", "document" + letter)
-    before = served(talk, "ada")
-    talk.leave("w1")
-    talk.join("w1")
-    assert served(talk, "ada") == before
-    talk.serve_all()
-    first, second, third, fourth, fifth, sixth = talk.requests
-    assert talk.order == [first, second, fourth, sixth, third, fifth]
+        scene.arrive("ada", "document" + letter)
+    before = served(scene, "ada")
+    scene.leave("w1")
+    scene.join("w1")
+    assert served(scene, "ada") == before
+    scene.serve_all()
+    first, second, third, fourth, fifth, sixth = scene.requests
+    assert scene.order == [first, second, fourth, sixth, third, fifth]
 
 
 @pytest.mark.parametrize("weights", [(1, 1), (1, 2), (2, 3), (0.5, 2)])
 def test_backlogged_clients_share_by_weight(weights: tuple[float, float]) -> None:
     """Two clients that always wait are served in proportion to their weights."""
-    talk = scene()
+    scene = new_scene()
     for _ in range(40):
         for client, weight in zip(("ada", "bob"), weights, strict=True):
-            talk.arrive(client, "document", limit=10, weight=weight)
+            scene.arrive(client, "document", limit=10, weight=weight)
     for _ in range(30):
-        talk.serve(talk.order[-1], output=10)
-    count = sum(talk.requests[request].client == "ada" for request in talk.order[:30])
+        scene.serve(scene.order[-1], output=10)
+    count = sum(scene.requests[request].client == "ada" for request in scene.order[:30])
     assert count == pytest.approx(30 * weights[0] / sum(weights), abs=1)
 
 
 def test_a_new_weight_counts_from_the_next_request_on() -> None:
     """Even for a client that is always backlogged."""
-    talk = scene()
+    scene = new_scene()
     for _ in range(3):
-        talk.arrive("ada", "document")
-    talk.arrive("ada", "document", weight=2.0)
-    talk.serve(talk.order[-1])
-    assert served(talk, "ada") == (8 + 8 / 2) * CHUNK_TOKENS
+        scene.arrive("ada", "document")
+    scene.arrive("ada", "document", weight=2.0)
+    scene.serve(scene.order[-1])
+    assert served(scene, "ada") == (8 + 8 / 2) * CHUNK_TOKENS
 
 
 def test_without_the_lift_absence_earns_priority() -> None:
@@ -168,17 +168,17 @@ def test_without_the_lift_absence_earns_priority() -> None:
     """
     firsts = {}
     for policy in ("vtc", "lcf"):
-        talk = Scene(policy, settings=ONE_AT_A_TIME)
-        talk.serve(talk.arrive("ada", "a"))
+        scene = Scene(policy, settings=ONE_AT_A_TIME)
+        scene.serve(scene.arrive("ada", "a"))
         for _ in range(10):
-            talk.serve(talk.arrive("bob", "document"))
-        running = talk.arrive("bob", "document")
+            scene.serve(scene.arrive("bob", "document"))
+        running = scene.arrive("bob", "document")
         for _ in range(6):
-            talk.arrive("bob", "document")
-            talk.arrive("ada", "document")
-        talk.serve(running)
-        talk.serve_all()
-        firsts[policy] = [talk.requests[request].client for request in talk.order[12:18]]
+            scene.arrive("bob", "document")
+            scene.arrive("ada", "document")
+        scene.serve(running)
+        scene.serve_all()
+        firsts[policy] = [scene.requests[request].client for request in scene.order[12:18]]
     assert firsts == {"vtc": ["bob", "ada"] * 3, "lcf": ["ada"] * 6}
 
 
@@ -188,10 +188,10 @@ def drift_and_bound(policy: str, seed: int) -> tuple[float, float]:
     Predictions are exact, and a request in flight counts with the most it may cost: its input and its output limit.
     """
     random = Random(seed)
-    talk = Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=4)))
+    scene = Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=4)))
     demands = {"ada": (1.0, 12, 60), "bob": (1.0, 3, 10), "cyd": (2.0, 5, 200)}
     weights = {client: weight for client, (weight, _, _) in demands.items()}
-    scheduler, ledger, backlog = talk.scheduler, talk.scheduler.ledger, talk.scheduler.backlog
+    scheduler, ledger, backlog = scene.scheduler, scene.scheduler.ledger, scene.scheduler.backlog
     spans: dict[tuple[str, str], list[float]] = {pair: [] for pair in combinations(demands, 2)}
     bound = 0.0
     for step in range(300):
@@ -199,21 +199,21 @@ def drift_and_bound(policy: str, seed: int) -> tuple[float, float]:
             while backlog.of_client(ClientId(client)) < 6:
                 # Of one prompt's beginning, so that most of it is cached.
                 prompt = (client[0] * 12)[: random.randint(1, chunks)] + chr(random.randint(48, 122))
-                talk.arrive(client, prompt, limit=random.randint(0, limit), weight=weight)
+                scene.arrive(client, prompt, limit=random.randint(0, limit), weight=weight)
         in_flight = dict.fromkeys(demands, 0)
         for request in scheduler.attempts:
-            size = len(talk.requests[request].prompts[0].hashes) // 8 * CHUNK_TOKENS
-            client = talk.requests[request].client
-            in_flight[client] += size + (talk.requests[request].output_limit or 0)
+            size = len(scene.requests[request].prompts[0].hashes) // 8 * CHUNK_TOKENS
+            client = scene.requests[request].client
+            in_flight[client] += size + (scene.requests[request].output_limit or 0)
             bound = max(bound, 2 * size / weights[client], *(4 * n / weights[c] for c, n in in_flight.items()))
         service = {c: FULL(ledger.accounts[ClientId(c)].charged) / weight for c, weight in weights.items()}
         for (one, other), span in spans.items():
             span.append(service[one] - service[other])
         for request in list(scheduler.attempts):
-            limit = talk.requests[request].output_limit or 0
-            talk.progress(request, min(limit, scheduler.attempts[request].bill.tokens.output + step % 20))
+            limit = scene.requests[request].output_limit or 0
+            scene.progress(request, min(limit, scheduler.attempts[request].bill.tokens.output + step % 20))
         request = random.choice(list(scheduler.attempts))
-        talk.finish(request, talk.requests[request].output_limit)
+        scene.finish(request, scene.requests[request].output_limit)
     return max(max(span) - min(span) for span in spans.values()), bound
 
 

@@ -17,65 +17,65 @@ QUESTION = 4 * CHUNK_TOKENS
 """The price of "why?"."""
 
 
-def served(talk: Scene, client: str) -> float:
+def served(scene: Scene, client: str) -> float:
     """c_i: the client's charges and lifts."""
-    deficit = talk.deficit(client).order
+    deficit = scene.deficit(client).order
     assert deficit is not None
     return -deficit
 
 
 def test_the_oracle_charges_the_limit_at_once() -> None:
     """Nothing is added while the answer streams up to the limit; output beyond it is; unproduced output is refunded."""
-    talk = Scene("vtc_oracle", settings=ONE_AT_A_TIME)
-    answer = talk.arrive("ada", "why?", limit=100)
-    assert served(talk, "ada") == QUESTION + 2 * 100
-    talk.progress(answer, 60)
-    assert served(talk, "ada") == QUESTION + 2 * 100
-    talk.progress(answer, 130)
-    assert served(talk, "ada") == QUESTION + 2 * 130
-    talk.finish(answer, 130)
-    talk.serve(talk.arrive("bob", "why?", limit=100), output=30)
-    assert served(talk, "bob") == served(talk, "ada") + QUESTION + 2 * 30
+    scene = Scene("vtc_oracle", settings=ONE_AT_A_TIME)
+    answer = scene.arrive("ada", "why?", limit=100)
+    assert served(scene, "ada") == QUESTION + 2 * 100
+    scene.progress(answer, 60)
+    assert served(scene, "ada") == QUESTION + 2 * 100
+    scene.progress(answer, 130)
+    assert served(scene, "ada") == QUESTION + 2 * 130
+    scene.finish(answer, 130)
+    scene.serve(scene.arrive("bob", "why?", limit=100), output=30)
+    assert served(scene, "bob") == served(scene, "ada") + QUESTION + 2 * 30
 
 
 def test_a_prediction_is_the_mean_of_the_last_answers() -> None:
     """A client's first prediction is zero; then each newest answer counts a fifth."""
-    talk = Scene("vtc_predict", settings=ONE_AT_A_TIME)
+    scene = Scene("vtc_predict", settings=ONE_AT_A_TIME)
     for output, foreseen in ((100, 0), (70, 20), (0, 30), (0, 24)):
-        before = served(talk, "ada") if talk.order else 0.0
-        answer = talk.arrive("ada", "why?")
-        assert served(talk, "ada") == before + QUESTION + 2 * foreseen
-        talk.serve(answer, output=output)
-        assert served(talk, "ada") == before + QUESTION + 2 * output
+        before = served(scene, "ada") if scene.order else 0.0
+        answer = scene.arrive("ada", "why?")
+        assert served(scene, "ada") == before + QUESTION + 2 * foreseen
+        scene.serve(answer, output=output)
+        assert served(scene, "ada") == before + QUESTION + 2 * output
 
 
 def test_a_prediction_uses_the_clients_own_answers() -> None:
     """Other clients' answers do not count, and neither does a call that was refused."""
-    talk = Scene("vtc_predict", settings=ONE_AT_A_TIME)
-    talk.serve(talk.arrive("ada", "why?"), output=500)
-    before = served(talk, "ada")
-    other = talk.arrive("bob", "why?")
-    assert served(talk, "bob") == before + QUESTION
-    talk.refuse(other)
+    scene = Scene("vtc_predict", settings=ONE_AT_A_TIME)
+    scene.serve(scene.arrive("ada", "why?"), output=500)
+    before = served(scene, "ada")
+    other = scene.arrive("bob", "why?")
+    assert served(scene, "bob") == before + QUESTION
+    scene.refuse(other)
     for _ in range(2):
-        refused = talk.arrive("ada", "why?")
-        assert served(talk, "ada") == before + QUESTION + 2 * 100
-        talk.refuse(refused)
-        assert served(talk, "ada") == before
+        refused = scene.arrive("ada", "why?")
+        assert served(scene, "ada") == before + QUESTION + 2 * 100
+        scene.refuse(refused)
+        assert served(scene, "ada") == before
 
 
 def test_a_client_with_long_answers_in_flight_waits() -> None:
     """Of two clients with equal prompts, the one with long answers is not given three slots before they stream."""
     places = {}
     for policy in ("vtc", "vtc_oracle"):
-        talk = Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=5)))
-        filler = [talk.arrive("cyd", "x") for _ in range(5)]
+        scene = Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=5)))
+        filler = [scene.arrive("cyd", "x") for _ in range(5)]
         for _ in range(5):
-            talk.arrive("ada", "why?", limit=1000)
-            talk.arrive("bob", "why?", limit=10)
+            scene.arrive("ada", "why?", limit=1000)
+            scene.arrive("bob", "why?", limit=10)
         for request in filler:
-            talk.serve(request)
-        places[policy] = [talk.requests[request].client for request in talk.order[5:]]
+            scene.serve(request)
+        places[policy] = [scene.requests[request].client for request in scene.order[5:]]
     assert places["vtc"].count(ADA) >= 2
     assert places["vtc_oracle"].count(ADA) == 1
 
@@ -85,46 +85,46 @@ def test_in_the_end_every_variant_charges_the_same(answers: list[tuple[int, int,
     """Whatever was predicted, once nothing is in flight a client was charged what plain VTC charges."""
     charged = []
     for policy in ("vtc", "vtc_predict", "vtc_oracle"):
-        talk = Scene(policy, OracleParameters(error=0.5), settings=SchedulerSettings(window=FixedWindow(requests=3)))
+        scene = Scene(policy, OracleParameters(error=0.5), settings=SchedulerSettings(window=FixedWindow(requests=3)))
         for limit, _, _ in answers:
-            talk.arrive("ada", "why?", limit=limit)
+            scene.arrive("ada", "why?", limit=limit)
         for number, (_, output, refused) in enumerate(answers):
-            request = talk.order[number]
+            request = scene.order[number]
             if refused:
-                talk.refuse(request)
+                scene.refuse(request)
             else:
-                talk.progress(request, output // 2)
-                talk.finish(request, output)
-        charged.append(served(talk, "ada"))
+                scene.progress(request, output // 2)
+                scene.finish(request, output)
+        charged.append(served(scene, "ada"))
     assert charged == pytest.approx([charged[0]] * 3)
 
 
 @pytest.mark.parametrize(("policy", "holds"), [("vtc_oracle", True), ("vtc", False)])
 def test_a_perfect_prediction_never_lags(policy: str, holds: bool) -> None:
     """With limits that equal the lengths, waiting clients differ by at most one request; without, by all in flight."""
-    random, talk = Random(2), Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=8)))
+    random, scene = Random(2), Scene(policy, settings=SchedulerSettings(window=FixedWindow(requests=8)))
     lengths = {"ada": 400, "bob": 50}
     most = QUESTION + 2 * max(lengths.values())
     worst = 0.0
     for _ in range(300):
         for client, length in lengths.items():
-            while talk.scheduler.backlog.of_client(ClientId(client)) < 3:
-                talk.arrive(client, "why?", limit=random.randint(1, length))
-        worst = max(worst, abs(served(talk, "ada") - served(talk, "bob")))
-        request = random.choice(list(talk.scheduler.attempts))
-        talk.finish(request, talk.requests[request].output_limit)
+            while scene.scheduler.backlog.of_client(ClientId(client)) < 3:
+                scene.arrive(client, "why?", limit=random.randint(1, length))
+        worst = max(worst, abs(served(scene, "ada") - served(scene, "bob")))
+        request = random.choice(list(scene.scheduler.attempts))
+        scene.finish(request, scene.requests[request].output_limit)
     assert (worst <= most) == holds
 
 
 def test_an_oracles_error_is_bounded() -> None:
     """Each limit is multiplied by its own number, drawn within the error."""
-    talk = Scene("vtc_oracle", OracleParameters(error=0.5), settings=ONE_AT_A_TIME)
+    scene = Scene("vtc_oracle", OracleParameters(error=0.5), settings=ONE_AT_A_TIME)
     foreseen = []
     for _ in range(50):
-        before = served(talk, "ada") if talk.order else 0.0
-        answer = talk.arrive("ada", "why?", limit=1000)
-        foreseen.append((served(talk, "ada") - before - QUESTION) / 2)
-        talk.serve(answer)
+        before = served(scene, "ada") if scene.order else 0.0
+        answer = scene.arrive("ada", "why?", limit=1000)
+        foreseen.append((served(scene, "ada") - before - QUESTION) / 2)
+        scene.serve(answer)
     assert min(foreseen) >= 500
     assert max(foreseen) <= 1500
     assert max(foreseen) - min(foreseen) > 800
