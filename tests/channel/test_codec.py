@@ -1,0 +1,115 @@
+"""Every message survives encoding, and bytes that are no message are refused."""
+
+from typing import get_args
+
+import msgspec
+import pytest
+
+from router.channel.codec import FRONT_DECODER, SCHEDULER_DECODER, encode
+from router.channel.messages import (
+    AdmitNewClient,
+    Answered,
+    AnyQuestion,
+    Ask,
+    Assignment,
+    BeginCall,
+    CallEnded,
+    FieldsRefused,
+    FindResponse,
+    FrontMessage,
+    IsOfAnother,
+    ResponseForgotten,
+    ResponseStored,
+    SchedulerMessage,
+    TakeInput,
+    TicketId,
+    Timeouts,
+    UnreachableWorker,
+    WorkerCard,
+    WorkerChanged,
+    WorkerRemoved,
+)
+from router.core.clients.rate_limits import ClientLimits, OwnerLimits, Shortage
+from router.core.model.block_key import BlockKey
+from router.core.model.commands import Refusal, Reject
+from router.core.model.events import Arrived, Cancelled, Failed, Fault, Finished, Progressed, Returned, Started
+from router.core.model.prompt_key import PromptKey
+from router.core.model.request import ClientId, GroupId, Request, RequestId, Usage, WorkerId
+
+NAME, ANN, WORKER = RequestId("r"), ClientId("ann"), WorkerId("w")
+REQUEST = Request(
+    *(NAME, ANN, "m", (PromptKey(b"\x00\xff" * 8, 130, 30), PromptKey(b"", 1))),
+    **{"output_limit": 5, "streamed": False, "weight": 0.5, "blocks": (BlockKey(30, {16: b"\x80" * 8}),)},
+    **{"body_bytes": 9, "group": GroupId("team"), "group_weight": 2.0, "answers": 2},
+    **{"computed_anew_by": frozenset({"vllm"}), "worker": WORKER},
+)
+QUESTIONS: list[AnyQuestion] = [
+    BeginCall(
+        TicketId(1), (OwnerLimits("client ann", ClientLimits(1, 2.5)), OwnerLimits("group x", ClientLimits(), True))
+    ),
+    TakeInput(TicketId(1), 7),
+    AdmitNewClient(ANN, "10.0.0.1", 60.0),
+    FindResponse("resp_1", ANN),
+    IsOfAnother("resp_1", ANN),
+]
+FROM_FRONTS: list[FrontMessage] = [
+    Arrived(Request(NAME, ANN, "m", ())),
+    Arrived(REQUEST),
+    Started(NAME),
+    Progressed({NAME: 3, RequestId("s"): 2**40}),
+    Finished(NAME, Usage(5, 6), (PromptKey(b"12345678", 200),)),
+    Failed(NAME, True, Usage(5, 6, 3), Fault.BROKEN),
+    Returned(NAME, False, Fault.FULL, begun=True),
+    Cancelled(NAME),
+    UnreachableWorker(WORKER),
+    FieldsRefused(WORKER, "/v1/completions", frozenset({"return_token_ids"})),
+    CallEnded(TicketId(1), None),
+    ResponseStored("resp_1", ANN, WORKER),
+    ResponseForgotten("resp_1"),
+    *[Ask(number, question) for number, question in enumerate(QUESTIONS)],
+]
+CARD = WorkerCard(
+    *(WORKER, "http://w", "key", True, frozenset({"m", "adapter"}), {"adapter": "m"}, 512, False, 4096),
+    *("vllm", "0.32.0", {"/v1/completions": frozenset({"return_token_ids"})}, 16),
+)
+FROM_SCHEDULER: list[SchedulerMessage] = [
+    Assignment(NAME, WORKER, 64, Timeouts(120.0, 30.0)),
+    Reject(NAME, Refusal.QUEUE_FULL, 1.5),
+    WorkerChanged(CARD),
+    WorkerRemoved(WORKER),
+    *[Answered(1, answer) for answer in (None, True, WORKER, Shortage("reason", "two", 1.0, True))],
+]
+
+
+@pytest.mark.parametrize("message", FROM_FRONTS, ids=lambda message: type(message).__name__)
+def test_a_front_message_survives_encoding(message: FrontMessage) -> None:
+    assert FRONT_DECODER.decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("message", FROM_SCHEDULER, ids=lambda message: type(message).__name__)
+def test_a_scheduler_message_survives_encoding(message: SchedulerMessage) -> None:
+    assert SCHEDULER_DECODER.decode(encode(message)) == message
+
+
+def test_every_type_of_message_has_an_example() -> None:
+    """So that a new type is tested, too."""
+    assert {type(message) for message in FROM_FRONTS} == set(get_args(FrontMessage))
+    assert {type(question) for question in QUESTIONS} == set(get_args(AnyQuestion))
+    assert {type(message) for message in FROM_SCHEDULER} == set(get_args(SchedulerMessage))
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode(["Unknown", {}, None]),
+        msgspec.msgpack.encode(["Started", {}, None]),
+        msgspec.msgpack.encode(["Started", {"request": 7}, None]),
+        encode(WorkerRemoved(WORKER)),
+    ],
+    ids=["nothing", "not MessagePack", "unknown type", "missing field", "wrong type", "other direction"],
+)
+def test_bytes_that_are_no_message_of_a_front_are_refused(encoded: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        FRONT_DECODER.decode(encoded)
