@@ -232,9 +232,9 @@ class Turns:
 
     def _end_wait(self, entry: ActiveClient, request: RequestId, now: float) -> None:
         wait = entry.waits.pop(request)
-        seconds, turns = now - wait.since, entry.answered - wait.answered + 1
+        seconds, turns, weight = now - wait.since, entry.answered - wait.answered + 1, self._even_weight(entry)
         self._waits.add(seconds, now)
-        self._even_waits.add(seconds * self._even_weight(entry) / turns, now)
+        self._even_waits.add(seconds * weight / turns, now)
         if not entry.waits:
             self._even_share.end_waiting(entry.lag)
 
