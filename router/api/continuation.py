@@ -217,7 +217,7 @@ def last_events(call: Call, reader: StreamReader, reason: str | None) -> bytes:
     if usage is not None:
         total = usage.input_tokens + usage.output_tokens
         counts = {"prompt_tokens": usage.input_tokens, "total_tokens": total, "completion_tokens": usage.output_tokens}
-    events = []
+    events = [reader.close()]
     if reason is not None:
         empty = {"delta": {"content": ""}} if call.path == chat.PATH else {"text": ""}
         choice = {"index": 0, **empty, "logprobs": None, "finish_reason": reason}
