@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from router.api.body.call import Call, Head
 from router.api.body.checks import check_vocabulary, check_weight
 from router.api.body.edits import rename, with_cache_salt
+from router.api.body.fields import BYTE_ORDER_MARK
 from router.api.endpoints.responses import stored_id
 from router.api.families import family_of
 from router.api.family import Family
@@ -100,6 +101,7 @@ class Gateway:
                 exchange.charge_unread_to(owner)
                 with self._budget.hold(owner) as hold:
                     body = await exchange.body(self._body_limit, hold)
+                    body = body.removeprefix(BYTE_ORDER_MARK) or body
                     if body:
                         family.check_type(exchange.head)
                     with exchange.while_connected():
