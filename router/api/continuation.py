@@ -102,7 +102,8 @@ def continuation(call: Call, reader: StreamReader, *, ids: bool = True) -> Conti
 
 def _with_whole_numbers(fields: Fields) -> Fields:
     """The body with limits as integers where an engine takes "5" or 5.0 for one."""
-    limits = {name: read.whole_number(fields.get(name)) for name in ("max_tokens", "max_completion_tokens", "min_tokens")}
+    names = ("max_tokens", "max_completion_tokens", "min_tokens")
+    limits = {name: read.whole_number(fields.get(name)) for name in names}
     return {**fields, **{name: limit for name, limit in limits.items() if limit is not None}}
 
 

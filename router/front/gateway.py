@@ -18,8 +18,10 @@ from router.api.body.call import Call, Head
 from router.api.body.checks import check_vocabulary, check_weight
 from router.api.body.edits import rename, with_cache_salt
 from router.api.body.fields import BYTE_ORDER_MARK
+from router.api.endpoints.azure import with_deployment
+from router.api.endpoints.other import request_target
 from router.api.endpoints.responses import stored_id
-from router.api.families import family_of
+from router.api.families import family_of, without_slash
 from router.api.family import Family
 from router.auth.admission import Admission, AdmissionTicket
 from router.auth.identity import Identity
@@ -93,6 +95,10 @@ class Gateway:
         exchange = Exchange(scope, receive, send)
         exchange.request_id = _usable_id(exchange.headers.get(b"x-request-id")) or new_request_id()
         try:
+            if (moved := without_slash(exchange.path)) is not None:
+                target = request_target(exchange.head._replace(path=moved))
+                await exchange.respond(307, [(b"location", target.encode())], b"")
+                return
             family = _required_family(exchange)
             response = stored_id(exchange.path, exchange.method)
             admit = self._admission.admit_head if response is None else self._admission.admit_uncounted
@@ -133,7 +139,7 @@ class Gateway:
         arrived = self._scheduler_host.clock()
         if self._isolation is not None:
             body = await self._salt(self._isolation, exchange, body, hold.owner)
-        body, call = await self._parse(family, exchange.head, body, hold.owner)
+        body, call = await self._parse(family, exchange.head, body, hold.owner, exchange.deployment)
         identity = ticket.identity or self._admission.identify(exchange.headers, call.user, exchange.address)
         self._admission.admit(ticket, identity, call.model, _input_tokens(call), call.adapters)
         owner = self._response_owner(exchange)
@@ -165,9 +171,12 @@ class Gateway:
 
         return await self._slots.run(owner, len(body), salted)
 
-    async def _parse(self, family: Family, head: Head, body: bytes, owner: str) -> tuple[bytes, Call]:
+    async def _parse(
+        self, family: Family, head: Head, body: bytes, owner: str, deployment: str | None
+    ) -> tuple[bytes, Call]:
         """Return the body, with an alias replaced by the model's own name, and the parsed call. Raises UnknownModel."""
-        body, call = await self._slots.run(owner, len(body), partial(self._parse_resolving_alias, family, head, body))
+        parse = partial(self._parse_resolving_alias, family, head, body, deployment)
+        body, call = await self._slots.run(owner, len(body), parse)
         if not call.model:
             call = call._replace(model=self._directory.any_model())
         elif not self._directory.knows_model(call.model):
@@ -175,8 +184,12 @@ class Gateway:
         check_vocabulary(call.largest_id, self._directory.vocabulary(call.model))
         return body, call
 
-    def _parse_resolving_alias(self, family: Family, head: Head, body: bytes) -> tuple[bytes, Call]:
+    def _parse_resolving_alias(
+        self, family: Family, head: Head, body: bytes, deployment: str | None
+    ) -> tuple[bytes, Call]:
         _check_size(body)
+        if deployment is not None:
+            body = with_deployment(body, deployment)
         ids = self._settings.continuation == "ids"
         call = family.parse(head, body, self._hasher, ids=ids)
         call.check_names()

@@ -10,8 +10,10 @@ from typing import Final, NamedTuple
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.api.endpoints.azure import without_azure
 from router.api.families import family_of
 from router.auth.admission import Admission
 from router.auth.identity import ClientDirectory, Identifier
@@ -143,7 +145,7 @@ def build(settings: Settings, resolve: Resolve = resolve) -> "Router":
     )
     calls = ResponseCalls(scheduler_host, directory, stored, background, allow_background=settings.background_responses)
     gateway = _gateway(settings, scheduler_host, directory, access, budget, kv_events, calls, secret)
-    return Router(gateway, control, drain, connections)
+    return Router(gateway, control, drain, connections, settings.cors_origins)
 
 
 @asynccontextmanager
@@ -216,7 +218,15 @@ def _gateway(
 class Router:
     """Routes calls to models around FastAPI, whose middleware would slow down every chunk of a stream."""
 
-    def __init__(self, data: ASGIApp, control: ASGIApp, drain: Drain, connections: Connections) -> None:
+    def __init__(
+        self, data: ASGIApp, control: ASGIApp, drain: Drain, connections: Connections, origins: Sequence[str] = ()
+    ) -> None:
+        """`origins`: those of web pages that may read answers; `*` for all."""
+        self._app: ASGIApp = self._route
+        if origins:
+            self._app = CORSMiddleware(
+                self._route, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+            )
         self._data = data
         self._control = control
         self.drain = drain
@@ -224,8 +234,13 @@ class Router:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call, or the ASGI lifespan."""
-        if family_of(scope.get("path", "")) is None:
-            await self._control(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call by the part of the router that it is for."""
+        path = without_azure(scope.get("path", "")).path
+        if family_of(path) is None:
+            await self._control(scope if path == scope.get("path", "") else {**scope, "path": path}, receive, send)
         elif self.drain.begun:
             await refuse(scope, receive, send)
         else:

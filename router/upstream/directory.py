@@ -4,7 +4,8 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Final, Self
 
 from router.api.body.edits import AddedFields
 from router.core.fleet.health import DEFAULT_SILENCE_RULES, SilenceRules, SilenceTimeout
@@ -15,6 +16,9 @@ from router.upstream.http_client import UNLIMITED, IdleTimeouts, WorkerClient, W
 from router.upstream.kv_endpoints import KvPublisher
 
 log = logging.getLogger(__name__)
+
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class WorkerEndpoint:
     """The names it last listed; kept while it is down, so that a call for them is refused as busy, not as unknown."""
     parents: Mapping[str, str] = field(default_factory=dict)
     """For each of these names that is an adapter, its base model."""
+    cards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """For each of these names, what the worker says of it in its list of models."""
     vocabulary: int | None = None
     """The number of token ids of its model; None if the engine does not report it or checks ids itself."""
     embeds: bool = False
@@ -162,11 +168,12 @@ class WorkerDirectory:
         *,
         method: str = "POST",
         content_type: str = "application/json",
+        passed: Mapping[str, str] = NO_HEADERS,
     ) -> Awaitable[WorkerResponse]:
-        """Send a call to a worker and return when its answer begins.
+        """Send a call to a worker and return when its answer begins. `passed`: the client's headers for the worker.
 
         Raises WorkerUnreachable if there is no answer, and WorkerHung if the worker is silent beyond its timeout.
         """
         endpoint = self._endpoints[worker]
-        headers = {"content-type": content_type, "x-request-id": request, **endpoint.authorization}
+        headers = {**passed, "content-type": content_type, "x-request-id": request, **endpoint.authorization}
         return self._clients[worker].send(method, path, headers, body, timeouts)

@@ -19,8 +19,8 @@ TOO_LARGE: Final = 2.0**64
 """orjson parses integers from here on as floats."""
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _WHOLE: Final = re.compile(r"\s*+([+-]?\d{1,19})(?:\.0*+)?\s*+", re.ASCII)
-_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
-_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
+TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
+FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
 
 def load_fields(body: bytes) -> Fields:
@@ -75,9 +75,9 @@ def flag(fields: Fields, name: str, param: str | None = None) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
     word = value.lower() if isinstance(value, str) else str(int(value)) if value in (0, 1) else ""
-    if word not in _TRUE | _FALSE:
+    if word not in TRUE | FALSE:
         raise wrong_type(param or name, "a boolean")
-    return word in _TRUE
+    return word in TRUE
 
 
 def count(fields: Fields, name: str, minimum: int = 0) -> int | None:

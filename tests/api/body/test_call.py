@@ -133,9 +133,7 @@ def test_the_error_of_an_invalid_chat_names_the_member(body: bytes, param: str) 
         ({"max_tokens": "5.0", "stream": 0.0, "n": "2"}, 10, False, 2),
     ],
 )
-def test_values_are_read_as_engines_read_them(
-    fields: dict[str, Any], limit: int, streamed: bool, choices: int
-) -> None:
+def test_values_are_read_as_engines_read_them(fields: dict[str, Any], limit: int, streamed: bool, choices: int) -> None:
     """Numbers as texts, whole floats and words for booleans mean in the router what they mean in an engine."""
     call = parse_chat(chat(**fields), HASHER)
     assert (call.output_limit, call.streamed, call.choices) == (limit, streamed, choices)

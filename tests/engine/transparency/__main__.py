@@ -40,22 +40,15 @@ def main() -> int:
         if given.direct and given.routed:
             unexpected += compare(dialect, given.direct, given.routed, given.only)
         else:
-            with tempfile.TemporaryDirectory() as logs, pair(dialect, given.environments, Path(logs)) as (engine, router):
-                unexpected += compare(dialect, engine.url, router.url, given.only)
+            with tempfile.TemporaryDirectory() as logs, pair(dialect, given.environments, Path(logs)) as urls:
+                unexpected += compare(dialect, *urls, given.only)
     return 1 if unexpected else 0
 
 
 @contextmanager
-def pair(dialect: str, environments: Path, logs: Path) -> Iterator[tuple[Engine, Router]]:
-    """Start an engine and a router before it, and stop both at the end."""
-    vllm = environments / ".venv-engine" / "bin"
-    sglang = environments / ".venv-sglang" / "bin" / "python"
-    model = make_model(vllm / "python")
-    engine: Engine = (
-        VllmEngine("vllm", model, logs / "vllm", ("--enable-tokenizer-info-endpoint",), launch=(vllm / "vllm", "serve"))
-        if dialect == "vllm"
-        else SglangEngine("sglang", model, logs / "sglang", launch=(sglang, "-m", "sglang.launch_server", "--model-path"))
-    )
+def pair(dialect: str, environments: Path, logs: Path) -> Iterator[tuple[str, str]]:
+    """Start an engine and a router before it, yield their addresses, and stop both at the end."""
+    engine = new_engine(dialect, environments, logs)
     try:
         engine.start()
         engine.wait_ready(engine.ready_path, ENGINE_START_SECONDS)
@@ -63,11 +56,21 @@ def pair(dialect: str, environments: Path, logs: Path) -> Iterator[tuple[Engine,
         try:
             router.start()
             router.wait_ready("/ready", ROUTER_START_SECONDS)
-            yield engine, router
+            yield engine.url, router.url
         finally:
             router.stop()
     finally:
         engine.kill()  # an SGLang asked to end takes longer than the timeout for it
+
+
+def new_engine(dialect: str, environments: Path, logs: Path) -> Engine:
+    """Return an engine, not started yet."""
+    vllm, sglang = environments / ".venv-engine" / "bin", environments / ".venv-sglang" / "bin" / "python"
+    model, log = make_model(vllm / "python"), logs / dialect
+    if dialect == "vllm":
+        flags = ("--enable-tokenizer-info-endpoint",)
+        return VllmEngine(dialect, model, log, flags, launch=(vllm / "vllm", "serve"))
+    return SglangEngine(dialect, model, log, launch=(sglang, "-m", "sglang.launch_server", "--model-path"))
 
 
 def compare(dialect: str, direct: str, routed: str, only: str = "") -> int:

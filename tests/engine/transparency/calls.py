@@ -49,7 +49,7 @@ def chats() -> Iterator[Probe]:
         "chat": {},
         "chat with a system message": {"messages": [{"role": "system", "content": "Be brief."}, TURN]},
         "chat in parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "One."}]}]},
-        "chat of two choices": {"n": 2},
+        "chat of two choices": {"n": 2, "temperature": 0.8, "seed": 7},
         "chat with logprobs": {"logprobs": True, "top_logprobs": 2},
         "chat with tools": {"tools": [TOOL], "tool_choice": "none"},
         "chat to a stop": {"stop": ["a", "e"], "max_tokens": 20},
@@ -73,7 +73,7 @@ def completions() -> Iterator[Probe]:
         "texts from ids": {"prompt": [[5, 6, 7], [8, 9]]},
         "text with echo": {"echo": True},
         "text with logprobs": {"logprobs": 2},
-        "text of two choices": {"n": 2},
+        "text of two choices": {"n": 2, "temperature": 0.8, "seed": 7},
         "text with token ids": {"return_token_ids": True},
     }
     for name, more in options.items():

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from ..wire import Answer
 
@@ -32,9 +33,11 @@ ABSENT = "(absent)"
 
 
 def differences(direct: Answer, routed: Answer) -> Iterator[Difference]:
-    """Yield each difference of status, headers and body."""
+    """Yield each difference of status, headers and body; of answers with other statuses, only these two."""
     if direct.status != routed.status:
         yield Difference("status", direct.status, routed.status)
+        yield Difference("body", direct.body.decode(errors="replace"), routed.body.decode(errors="replace"))
+        return
     ours, theirs = _headers(routed.headers), _headers(direct.headers)
     for name in sorted(ours.keys() | theirs.keys()):
         pair = theirs.get(name, ABSENT), ours.get(name, ABSENT)
@@ -45,6 +48,8 @@ def differences(direct: Answer, routed: Answer) -> Iterator[Difference]:
 
 def _headers(headers: Mapping[str, str]) -> dict[str, str]:
     lower = {name.lower(): value for name, value in headers.items()}
+    if "location" in lower:
+        lower["location"] = urlsplit(lower["location"])._replace(scheme="", netloc="").geturl()
     return {
         name: value
         for name, value in lower.items()
