@@ -97,7 +97,7 @@ def _models(directory: WorkerDirectory) -> APIRouter:
         names = {name for endpoint in alive for name in endpoint.models}
         cards = {name: _card(name, [endpoint.cards.get(name, {}) for endpoint in alive]) for name in names}
         aliases = {
-            name: {**cards[model], "id": name, "root": model}
+            name: {**cards[model], "id": name, "root": model, "parent": None}
             for name, model in directory.aliases.items()
             if model in cards
         }
@@ -147,11 +147,16 @@ def _health(
         """Liveness: the router runs. Says nothing about its workers."""
         return {"status": "ok"}
 
-    @routes.api_route("/ping", methods=["GET", "POST"], responses={NoWorker.status: {"description": NOT_READY}})
+    @routes.get("/ping", responses={NoWorker.status: {"description": NOT_READY}})
     async def ping() -> Response:
         """Readiness under SageMaker's name."""
         await ready()
         return Response()
+
+    @routes.post("/ping", responses={NoWorker.status: {"description": NOT_READY}})
+    async def post_ping() -> Response:
+        """Readiness under SageMaker's name; a body does not count."""
+        return await ping()
 
     @routes.get("/load")
     async def load() -> dict[str, int]:

@@ -28,17 +28,15 @@ DEPLOYMENT = "/openai/deployments/m/chat/completions?api-version=2024-10-21"
 
 async def test_a_trace_goes_on_at_the_worker_and_no_header_steers_it() -> None:
     """The trace's context and the wish for a load report pass; every other header of the client ends at the router."""
-    sent = {
-        **TRACE,
-        "endpoint-load-metrics-format": "TEXT",
-        **dict.fromkeys(STEERING, "7"),
-        "authorization": "Bearer k",
-    }
-    async with scripted_engine() as engine, running_router(engine.url) as router:
-        async with router.post(chat(), **sent) as post:
-            call = await engine.call()
-            await call.answer()
-            await post.read()
+    sent = {**TRACE, "endpoint-load-metrics-format": "TEXT", **dict.fromkeys(STEERING, "7"), **KEY}
+    async with (
+        scripted_engine() as engine,
+        running_router(engine.url) as router,
+        router.post(chat(), **sent) as post,
+    ):
+        call = await engine.call()
+        await call.answer()
+        await post.read()
     assert {name: call.headers.get(name) for name in TRACE} == TRACE
     assert call.headers["endpoint-load-metrics-format"] == "TEXT"
     assert not {*STEERING, "authorization"} & call.headers.keys()
@@ -185,7 +183,7 @@ async def test_a_path_that_a_flag_of_the_engine_switches_off_says_so() -> None:
 
 
 async def test_model_cards_are_the_engines_with_the_least_context() -> None:
-    """All that a worker says of its model is listed; where two differ in the context, the smaller one holds for both."""
+    """All that a worker says of its model is listed; where two differ in the context, the smaller one is listed."""
     async with scripted_engine() as one, scripted_engine() as two:
         for engine, length in ((one, 8192), (two, 4096)):
             card = {"id": "m", "object": "model", "created": 7, "owned_by": "vllm", "root": "/m", "parent": None}
@@ -219,7 +217,10 @@ async def test_pages_of_a_listed_origin_can_call_and_read() -> None:
 
 async def test_without_the_setting_no_page_of_another_origin_can_read() -> None:
     """There is no header that would let it."""
-    async with scripted_engine() as engine, running_router(engine.url) as router:
-        async with router.http.options("/v1/chat/completions", headers=PREFLIGHT) as response:
-            assert response.status == 405
-            assert "access-control-allow-origin" not in response.headers
+    async with (
+        scripted_engine() as engine,
+        running_router(engine.url) as router,
+        router.http.options("/v1/chat/completions", headers=PREFLIGHT) as response,
+    ):
+        assert response.status == 405
+        assert "access-control-allow-origin" not in response.headers
