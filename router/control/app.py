@@ -147,13 +147,13 @@ def _health(
         """Liveness: the router runs. Says nothing about its workers."""
         return {"status": "ok"}
 
-    @routes.get("/ping", responses={NoWorker.status: {"description": NOT_READY}})
+    @routes.get("/ping", response_class=Response, responses={NoWorker.status: {"description": NOT_READY}})
     async def ping() -> Response:
         """Readiness under SageMaker's name."""
         await ready()
         return Response()
 
-    @routes.post("/ping", responses={NoWorker.status: {"description": NOT_READY}})
+    @routes.post("/ping", response_class=Response, responses={NoWorker.status: {"description": NOT_READY}})
     async def post_ping() -> Response:
         """Readiness under SageMaker's name; a body does not count."""
         return await ping()
