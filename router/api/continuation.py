@@ -16,6 +16,7 @@ from router.api.answer.fast_path import plain_event
 from router.api.answer.sse import EventSplitter, event_data
 from router.api.answer.stream_reader import StreamReader, is_chunk
 from router.api.answer.usage import token_count
+from router.api.body import fields as read
 from router.api.body.call import COMPLETIONS, Call, ResumeMode
 from router.api.body.fields import Fields
 from router.api.endpoints import chat, completions
@@ -77,7 +78,7 @@ def continuation(call: Call, reader: StreamReader, *, ids: bool = True) -> Conti
     """Build the continuation of an answer, by token ids if `ids` is set and they are known; None if there is none."""
     if call.resume_mode is ResumeMode.NONE or reader.head is None:
         return None
-    fields: Fields = orjson.loads(call.body)
+    fields = _with_whole_numbers(orjson.loads(call.body))
     usage = reader.usage
     input_tokens = None if usage is None else usage.input_tokens
     is_chat = call.path == chat.PATH
@@ -97,6 +98,13 @@ def continuation(call: Call, reader: StreamReader, *, ids: bool = True) -> Conti
     if changed is None:
         return None
     return Continuation(call.path, False, changed, input_tokens, tokens, reader.head, is_chat, remaining)
+
+
+def _with_whole_numbers(fields: Fields) -> Fields:
+    """The body with limits as integers where an engine takes "5" or 5.0 for one."""
+    names = ("max_tokens", "max_completion_tokens", "min_tokens")
+    limits = {name: read.whole_number(fields.get(name)) for name in names}
+    return {**fields, **{name: limit for name, limit in limits.items() if limit is not None}}
 
 
 def _limit(fields: Fields, is_chat: bool) -> int | None:
@@ -217,7 +225,7 @@ def last_events(call: Call, reader: StreamReader, reason: str | None) -> bytes:
     if usage is not None:
         total = usage.input_tokens + usage.output_tokens
         counts = {"prompt_tokens": usage.input_tokens, "total_tokens": total, "completion_tokens": usage.output_tokens}
-    events = []
+    events = [reader.close()]
     if reason is not None:
         empty = {"delta": {"content": ""}} if call.path == chat.PATH else {"text": ""}
         choice = {"index": 0, **empty, "logprobs": None, "finish_reason": reason}

@@ -6,7 +6,7 @@ from typing import Final
 from router.api.answer.event_reader import EventReader
 from router.api.body.call import COMPLETIONS, Call, Head
 from router.api.body.error_bodies import ErrorShape
-from router.api.endpoints import embeddings, messages, responses, scoring, tokenizing
+from router.api.endpoints import embeddings, invocations, messages, responses, scoring, tokenizing
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.chat import parse_chat
 from router.api.endpoints.completions import parse_completion
@@ -19,6 +19,13 @@ ROUTER_PATHS: Final = ("/v1/models", "/v1/usage")
 """Paths that the router answers itself, together with all paths below them."""
 ENGINE_ADMIN_PATHS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/loads"})
 """Engine admin paths that are never proxied."""
+VLLM_INFO_PATHS: Final = ("/version", "/tokenizer_info")
+SGLANG_INFO_PATHS: Final = ("/model_info", "/get_model_info")
+"""Paths outside /v1 at which one kind of engine tells of itself. A call is charged one input token.
+
+Everything else outside /v1 stays closed: it starts, stops, empties or reconfigures an engine, shows its keys
+(SGLang's /server_info), or generates without a count of tokens that could be charged (SGLang's Ollama paths).
+"""
 
 
 def _chat(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001 - fits Parser
@@ -32,6 +39,7 @@ def _completion(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = Fa
 _EMBEDDINGS: Final = Family(embeddings.parse_embeddings, EventReader, read_plain)
 _SCORING: Final = Family(scoring.parse_scoring, EventReader, read_plain)
 _TOKENIZING: Final = Family(tokenizing.parse_tokenizing, EventReader, tokenizing.read_tokenized)
+_INFO: Final = Family(parse_other, EventReader, read_plain, methods=("GET",))
 FAMILIES: Final[Mapping[str, Family]] = {
     CHAT: Family(_chat, tokenizable=True, generates=True, served_by_all_engines=True),
     COMPLETIONS: Family(_completion, tokenizable=True, generates=True, served_by_all_engines=True),
@@ -45,8 +53,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     **dict.fromkeys(embeddings.PATHS, _EMBEDDINGS),
     **dict.fromkeys(scoring.PATHS, _SCORING),
     **dict.fromkeys(tokenizing.PATHS, _TOKENIZING),
+    invocations.PATH: Family(invocations.parse_invocation, generates=True, served_by_all_engines=True),
 }
 """The families by path."""
+INFO: Final[Mapping[str, Family]] = {
+    **dict.fromkeys(VLLM_INFO_PATHS, _INFO._replace(engines=frozenset({"vllm"}))),
+    **dict.fromkeys(SGLANG_INFO_PATHS, _INFO._replace(engines=frozenset({"sglang"}))),
+}
+"""The families of what engines tell of themselves, by path."""
 OTHER: Final = Family(
     parse_other,
     EventReader,
@@ -58,9 +72,15 @@ OTHER: Final = Family(
 """The family of all other paths that an engine serves below /v1."""
 
 
+def without_slash(path: str) -> str | None:
+    """The path of the data path that a path with a slash at its end means; None if it has none, or means none."""
+    bare = path.rstrip("/")
+    return bare if bare != path and family_of(bare) is not None else None
+
+
 def family_of(path: str) -> Family | None:
-    """The family of a path; None if the path does not belong to the data path."""
-    family = FAMILIES.get(path)
+    """The family of a path, also with a slash at its end; None if the path does not belong to the data path."""
+    family = FAMILIES.get(path) or INFO.get(path) or FAMILIES.get(path.rstrip("/"))
     if family is not None or not path.startswith("/v1/"):
         return family
     is_router_path = any(path == name or path.startswith(f"{name}/") for name in ROUTER_PATHS)

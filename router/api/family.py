@@ -73,6 +73,13 @@ class Family(NamedTuple):
     served_by_all_engines: bool = False
     """Whether every engine that generates text serves these paths, so that a 404 means a broken engine."""
 
+    engines: frozenset[str] = frozenset()
+    """The engines that serve these paths; empty if any may."""
+
+    def is_of(self, engine: str) -> bool:
+        """Return whether an engine may serve these paths, by its name; an engine without a name may."""
+        return not (self.engines and engine) or engine in self.engines
+
     def check_type(self, head: Head) -> None:
         """Raise BadRequest unless the content type is allowed, as engines do.
 

@@ -8,8 +8,8 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from router.api.body.call import COMPLETIONS
-from router.api.body.fields import TOO_LARGE
-from router.api.endpoints import chat, embeddings, messages, responses, scoring, tokenizing
+from router.api.body.fields import FALSE, TOO_LARGE, TRUE
+from router.api.endpoints import chat, embeddings, invocations, messages, responses, scoring, tokenizing
 from router.api.families import FAMILIES, error_shape_of
 from router.errors import (
     BadRequest,
@@ -49,7 +49,10 @@ STATUS_DESCRIPTIONS: Final = {
 """Descriptions by status. Other statuses are described by their reason phrase."""
 
 _TEXT: Final[Json] = {"type": ["string", "null"]}
-_FLAG: Final[Json] = {"type": ["boolean", "null"]}
+_FLAG: Final[Json] = {
+    "anyOf": [{"type": ["boolean", "null"]}, {"enum": [0, 1, *sorted(TRUE | FALSE)]}],
+    "description": "A text counts in upper case, too.",
+}
 _IDS: Final[Json] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}}
 _PROMPTS: Final[Json] = {
     "anyOf": [
@@ -59,16 +62,15 @@ _PROMPTS: Final[Json] = {
         {"type": "array", "minItems": 1, "items": _IDS},
     ]
 }
-_MODEL: Final[Json] = {"type": "string", "minLength": 1}
 _ANY_MODEL: Final[Json] = {
     "type": ["string", "null"],
-    "minLength": 1,
     "description": "If missing, any model may serve the call.",
 }
 
 
 def _count(minimum: int = 0) -> Json:
-    return {"type": ["integer", "null"], "minimum": minimum, "maximum": int(TOO_LARGE) - 1}
+    text = {"type": "string", "pattern": r"^\s*[+-]?\d{1,19}(\.0*)?\s*$"}
+    return {"anyOf": [{"type": ["integer", "null"], "minimum": minimum, "maximum": int(TOO_LARGE) - 1}, text]}
 
 
 def _object(required: Iterable[str] = (), **members: Json) -> Json:
@@ -89,7 +91,7 @@ class Body(NamedTuple):
 
 
 _GENERATED: Final = {
-    "model": _MODEL,
+    "model": _ANY_MODEL,
     "user": _TEXT,
     "stream": _FLAG,
     "n": _count(1),
@@ -103,16 +105,16 @@ _TURN: Final = {"role": "user", "content": "Hello"}
 _CHAT: Final = Body(
     "Create a chat completion",
     _object(
-        ("model", "messages"),
+        (),
         **_GENERATED,
         max_completion_tokens=_count(),
-        messages={"type": "array", "minItems": 1, "items": {"type": "object"}},
+        messages={"type": ["array", "null"], "items": {"type": "object"}},
     ),
     {"model": "m", "messages": [_TURN], "max_tokens": 8},
 )
 _COMPLETION: Final = Body(
     "Complete a text",
-    _object(("model", "prompt"), **_GENERATED, prompt=_PROMPTS),
+    _object((), **_GENERATED, prompt=_PROMPTS),
     {"model": "m", "prompt": "Hello", "max_tokens": 8},
 )
 _RESPONSE: Final = Body(
@@ -123,8 +125,8 @@ _RESPONSE: Final = Body(
 _MESSAGE: Final = Body(
     "Create a message (Anthropic's API)",
     _object(
-        ("model",),
-        model=_MODEL,
+        (),
+        model=_ANY_MODEL,
         stream=_FLAG,
         max_tokens=_count(),
         metadata=_or_null(_object(user_id=_TEXT)),
@@ -148,6 +150,7 @@ _BODIES: Final[Mapping[str, Body]] = {
     responses.PATH: _RESPONSE,
     messages.PATH: _MESSAGE,
     messages.COUNT_PATH: _COUNTING,
+    invocations.PATH: _CHAT._replace(summary="Create a chat completion or complete a text (SageMaker's name)"),
     **dict.fromkeys(embeddings.PATHS, _EMBEDDING),
     **{path: _RERANK if path.endswith("rerank") else _SCORE for path in scoring.PATHS},
     **{path: _DETOKENIZE if path.endswith("detokenize") else _TOKENIZE for path in tokenizing.PATHS},

@@ -36,7 +36,7 @@ Network = IPv4Network | IPv6Network
 
 class IdentitySource(StrEnum):
     KEY = "key"
-    """The API key: `Authorization: Bearer` or `x-api-key`."""
+    """The API key: `Authorization: Bearer`, `x-api-key` or, as at Azure, `api-key`."""
     HEADER = "header"
     """A header that a proxy in front of the router sets and the operator trusts."""
     USER = "user"
@@ -234,7 +234,7 @@ def _key(headers: Mapping[bytes, bytes]) -> bytes:
     scheme, _, credentials = headers.get(b"authorization", b"").strip().partition(b" ")
     if scheme.lower() == b"bearer" and (key := credentials.strip()):
         return key
-    return headers.get(b"x-api-key", b"").strip()
+    return (headers.get(b"x-api-key", b"") or headers.get(b"api-key", b"")).strip()
 
 
 @lru_cache(maxsize=4096)

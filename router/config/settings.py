@@ -30,6 +30,7 @@ from router.core.policies.registry import ALIASES, ORDERS, PARAMETERS, PLACEMENT
 from router.runtime.nearest import nearest, refuse_unknown_keys
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+ORIGIN: Final = r"^(\*|https?://[^\s/*]+)$"
 ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
 OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 """Host names by which a machine addresses itself."""
@@ -44,6 +45,7 @@ ADDRESSES: Final = frozenset(
         "state",
         "host",
         "allowed_hosts",
+        "cors_origins",
         "port",
         "worker",
         "worker_api_key",
@@ -189,6 +191,9 @@ class Settings(PolicyGroups):
     allowed_hosts: tuple[Annotated[str, AfterValidator(host_name)], ...] = ()
     """Host name, without a port, that clients may use in the Host header; repeatable, * allows any. `host`, localhost,
     127.0.0.1 and [::1] are always allowed. If none is set and `host` is not a loopback address, any name is allowed."""
+    cors_origins: tuple[Annotated[str, Field(pattern=ORIGIN)], ...] = ()
+    """Origin of web pages that can call the router and read its answers, such as https://chat.example; repeatable, *
+    allows any. Without it, browsers keep the answers from pages of other origins."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """TCP port to listen on; 0 picks a free one."""
     worker: Annotated[tuple[WorkerAddress, ...], AfterValidator(distinct)] = ()

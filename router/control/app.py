@@ -1,14 +1,14 @@
 """The control plane: models, health, metrics, fairness and explanations, built on FastAPI."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, RedirectResponse
 
 from router.api.body.edits import AddedFields
 from router.api.body.error_bodies import error_body
@@ -30,7 +30,10 @@ from router.telemetry.explain import Explanation
 from router.telemetry.report import FairnessReport, UsageReport, WorkerReport, report_json
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 
+CONTEXT: Final = "max_model_len"
+"""The member of a model's card with the most tokens of prompt and answer together."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+NOT_READY: Final = "No worker is alive, or the router is shutting down."
 UsageLookup = Callable[[Mapping[bytes, bytes], str | None], UsageReport]
 
 
@@ -57,7 +60,7 @@ def control_plane(
     _answer_errors(app)
     app.include_router(_models(directory))
     app.include_router(_usage(usage))
-    app.include_router(_health(directory, reports, drain, drained))
+    app.include_router(_health(directory, report, reports, drain, drained))
     if operations is not None:
         app.include_router(administration(operations))
     app.include_router(_insight(scrape, report, explain))
@@ -91,9 +94,13 @@ def _models(directory: WorkerDirectory) -> APIRouter:
 
     def served() -> dict[str, dict[str, Any]]:
         alive = [endpoint for endpoint in directory.endpoints if endpoint.healthy]
-        parents = {name: parent for endpoint in alive for name, parent in endpoint.parents.items()}
-        cards = {name: _model(name, name, parents.get(name)) for endpoint in alive for name in endpoint.models}
-        aliases = {name: _model(name, model, None) for name, model in directory.aliases.items() if model in cards}
+        names = {name for endpoint in alive for name in endpoint.models}
+        cards = {name: _card(name, [endpoint.cards.get(name, {}) for endpoint in alive]) for name in names}
+        aliases = {
+            name: {**cards[model], "id": name, "root": model, "parent": None}
+            for name, model in directory.aliases.items()
+            if model in cards
+        }
         return dict(sorted({**cards, **aliases}.items()))
 
     @routes.get("/v1/models")
@@ -102,8 +109,10 @@ def _models(directory: WorkerDirectory) -> APIRouter:
         return {"object": "list", "data": list(served().values())}
 
     @routes.get("/v1/models/{name:path}", responses={UnknownModel.status: {"description": "No worker serves it."}})
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str) -> Any:
         """One model, adapter or alias."""
+        if not name:
+            return RedirectResponse("/v1/models")
         if (card := served().get(name)) is None:
             raise UnknownModel(name)
         return card
@@ -126,6 +135,7 @@ def _usage(usage: UsageLookup) -> APIRouter:
 
 def _health(
     directory: WorkerDirectory,
+    report: Callable[[], Awaitable[FairnessReport]],
     reports: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
     drain: Drain,
     drained: Collection[WorkerId],
@@ -137,9 +147,24 @@ def _health(
         """Liveness: the router runs. Says nothing about its workers."""
         return {"status": "ok"}
 
-    @routes.get(
-        "/ready", responses={NoWorker.status: {"description": "No worker is alive, or the router is shutting down."}}
-    )
+    @routes.get("/ping", response_class=Response, responses={NoWorker.status: {"description": NOT_READY}})
+    async def ping() -> Response:
+        """Readiness under SageMaker's name."""
+        await ready()
+        return Response()
+
+    @routes.post("/ping", response_class=Response, responses={NoWorker.status: {"description": NOT_READY}})
+    async def post_ping() -> Response:
+        """Readiness under SageMaker's name; a body does not count."""
+        return await ping()
+
+    @routes.get("/load")
+    async def load() -> dict[str, int]:
+        """Calls that wait in the router or run at its workers, under vLLM's name."""
+        clients = (await report()).clients.values()
+        return {"server_load": sum(client.queued + client.running for client in clients)}
+
+    @routes.get("/ready", responses={NoWorker.status: {"description": NOT_READY}})
     async def ready() -> dict[str, int]:
         """Readiness: 503 while no worker is alive, and once the router shuts down."""
         if drain.begun:
@@ -192,8 +217,12 @@ def _insight(
     return routes
 
 
-def _model(name: str, root: str, parent: str | None) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "d2lpm", "root": root, "parent": parent}
+def _card(name: str, cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge what workers say of a model: the first one's members, and the least context of all."""
+    usual = {"id": name, "object": "model", "created": 0, "owned_by": "d2lpm", "root": name, "parent": None}
+    merged = usual | dict(next((card for card in cards if card), {}))
+    lengths = [length for card in cards if type(length := card.get(CONTEXT)) is int]
+    return {**merged, CONTEXT: min(lengths)} if lengths else merged
 
 
 def _worker_entry(endpoint: WorkerEndpoint, report: WorkerReport, *, drained: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from types import TracebackType
 from starlette.types import Receive, Scope, Send
 
 from router.api.body.call import Head
+from router.api.endpoints.azure import without_azure
 from router.api.families import error_shape_of
 from router.errors import BadRequest, BodyTooLarge, RouterError, UnsupportedEncoding
 from router.front.byte_budget import Hold
@@ -29,7 +30,8 @@ class Exchange:
     """A request and its answer. The answer is sent whole (`respond`) or in blocks (`begin`, `write`, `end`)."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.path: str = scope["path"]
+        self.path, self.deployment = without_azure(scope["path"])
+        """The path as OpenAI names it, and the model that Azure's name of it named."""
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         """Headers by lower-case name. Of a repeated header the last one counts, because proxies append theirs."""

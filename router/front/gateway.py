@@ -17,8 +17,11 @@ from starlette.types import Receive, Scope, Send
 from router.api.body.call import Call, Head
 from router.api.body.checks import check_vocabulary, check_weight
 from router.api.body.edits import rename, with_cache_salt
+from router.api.body.fields import BYTE_ORDER_MARK
+from router.api.endpoints.azure import with_deployment
+from router.api.endpoints.other import request_target
 from router.api.endpoints.responses import stored_id
-from router.api.families import family_of
+from router.api.families import family_of, without_slash
 from router.api.family import Family
 from router.auth.admission import Admission, AdmissionTicket
 from router.auth.identity import Identity
@@ -92,6 +95,10 @@ class Gateway:
         exchange = Exchange(scope, receive, send)
         exchange.request_id = _usable_id(exchange.headers.get(b"x-request-id")) or new_request_id()
         try:
+            if (moved := without_slash(exchange.path)) is not None:
+                target = request_target(exchange.head._replace(path=moved))
+                await exchange.respond(307, [(b"location", target.encode())], b"")
+                return
             family = _required_family(exchange)
             response = stored_id(exchange.path, exchange.method)
             with self._admission.ticket() as ticket:
@@ -103,6 +110,7 @@ class Gateway:
                 exchange.charge_unread_to(owner)
                 with self._budget.hold(owner) as hold:
                     body = await exchange.body(self._body_limit, hold)
+                    body = body.removeprefix(BYTE_ORDER_MARK) or body
                     if body:
                         family.check_type(exchange.head)
                     with exchange.while_connected():
@@ -134,7 +142,7 @@ class Gateway:
         arrived = self._scheduler_client.clock()
         if self._isolation is not None:
             body = await self._salt(self._isolation, exchange, body, hold.owner)
-        body, call = await self._parse(family, exchange.head, body, hold.owner)
+        body, call = await self._parse(family, exchange.head, body, hold.owner, exchange.deployment)
         identity = ticket.identity or await self._admission.identify(exchange.headers, call.user, exchange.address)
         await self._admission.admit(ticket, identity, call.model, _input_tokens(call), call.adapters)
         owner = self._response_owner(exchange)
@@ -175,9 +183,12 @@ class Gateway:
 
         return await self._slots.run(owner, len(body), salted)
 
-    async def _parse(self, family: Family, head: Head, body: bytes, owner: str) -> tuple[bytes, Call]:
+    async def _parse(
+        self, family: Family, head: Head, body: bytes, owner: str, deployment: str | None
+    ) -> tuple[bytes, Call]:
         """Return the body, with an alias replaced by the model's own name, and the parsed call. Raises UnknownModel."""
-        body, call = await self._slots.run(owner, len(body), partial(self._parse_resolving_alias, family, head, body))
+        parse = partial(self._parse_resolving_alias, family, head, body, deployment)
+        body, call = await self._slots.run(owner, len(body), parse)
         if not call.model:
             call = call._replace(model=self._connections.any_model())
         elif not self._connections.knows_model(call.model):
@@ -185,8 +196,12 @@ class Gateway:
         check_vocabulary(call.largest_id, self._connections.vocabulary(call.model))
         return body, call
 
-    def _parse_resolving_alias(self, family: Family, head: Head, body: bytes) -> tuple[bytes, Call]:
+    def _parse_resolving_alias(
+        self, family: Family, head: Head, body: bytes, deployment: str | None
+    ) -> tuple[bytes, Call]:
         _check_size(body)
+        if deployment is not None:
+            body = with_deployment(body, deployment)
         ids = self._settings.continuation == "ids"
         call = family.parse(head, body, self._hasher, ids=ids)
         call.check_names()

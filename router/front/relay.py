@@ -24,8 +24,9 @@ from router.front.answer_stream import AnswerStream
 from router.front.byte_budget import Hold
 from router.front.exchange import JSON_TYPE, Exchange
 from router.front.parse_slots import INLINE_BYTES, ParseSlots
+from router.front.passed_headers import to_the_client, to_the_worker
 from router.front.stored.keeper import ResponseKeeper
-from router.front.verdict import fault_of, lacks_path, worker_refused
+from router.front.verdict import fault_of, is_switched_off, lacks_path, worker_refused
 from router.upstream.accepted_fields import BAD_REQUEST
 from router.upstream.connections import WorkerConnections
 from router.upstream.http_client import IdleTimeouts, WorkerResponse
@@ -33,8 +34,6 @@ from router.upstream.http_client import IdleTimeouts, WorkerResponse
 HEARTBEAT = b": waiting for a worker\n\n"
 EVENT_TYPE = b"text/event-stream"
 EVENT_STREAM = (b"content-type", EVENT_TYPE + b"; charset=utf-8")
-PASSED_ON = (b"content-type", b"retry-after")
-"""Response headers of an engine that are passed on to the client."""
 HELD_BYTES = 2**20
 """Bytes of a whole answer that are held before its head is sent. Until then, an error in the answer or the death of its
 worker can still be reported by a status, or another worker can be tried."""
@@ -225,6 +224,10 @@ class Relay:
 
     def _mismatch(self, worker: WorkerId) -> FailedAttempt | None:
         """Return a failure if the call would crash the worker, as generating does at an embedding worker; else None."""
+        if not self._family.is_of(self._connections[worker].engine):
+            return FailedAttempt(
+                Fault.CALL, False, UnservedPath(self._call.path, self._call.model), retry_elsewhere=True
+            )
         if not (self._family.generates and self._connections[worker].embeds):
             return None
         error = BadRequest(f"The model `{self._call.model[:200]}` only makes embeddings.", param="model")
@@ -255,9 +258,7 @@ class Relay:
         added = self._call.additions.wanted & self._connections.accepted_fields(assignment.worker, path)
         try:
             upstream = await self._send(assignment.worker, path, body, added, idle_timeouts)
-            for name in PASSED_ON:
-                if (value := upstream.headers.get(name)) is not None:
-                    headers.append((name, value))
+            headers += to_the_client(upstream.headers)
             if upstream.status == 200 and self._is_stream(upstream):
                 return await self._relay_stream(upstream, assignment, headers)
             return await self._relay_whole(upstream, assignment, headers)
@@ -287,6 +288,7 @@ class Relay:
             *(worker, path, sent, self._request.id, idle_timeouts),
             method=self._call.method,
             content_type=self._call.content_type,
+            passed=to_the_worker(self._exchange.headers),
         )
         if not added or upstream.status not in BAD_REQUEST:
             return upstream
@@ -408,7 +410,8 @@ class Relay:
         """Relay an answer that is not a stream. A refusal by the engine counts as a failed attempt."""
         before = self._hold.amount
         body, all_here = await upstream.read_beginning(HELD_BYTES, self._hold.try_add)
-        if (refused := worker_refused(upstream.status, everywhere=self._family.served_by_all_engines)) is not None:
+        refused = worker_refused(upstream.status, everywhere=self._family.served_by_all_engines)
+        if refused is not None and not (all_here and is_switched_off(upstream.status, body)):
             lacks = all_here and lacks_path(upstream.status, body)
             error = UnservedPath(self._call.path, self._call.model) if lacks else refused
             return FailedAttempt(Fault.ERROR, False, error)

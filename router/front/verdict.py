@@ -12,6 +12,8 @@ UNAVAILABLE: Final = frozenset({429, 503})
 REFUSES_THE_ROUTER: Final = frozenset({401, 402, 403, 407, 408, 421, 426})
 """Statuses about the router's own key, connection or account at the worker. They are not passed on, because the client
 would think that its own key is wrong."""
+SWITCHED_OFF: Final = "PermissionDeniedError"
+"""vLLM's type of the error for a path that one of its flags would switch on."""
 NOT_THERE: Final = frozenset({404, 405})
 """Statuses of a worker that lacks the model or the path."""
 
@@ -33,6 +35,17 @@ def worker_refused(status: int, *, everywhere: bool) -> WorkerRefused | None:
     """
     workers_own = 300 <= status < 400 or status in REFUSES_THE_ROUTER or (everywhere and status in NOT_THERE)
     return WorkerRefused(status) if workers_own else None
+
+
+def is_switched_off(status: int, body: bytes) -> bool:
+    """Return whether an answer says that the engine has the path but was started without it, as vLLM's scale-out."""
+    if status != 403:
+        return False
+    try:
+        error = read_object(body).get("error")
+    except WorkerBroke:
+        return False
+    return isinstance(error, Mapping) and error.get("type") == SWITCHED_OFF
 
 
 def lacks_path(status: int, body: bytes) -> bool:

@@ -6,8 +6,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from functools import partial
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.api.endpoints.azure import without_azure
 from router.api.families import family_of
 from router.channel.local import connect
 from router.config.settings import Settings
@@ -43,7 +45,7 @@ def build(settings: Settings, resolve: Resolve = resolve, *, encoded: bool = Fal
         *(side.directory, insight.scrape, insight.report, insight.cards, insight.usage, insight.explain),
         *(drain, side.workers.drain.drained, operations, partial(_running, parts, side, front)),
     )
-    return Router(front, side, control, drain)
+    return Router(front, side, control, drain, settings.cors_origins)
 
 
 @asynccontextmanager
@@ -76,7 +78,15 @@ def _operations(settings: Settings, side: SchedulerSide, insight: Insight) -> Op
 class Router:
     """Routes calls to models around FastAPI, whose middleware would slow down every chunk of a stream."""
 
-    def __init__(self, front: Front, side: SchedulerSide, control: ASGIApp, drain: Drain) -> None:
+    def __init__(
+        self, front: Front, side: SchedulerSide, control: ASGIApp, drain: Drain, origins: Sequence[str] = ()
+    ) -> None:
+        """`origins`: those of web pages that may read answers; `*` for all."""
+        self._app: ASGIApp = self._route
+        if origins:
+            self._app = CORSMiddleware(
+                self._route, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+            )
         self.front = front
         self.side = side
         self._control = control
@@ -85,8 +95,13 @@ class Router:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call, or the ASGI lifespan."""
-        if family_of(scope.get("path", "")) is None:
-            await self._control(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call by the part of the router that it is for."""
+        path = without_azure(scope.get("path", "")).path
+        if family_of(path) is None:
+            await self._control(scope if path == scope.get("path", "") else {**scope, "path": path}, receive, send)
         elif self.drain.begun:
             await refuse(scope, receive, send)
         else:

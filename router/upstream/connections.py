@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self
+from types import MappingProxyType
+from typing import Final, Self
 
 from router.api.body.edits import AddedFields, Addition
 from router.channel.messages import WorkerCard, WorkerChanged, WorkerRemoved
@@ -11,6 +12,8 @@ from router.core.model.request import RequestId, WorkerId
 from router.errors import NoWorker
 from router.upstream.accepted_fields import AcceptedFields
 from router.upstream.http_client import UNLIMITED, IdleTimeouts, WorkerClient, WorkerResponse
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -118,13 +121,14 @@ class WorkerConnections:
         *,
         method: str = "POST",
         content_type: str = "application/json",
+        passed: Mapping[str, str] = NO_HEADERS,
     ) -> Awaitable[WorkerResponse]:
-        """Send a call to a worker and return when its answer begins.
+        """Send a call to a worker and return when its answer begins. `passed`: the client's headers for the worker.
 
         Raises WorkerUnreachable if there is no answer, and WorkerHung if the worker is silent beyond its timeout.
         """
         to = self._workers[worker]
-        headers = {"content-type": content_type, "x-request-id": request, **to.authorization}
+        headers = {**passed, "content-type": content_type, "x-request-id": request, **to.authorization}
         return to.client.send(method, path, headers, body, timeouts)
 
 

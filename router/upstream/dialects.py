@@ -78,6 +78,11 @@ def read_models(body: bytes) -> frozenset[str]:
     return frozenset(card["id"] for card in _model_cards(body))
 
 
+def read_cards(body: bytes) -> dict[str, dict[str, Any]]:
+    """Return what the answer to `MODELS_PATH` says of each model, by name."""
+    return {card["id"]: card for card in _model_cards(body)}
+
+
 def read_parents(body: bytes) -> dict[str, str]:
     """Return the adapters in the answer to `MODELS_PATH`, each with its base model."""
     cards = [(card["id"], card.get("parent")) for card in _model_cards(body)]

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from router.api.body.edits import AddedFields, Addition
 from router.channel.messages import WorkerCard, WorkerChanged, WorkerRemoved
@@ -25,6 +26,8 @@ class WorkerEndpoint:
     """The names it last listed; kept while it is down, so that a call for them is refused as busy, not as unknown."""
     parents: Mapping[str, str] = field(default_factory=dict)
     """For each of these names that is an adapter, its base model."""
+    cards: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """For each of these names, what the worker says of it in its list of models."""
     vocabulary: int | None = None
     """The number of token ids of its model; None if the engine does not report it or checks ids itself."""
     embeds: bool = False

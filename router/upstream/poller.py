@@ -29,6 +29,7 @@ from router.upstream.dialects import (
     context_tokens,
     detect_dialect,
     out_of_vocabulary_call,
+    read_cards,
     read_engine_info,
     read_models,
     read_parents,
@@ -199,6 +200,7 @@ class WorkerProbe:
         self._cache_path = dialect.cache_path
         self._endpoint.context_tokens = context_tokens(body)
         self._endpoint.parents = read_parents(body)
+        self._endpoint.cards = read_cards(body)
         self._publish(self._endpoint)
         return read_models(body)
 

@@ -98,10 +98,6 @@ def wrong_value(name: str, sent: bytes, param: str, reason: str) -> BadInput:
     return BadInput(name, sent, Reply(400, "invalid_value", param, f"`{param}` {reason}."))
 
 
-def missing(name: str, sent: bytes, param: str, what: str) -> BadInput:
-    return BadInput(name, sent, Reply(400, "missing_required_parameter", param, f"You must provide {what}."))
-
-
 def unknown_path(name: str, sent: bytes, path: str) -> BadInput:
     return BadInput(name, sent, Reply(404, "unknown_path", None, f"There is no path {path}."))
 

@@ -38,10 +38,20 @@ from router.core.model.request import ClientId, GroupId, Request, RequestId, Usa
 
 NAME, ANN, WORKER = RequestId("r"), ClientId("ann"), WorkerId("w")
 REQUEST = Request(
-    *(NAME, ANN, "m", (PromptKey(b"\x00\xff" * 8, 130, 30), PromptKey(b"", 1))),
-    **{"output_limit": 5, "streamed": False, "weight": 0.5, "blocks": (BlockKey(30, {16: b"\x80" * 8}),)},
-    **{"body_bytes": 9, "group": GroupId("team"), "group_weight": 2.0, "answers": 2},
-    **{"computed_anew_by": frozenset({"vllm"}), "worker": WORKER},
+    NAME,
+    ANN,
+    "m",
+    (PromptKey(b"\x00\xff" * 8, 130, 30), PromptKey(b"", 1)),
+    output_limit=5,
+    streamed=False,
+    weight=0.5,
+    blocks=(BlockKey(30, {16: b"\x80" * 8}),),
+    body_bytes=9,
+    group=GroupId("team"),
+    group_weight=2.0,
+    answers=2,
+    computed_anew_by=frozenset({"vllm"}),
+    worker=WORKER,
 )
 QUESTIONS: list[AnyQuestion] = [
     BeginCall(
@@ -69,8 +79,18 @@ FROM_FRONTS: list[FrontMessage] = [
     *[Ask(number, question) for number, question in enumerate(QUESTIONS)],
 ]
 CARD = WorkerCard(
-    *(WORKER, "http://w", "key", True, frozenset({"m", "adapter"}), {"adapter": "m"}, 512, False, 4096),
-    *("vllm", "0.32.0", {"/v1/completions": frozenset({"return_token_ids"})}, 16),
+    WORKER,
+    "http://w",
+    "key",
+    healthy=True,
+    models=frozenset({"m", "adapter"}),
+    parents={"adapter": "m"},
+    vocabulary=512,
+    context_tokens=4096,
+    engine="vllm",
+    version="0.32.0",
+    refused_fields={"/v1/completions": frozenset({"return_token_ids"})},
+    block_tokens=16,
 )
 FROM_SCHEDULER: list[SchedulerMessage] = [
     Assignment(NAME, WORKER, 64, Timeouts(120.0, 30.0)),

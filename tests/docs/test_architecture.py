@@ -21,7 +21,7 @@ ORDER: Final[Mapping[str, str]] = {
     " > scheduler_settings, requests, policies > cache, fleet > clients, kv_blocks, predict > model",
     "router.core.policies": "registry > dlpm, preble > deficit, simple, vtc, queued > base > context",
     "router.api": "openapi > families > continuation, family > endpoints > answer, resumable > body",
-    "router.front": "gateway, drain > relay > stored, answer_stream > exchange, parse_slots, verdict"
+    "router.front": "gateway, drain > relay > stored, answer_stream > exchange, parse_slots, passed_headers, verdict"
     " > http > byte_budget",
     "workers": "__main__ > server > dialects > settings, api > engine",
     "bench": "__main__ > lab > demo > live, sim > report > workloads",

@@ -13,6 +13,7 @@ import orjson
 
 from router.api.answer.choices import Choices
 from router.api.answer.fast_path import ChunkRun, CommonChunks, plain_data, plain_event
+from router.api.answer.fingerprint import LastChunks, ends_choice
 from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event
 from router.api.answer.token_record import TokenRecord
 from router.api.answer.usage import UsageTally, read_usage
@@ -45,6 +46,7 @@ class StreamReader:
     def __init__(self, call: Call, event_limit: int = EVENT_LIMIT) -> None:
         self._splitter = EventSplitter(event_limit)
         self._splice = UsageSplice(call)
+        self._last_chunks = LastChunks(call)
         self._expected = call.choices * len(call.prompts)
         self._choices = Choices(call, "delta")
         self._tally = UsageTally(call.choices)
@@ -90,15 +92,16 @@ class StreamReader:
                 break
             if isinstance(part, ChunkRun):
                 self._unread.append(part)
+                if part.finish_reason is not None and self._hold_last(part.client_bytes):
+                    continue
                 if self._held is None:
                     self.has_delivered = True
                     passed.append(part.client_bytes)
                 else:
                     self._held.append(part.client_bytes)
-            elif (chunk := self._queue_chunk(part)) is not None and (
-                visible := self._splice.filter_data(part, chunk)
-            ) is not None:
-                passed.append(self._deliver(plain_event(visible)))
+            elif (chunk := self._queue_chunk(part)) is not None:
+                visible = self._splice.filter_data(part, chunk)
+                passed.append(self._deliver_chunk(b"" if visible is None else plain_event(visible), chunk))
         return b"".join(passed)
 
     def _pass_event(self, event: bytes) -> bytes:
@@ -113,7 +116,9 @@ class StreamReader:
                 return event
             self._held.append(event)
             return b""
-        return b"" if self._queue_chunk(data) is None else self._deliver(self._splice.filter_event(event))
+        if (chunk := self._queue_chunk(data)) is None:
+            return b""
+        return self._deliver_chunk(self._splice.filter_event(event), chunk)
 
     def _queue_chunk(self, data: bytes) -> dict[str, Any] | None:
         """Queue an event's data for reading and return it parsed; None if it is not part of an answer."""
@@ -128,6 +133,24 @@ class StreamReader:
         if self._held is None and (data.find(b'"error"') >= 0 or data.find(b'"abort"') >= 0):
             self._hold_if_failed(chunk)
         return chunk
+
+    def _deliver_chunk(self, visible: bytes, chunk: dict[str, Any]) -> bytes:
+        """Pass a chunk on, the last of a choice only with what follows it. `visible`: what the client sees of it."""
+        if not chunk.get("choices"):
+            return self._release(chunk) + self._deliver(visible)
+        if ends_choice(chunk) and self._hold_last(visible):
+            return b""
+        return self._deliver(visible)
+
+    def _hold_last(self, events: bytes) -> bool:
+        """Keep the last chunks of choices until the next chunk shows the fingerprint; return False if they go now."""
+        return self._held is None and self._last_chunks.hold(events)
+
+    def _release(self, after: dict[str, Any]) -> bytes:
+        """Return the last chunks of choices that waited for the chunk `after` them."""
+        released = self._last_chunks.release(after)
+        self.has_delivered = self.has_delivered or bool(released)
+        return released
 
     def _deliver(self, visible: bytes) -> bytes:
         """Pass bytes on to the client, or hold them back if the engine has failed."""
@@ -150,10 +173,9 @@ class StreamReader:
         return b"".join(self._held or ())
 
     def close(self) -> bytes:
-        """End the stream and return what to send to the client: a last event without its blank line, if any."""
-        if not self._splitter.tail:
-            return b""
-        return self._pass_event(self._splitter.rest())
+        """End the stream and return what to send to the client: what waited, and an event without its blank line."""
+        last = self._pass_event(self._splitter.rest()) if self._splitter.tail else b""
+        return last + self._release({})
 
     @property
     def output_tokens(self) -> int:

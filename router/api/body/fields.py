@@ -1,5 +1,10 @@
-"""Readers of a request body's members, whose errors name the member at fault."""
+"""Readers of a request body's members, whose errors name the member at fault.
 
+Engines take more than their schema says: `stream: 1`, or `"5"` and 5.0 for an integer. So do these readers, or the
+router would refuse a call that an engine serves.
+"""
+
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,6 +17,10 @@ Fields = dict[str, Any]
 ADAPTER: Final = "lora_path"
 TOO_LARGE: Final = 2.0**64
 """orjson parses integers from here on as floats."""
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_WHOLE: Final = re.compile(r"\s*+([+-]?\d{1,19})(?:\.0*+)?\s*+", re.ASCII)
+TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
+FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
 
 def load_fields(body: bytes) -> Fields:
@@ -40,14 +49,8 @@ def _json_error(body: bytes, error: orjson.JSONDecodeError) -> str:
 
 
 def model_name(fields: Fields) -> str:
-    model = fields.get("model")
-    if model is None:
-        raise BadRequest("You must provide a model.", param="model", code="missing_required_parameter")
-    if not isinstance(model, str):
-        raise wrong_type("model", "a string")
-    if not model:
-        raise BadRequest("`model` must not be empty.", param="model", code="invalid_value")
-    return model
+    """The model that a body names; empty if it names none, so that any may serve it. Raises BadRequest."""
+    return text(fields, "model") or ""
 
 
 def adapters(fields: Mapping[str, Any]) -> tuple[str, ...]:
@@ -67,24 +70,39 @@ def text(fields: Fields, name: str) -> str | None:
 
 
 def flag(fields: Fields, name: str, param: str | None = None) -> bool:
-    """Read a boolean; False if absent or null. `param`: the full name of a nested member, for errors."""
+    """Read a boolean as engines do; False if absent or null. `param`: the full name of a nested member, for errors."""
     value = fields.get(name)
-    if value is not None and not isinstance(value, bool):
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    word = value.lower() if isinstance(value, str) else str(int(value)) if value in (0, 1) else ""
+    if word not in TRUE | FALSE:
         raise wrong_type(param or name, "a boolean")
-    return bool(value)
+    return word in TRUE
 
 
 def count(fields: Fields, name: str, minimum: int = 0) -> int | None:
+    """Read a whole number as engines do; None if absent or null. Raises BadRequest."""
     value = fields.get(name)
     if value is None:
         return None
-    if type(value) is not int:  # excludes booleans
+    number = whole_number(value)
+    if number is None:
         if isinstance(value, float) and value >= TOO_LARGE:
             raise BadRequest(f"`{name}` is too large.", param=name, code="invalid_value")
         raise wrong_type(name, "an integer")
-    if value < minimum:
+    if number < minimum:
         raise BadRequest(f"`{name}` must be at least {minimum}.", param=name, code="invalid_value")
-    return value
+    return number
+
+
+def whole_number(value: object) -> int | None:
+    """The whole number that engines read in a value: an integer, 5.0 or "5"; None if there is none."""
+    if type(value) is int:  # excludes booleans
+        return value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < TOO_LARGE else None
+    found = _WHOLE.fullmatch(value) if isinstance(value, str) else None
+    return None if found is None else int(found[1])
 
 
 def mapping(fields: Fields, name: str) -> Fields | None:

@@ -11,7 +11,6 @@ from router.api.body.edits import additions, requested_usage
 from router.api.body.fields import Fields
 from router.api.resumable import resume_mode_of
 from router.core.model.prompt_key import PromptHasher
-from router.errors import BadRequest
 
 PATH: Final = "/v1/chat/completions"
 
@@ -55,13 +54,12 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:
+    """The messages; empty if there are none, which an engine refuses in its own words. Raises BadRequest."""
     messages = fields.get("messages")
     if messages is None:
-        raise BadRequest("You must provide messages.", param="messages", code="missing_required_parameter")
+        return []
     if not isinstance(messages, list):
         raise read.wrong_type("messages", "a list")
-    if not messages:
-        raise BadRequest("`messages` must not be empty.", param="messages", code="invalid_value")
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise read.wrong_type(f"messages[{index}]", "an object")

@@ -8,9 +8,10 @@ from router.api.body import prompt_bytes as render
 from router.api.body.call import COMPLETIONS, Call, ResumeMode
 from router.api.body.checks import largest_id
 from router.api.body.edits import additions, requested_usage
+from router.api.body.fields import Fields
 from router.api.body.prompts import prompts_of
 from router.api.resumable import resume_mode_of
-from router.core.model.prompt_key import PromptHasher
+from router.core.model.prompt_key import Prompt, PromptHasher, unmatched
 
 DEFAULT_MAX_TOKENS: Final = 16
 """The limit of both engines for a call without one."""
@@ -28,7 +29,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
     usage = requested_usage(fields)
-    prompts = prompts_of(fields.get("prompt"), "prompt", lambda kind: render.head(kind, model, fields), hasher)
+    prompts = _prompts(body, fields, model, hasher)
     mode = resume_mode_of(fields, streamed=streamed, answers=choices * len(prompts))
     ids_wanted = read.flag(fields, "return_token_ids")
     return Call(
@@ -51,3 +52,14 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         # The answer is text, so it cannot extend token ids; nor can it with the prompt echoed or a suffix after it.
         extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),
     )
+
+
+def _prompts(body: bytes, fields: Fields, model: str, hasher: PromptHasher) -> tuple[Prompt, ...]:
+    """The prompts of a body. If there is none, an engine refuses the call, or takes embeddings in its place.
+
+    Raises BadRequest.
+    """
+    prompt = fields.get("prompt")
+    if prompt is None or prompt == []:
+        return (unmatched(len(body) // 4),)
+    return prompts_of(prompt, "prompt", lambda kind: render.head(kind, model, fields), hasher)

@@ -9,7 +9,7 @@ from router.api.body import prompt_bytes as render
 from router.api.body.call import Call, Head
 from router.api.body.fields import Fields
 from router.api.body.prompts import prompts_of
-from router.api.endpoints.plain import model_or_any, plain_call
+from router.api.endpoints.plain import plain_call
 from router.core.model.prompt_key import Prompt, PromptHasher, unmatched
 from router.errors import BadRequest
 
@@ -20,7 +20,7 @@ PATHS: Final = ("/v1/embeddings", *POOLING, "/classify", "/v1/classify")
 def parse_embeddings(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
     """Parse a call with one prompt per input, or one prompt for a chat. Raises BadRequest."""
     fields = read.load_fields(body)
-    model = model_or_any(fields)
+    model = read.model_name(fields)
     recomputed_by = cache_reading.of_pooling(fields) if head.path in POOLING else cache_reading.NO_ENGINE
     prompts = _prompts(body, fields, model, hasher)
     return plain_call(head, body, fields, prompts, 0, user=read.text(fields, "user"), computed_anew_by=recomputed_by)

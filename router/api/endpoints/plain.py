@@ -19,11 +19,6 @@ PARSED_AT_ONCE: Final = 64 * 1024
 _LAST_USAGE: Final = re.compile(rb'"usage"\s*+:\s*+(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})[^{}"]*+(?:"[^{}]*+)?\}\s*+')
 
 
-def model_or_any(fields: Fields) -> str:
-    """The model that a body names; empty if it names none. Raises BadRequest if it is not a valid name."""
-    return read.model_name(fields) if fields.get("model") is not None else ""
-
-
 def plain_call(
     head: Head,
     body: bytes,
@@ -43,7 +38,7 @@ def plain_call(
     return Call(
         path=head.path,
         body=body,
-        model=model_or_any(fields),
+        model=read.model_name(fields),
         streamed=streamed,
         prompts=prompts,
         output_limit=output_limit,

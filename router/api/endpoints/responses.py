@@ -17,7 +17,7 @@ from router.api.body.call import Call, Head, Storage
 from router.api.body.error_bodies import ErrorShape, error_fields, load, text_or_empty, worker_error_fields
 from router.api.body.fields import Fields
 from router.api.endpoints.as_chat import before_messages, next_turn
-from router.api.endpoints.plain import model_or_any, plain_call
+from router.api.endpoints.plain import plain_call
 from router.core.model.prompt_key import PromptHasher, PromptKey
 from router.core.model.request import Usage
 from router.errors import RouterError, WorkerBroke
@@ -32,7 +32,7 @@ STATUS_OF_CODE: Final = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
 def parse_response(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
     """Parse the members that the router needs, and leave the others to the engine. Raises BadRequest."""
     fields = read.load_fields(body)
-    model = model_or_any(fields)
+    model = read.model_name(fields)
     instructions, previous_id = fields.get("instructions"), read.text(fields, "previous_response_id")
     chat = [*([{"role": "system", "content": instructions}] if instructions else []), *as_chat(fields.get("input"))]
     # Only the engine knows the previous response, so the prompt shares a prefix only with others that continue it.

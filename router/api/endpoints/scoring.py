@@ -6,7 +6,7 @@ from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
 from router.api.body.call import Call, Head
 from router.api.body.fields import Fields
-from router.api.endpoints.plain import model_or_any, plain_call
+from router.api.endpoints.plain import plain_call
 from router.core.model.prompt_key import Prompt, PromptHasher, unmatched
 
 PATHS: Final = ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score")
@@ -28,7 +28,7 @@ MAX_KEYED_BYTES: Final = 2 * 2**20
 def parse_scoring(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
     """Parse a call with one prompt per pair, the query first, as in scoring templates. Raises BadRequest."""
     fields = read.load_fields(body)
-    before = render.head("score", model_or_any(fields), fields)
+    before = render.head("score", read.model_name(fields), fields)
     pairs = _pairs(fields)
     prompts: tuple[Prompt, ...]
     if 0 < sum(len(before) + len(query) + len(text) for query, text in pairs) <= MAX_KEYED_BYTES:

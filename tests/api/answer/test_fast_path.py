@@ -150,13 +150,15 @@ def test_both_ways_of_reading_a_stream_agree(stream: list[tuple[dict[str, Any], 
     read = []
     for common in (True, False):
         reader = StreamReader(parse_chat(BODY, PromptHasher(b"secret"), ids=True))
-        shown = []
+        shown = b""
         for delta, ids, finish, usage, more in [FIRST, *stream]:
             content = {"id": "c", "choices": [{"index": 0, "delta": delta, **ids, **finish}]}
             chunk = content | usage | more if common else usage | content | more  # usage is last in what is common
-            shown.append(json.loads(reader.feed(b"data: %b\n\n" % dump(chunk)).removeprefix(b"data: ")))
+            shown += reader.feed(b"data: %b\n\n" % dump(chunk))
+        shown += reader.close()
+        events = [json.loads(event.removeprefix(b"data: ")) for event in shown.split(b"\n\n")[:-1]]
         resumable = (reader.continuable, reader.ids, reader.text)
-        read.append((shown, reader.usage, reader.answer_keys(), resumable))
+        read.append((events, reader.usage, reader.answer_keys(), resumable))
     assert read[0] == read[1]
 
 

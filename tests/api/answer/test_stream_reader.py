@@ -368,3 +368,52 @@ def test_ids_that_the_router_did_not_ask_for_are_unchanged() -> None:
         shown = whole.feed(block)
         assert b'"token_ids":[5]' in shown
         assert cut.feed(block[:9]) + cut.feed(block[9:]) == shown
+
+
+MARK = {"system_fingerprint": "vllm-1"}
+
+
+def shown(call: Call, *blocks: bytes) -> list[dict[str, Any] | None]:
+    """The events that a client gets; None for [DONE]."""
+    reader = StreamReader(call)
+    sent = b"".join([*map(reader.feed, blocks), reader.close()])
+    data = [event.removeprefix(b"data: ") for event in sent.removesuffix(b"\n\n").split(b"\n\n")]
+    return [None if each == b"[DONE]" else orjson.loads(each) for each in data]
+
+
+def test_a_fingerprint_beside_usage_that_only_the_router_asked_for_goes_to_the_last_chunk_of_each_choice() -> None:
+    """The client gets it where the engine puts it for a call without usage, on either way of reading."""
+    call = parse_chat(b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"stream":true,"n":2}', HASHER)
+    ends = [event(text_choice("b", index, "stop"), usage=counted(2)) for index in (0, 1)]
+    sent = [event(text_choice("a"), usage=counted(1)), *ends, event(usage=FINAL, **MARK), DONE]
+    marks = [each and each.get("system_fingerprint") for each in shown(call, *sent)]
+    assert marks == [None, "vllm-1", "vllm-1", None]
+    one = parse_chat(b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"stream":true}', HASHER)
+    one_end = event({"index": 0, "delta": {"content": "b"}, "finish_reason": "stop"}, usage=counted(2))
+    marks = [each and each.get("system_fingerprint") for each in shown(one, one_end, event(usage=FINAL, **MARK), DONE)]
+    assert marks == ["vllm-1", None]
+
+
+def test_the_fingerprint_replaces_a_null() -> None:
+    """A completion's chunks may have the member already, without a value."""
+    call = completion(prompt="Hi")
+    end = event({"index": 0, "text": "b", "finish_reason": "stop"}, usage=counted(2), system_fingerprint=None)
+    assert shown(call, end, event(usage=FINAL, **MARK), DONE)[0] == {
+        "id": "chatcmpl-1",
+        "choices": [{"index": 0, "text": "b", "finish_reason": "stop"}],
+        **MARK,
+    }
+
+
+@pytest.mark.parametrize("rest", [(), (DONE,), (event(usage=FINAL), DONE), (event(**{"error": {"message": "x"}}),)])
+def test_a_last_chunk_reaches_the_client_whatever_follows(rest: tuple[bytes, ...]) -> None:
+    """It waits for the usage, and goes on without it when the stream ends, fails or has none."""
+    first, *_ = shown(chat(), event(text_choice("b", 0, "stop"), usage=counted(2)), *rest)
+    assert first is not None
+    assert first["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_client_that_asks_for_usage_gets_each_chunk_at_once() -> None:
+    """Nothing waits where the engine's own place of the fingerprint is the client's."""
+    reader = StreamReader(chat(usage=True))
+    assert b"stop" in reader.feed(event(text_choice("b", 0, "stop"), usage=counted(2)))

@@ -98,23 +98,22 @@ def test_each_prompt_has_a_key(fields: dict[str, Any], tokens: tuple[int | None,
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        (chat(model=None), "model"),
         (chat(model=7), "model"),
-        (chat(model=""), "model"),
-        (chat(messages=None), "messages"),
-        (chat(messages=[]), "messages"),
         (chat(messages="hi"), "messages"),
         (chat(messages=[HELLO, "hi"]), "messages[1]"),
-        (chat(stream="yes"), "stream"),
+        (chat(stream="perhaps"), "stream"),
+        (chat(stream=2), "stream"),
+        (chat(stream=[]), "stream"),
         (chat(max_tokens=-1), "max_tokens"),
         (chat(max_tokens=1.5), "max_tokens"),
         (chat(max_tokens=True), "max_tokens"),
-        (chat(max_completion_tokens="5"), "max_completion_tokens"),
+        (chat(max_completion_tokens="5.5"), "max_completion_tokens"),
+        (chat(max_completion_tokens="five"), "max_completion_tokens"),
         (chat(n=0), "n"),
-        (chat(n="2"), "n"),
+        (chat(n="0"), "n"),
         (chat(user=7), "user"),
         (chat(stream_options=[]), "stream_options"),
-        (chat(stream=True, stream_options={"include_usage": 1}), "stream_options.include_usage"),
+        (chat(stream=True, stream_options={"include_usage": 2}), "stream_options.include_usage"),
     ],
 )
 def test_the_error_of_an_invalid_chat_names_the_member(body: bytes, param: str) -> None:
@@ -126,7 +125,35 @@ def test_the_error_of_an_invalid_chat_names_the_member(body: bytes, param: str) 
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, [], {}, 7, ["a", 1], [1, "a"], [[1], "a"], [1, -1], [2**32], [1.5], [[1], [None]], [{}], [[[1]]]]
+    ("fields", "limit", "streamed", "choices"),
+    [
+        ({"max_tokens": "5", "stream": 1}, 5, True, 1),
+        ({"max_tokens": 5.0, "stream": "true"}, 5, True, 1),
+        ({"max_tokens": " +5 ", "stream": "Off"}, 5, False, 1),
+        ({"max_tokens": "5.0", "stream": 0.0, "n": "2"}, 10, False, 2),
+    ],
+)
+def test_values_are_read_as_engines_read_them(fields: dict[str, Any], limit: int, streamed: bool, choices: int) -> None:
+    """Numbers as texts, whole floats and words for booleans mean in the router what they mean in an engine."""
+    call = parse_chat(chat(**fields), HASHER)
+    assert (call.output_limit, call.streamed, call.choices) == (limit, streamed, choices)
+
+
+@pytest.mark.parametrize("body", [chat(messages=[]), chat(messages=None), chat(model=None), chat(model="")])
+def test_what_is_missing_is_the_engines_to_refuse(body: bytes) -> None:
+    """A call without messages, or without a model, is a call; any model may serve it if it names none."""
+    assert parse_chat(body, HASHER).model in ("", "m")
+
+
+@pytest.mark.parametrize("prompt", [None, []])
+def test_a_missing_prompt_is_the_engines_to_refuse(prompt: object) -> None:
+    """It may come as embeddings, and counts as uncached."""
+    (one,) = parse_completion(completion(prompt=prompt), HASHER).prompts
+    assert not one.key.hashes
+
+
+@pytest.mark.parametrize(
+    "prompt", [{}, 7, ["a", 1], [1, "a"], [[1], "a"], [1, -1], [2**32], [1.5], [[1], [None]], [{}], [[[1]]]]
 )
 def test_an_invalid_prompt_is_rejected(prompt: object) -> None:
     """A prompt is a text, token ids, or a list of only one of them."""

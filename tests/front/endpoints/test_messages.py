@@ -71,9 +71,9 @@ async def test_a_worker_that_dies_during_a_stream_is_reported_in_anthropics_shap
     [
         (b"{", 400, "invalid_request_error"),
         (API.ask(model="nobodys"), 404, "not_found_error"),
-        (API.ask(model=None), 400, "invalid_request_error"),
+        (API.ask(model=7), 400, "invalid_request_error"),
     ],
-    ids=["no JSON", "no such model", "no model"],
+    ids=["no JSON", "no such model", "a model that is no text"],
 )
 async def test_errors_of_the_router_have_anthropics_shape(sent: bytes, status: int, kind: str) -> None:
     """The shape holds for errors of the router itself."""

@@ -1,0 +1,63 @@
+"""Gives the last chunk of each choice the fingerprint that its engine moved to the chunk with the usage.
+
+vLLM puts `system_fingerprint` into the chunks with a finish reason, or only into the chunk with the usage if usage is
+asked for. If only the router asked for usage, the client gets no such chunk; so the chunks with a finish reason wait
+for it, and get its fingerprint. The engine sends both in the same step.
+"""
+
+from typing import Any, Final
+
+import orjson
+
+from router.api.answer.fast_path import plain_data, plain_event
+from router.api.answer.sse import event_data, with_data
+from router.api.body.call import Call
+from router.api.body.edits import Addition
+from router.api.body.json_edit import replace_member
+
+NAME: Final = "system_fingerprint"
+_NAME_BYTES: Final = b'"system_fingerprint"'
+
+
+class LastChunks:
+    """The chunks with a finish reason of one stream, while they wait for the fingerprint."""
+
+    __slots__ = ("_events", "_waits")
+
+    def __init__(self, call: Call) -> None:
+        self._waits = Addition.USAGE in call.additions.wanted
+        self._events: list[bytes] = []
+
+    def hold(self, events: bytes) -> bool:
+        """Keep one event with a finish reason, or several plain ones; return False if they need not wait."""
+        if self._waits and events:
+            data = plain_data(events)
+            self._events += [events] if data is None else [plain_event(each) for each in data]
+        return self._waits
+
+    def release(self, after: dict[str, Any]) -> bytes:
+        """Return the events that waited. `after`: the chunk that comes next, which may have the fingerprint."""
+        events, self._events = self._events, []
+        fingerprint = after.get(NAME)
+        if not isinstance(fingerprint, str):
+            return b"".join(events)
+        value = orjson.dumps(fingerprint)
+        return b"".join([_with_fingerprint(event, value) for event in events])
+
+
+def ends_choice(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk has a finish reason."""
+    return any(choice.get("finish_reason") is not None for choice in chunk.get("choices") or ())
+
+
+def _with_fingerprint(event: bytes, value: bytes) -> bytes:
+    data = event_data(event)
+    if data is None:
+        return event
+    if data.find(_NAME_BYTES) >= 0:
+        try:
+            return with_data(event, replace_member(data, NAME, value))
+        except KeyError:  # only a text or an inner object has that name
+            pass
+    end = data.rindex(b"}")
+    return with_data(event, b"%b,%b:%b%b" % (data[:end].rstrip(), _NAME_BYTES, value, data[end:]))

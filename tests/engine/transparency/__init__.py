@@ -1,0 +1,1 @@
+"""Compares what an engine answers directly and through the router, call by call."""
