@@ -86,11 +86,11 @@ SGLANG_FLAGS = (
 )
 
 
-def make_model() -> Path:
-    """Return the model's folder, rebuilt if its source has changed."""
+def make_model(python: Path = VLLM.python) -> Path:
+    """Return the model's folder, rebuilt by vLLM's `python` if its source has changed."""
     source = Path(__file__).with_name("tiny_model.py")
     folder = ROOT / ".engine" / f"model-{sha256(source.read_bytes()).hexdigest()[:12]}"
-    subprocess.run([VLLM.python, source, folder], check=True)
+    subprocess.run([python, source, folder], check=True)
     return folder
 
 
@@ -279,7 +279,7 @@ FLEETS: Mapping[str, Fleet] = {
 class Router(Server):
     """`d2lpm serve` in front of engines, each named by host and port."""
 
-    def __init__(self, name: str, engines: Iterable[Engine], flags: Iterable[str], log: Path) -> None:
+    def __init__(self, name: str, engines: Iterable[Server], flags: Iterable[str], log: Path) -> None:
         workers = [f"--worker={engine.url}" for engine in engines]
         command = [str(Path(sys.executable).with_name("d2lpm")), "serve", "--port={port}", *workers, *flags]
         super().__init__(name, command, {"D2LPM_WORKER_API_KEY": WORKER_KEY}, log)

@@ -1,0 +1,44 @@
+"""Which of vLLM's test files run, and which of their tests ask something of one process alone."""
+
+from collections.abc import Mapping
+
+SUITES: Mapping[str, tuple[str, ...]] = {
+    "chat": (
+        "openai/chat_completion/test_chat.py",
+        "openai/chat_completion/test_chat_completion.py",
+        "openai/chat_completion/test_chat_echo.py",
+        "openai/chat_completion/test_chat_logit_bias_validation.py",
+        "openai/chat_completion/test_batched_chat_completions.py",
+        "openai/chat_completion/test_completion_with_function_calling.py",
+        "openai/chat_completion/test_enable_force_include_usage.py",
+        "openai/chat_completion/test_include_reasoning.py",
+        "openai/chat_completion/test_logprob_token_ids.py",
+        "openai/chat_completion/test_root_path.py",
+    ),
+    "completions": (
+        "openai/completion/test_completion.py",
+        "openai/completion/test_prompt_validation.py",
+        "openai/completion/test_token_in_token_out.py",
+        "openai/test_chunked_prompt.py",
+        "openai/test_return_token_ids.py",
+        "openai/test_return_tokens_as_ids.py",
+    ),
+    "models": ("openai/models/test_models.py",),
+    "tokenization": ("serve/tokenize/test_tokenization.py",),
+    "basic": ("serve/instrumentator/test_basic.py",),
+    "responses": (
+        "openai/responses/test_basic.py",
+        "openai/responses/test_errors.py",
+        "openai/responses/test_function_call.py",
+        "openai/responses/test_parsable_context.py",
+        "openai/responses/test_sampling_params.py",
+        "openai/responses/test_simple.py",
+        "openai/responses/test_stateful.py",
+        "openai/responses/test_structured_output.py",
+    ),
+    "messages": ("anthropic/test_messages.py",),
+}
+"""Files below tests/entrypoints, by the part of the API that they test."""
+
+ONE_PROCESS: Mapping[str, str] = {}
+"""Tests that pass direct only, each with the reason. A name without brackets stands for all its parameters."""
