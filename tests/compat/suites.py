@@ -18,7 +18,6 @@ SUITES: Mapping[str, tuple[str, ...]] = {
     "completions": (
         "openai/completion/test_completion.py",
         "openai/completion/test_prompt_validation.py",
-        "openai/completion/test_token_in_token_out.py",
         "openai/test_chunked_prompt.py",
         "openai/test_return_token_ids.py",
         "openai/test_return_tokens_as_ids.py",

@@ -1,4 +1,4 @@
-"""LangChain's client of OpenAI. Usage: use_langchain.py URL MODEL. Ends with an AssertionError if an answer is wrong."""
+"""LangChain's client of OpenAI. Usage: use_langchain.py URL MODEL. Ends with an AssertionError if one is wrong."""
 
 import asyncio
 import sys

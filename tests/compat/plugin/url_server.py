@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-FIXTURES = ("server", "server_with_store", "client")
-"""What a test takes that calls a server."""
+NAMES = ("server", "client")
+"""What a fixture's name contains if it calls a server."""
 
 
 def ask(desk: str, question: dict[str, object]) -> str:
@@ -69,7 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def calls_a_server(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function):
         return False
-    return bool(set(FIXTURES) & set(item.fixturenames)) or "RemoteOpenAIServer(" in inspect.getsource(item.function)
+    takes = any(part in fixture for fixture in item.fixturenames for part in NAMES)
+    return takes or "RemoteOpenAIServer(" in inspect.getsource(item.function)
 
 
 class Results:
