@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.engine.fleet import OFFLINE, make_model
+from tests.engine.fleet import OFFLINE
 
 from .desk import Desk
 from .environments import ENGINE, VLLM_TESTS
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def run_all(suites: Mapping[str, Sequence[str]], logs: Path) -> Table:
     source = source_folder(VLLM_TESTS)
-    home = make_hub(make_model(ENGINE / "python"))
+    home = make_hub(source)
     table = Table()
     with Desk(ENGINE / "vllm", home, logs) as desk:
         runs = Runs(source, home, logs, desk)

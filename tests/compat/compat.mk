@@ -25,4 +25,5 @@ test-compat: $(STAMP) $(ENGINE_VENV)/complete
 	$(VENV)/bin/python -m tests.compat $(ARGS)
 
 test-clients: $(STAMP) $(ENGINE_VENV)/complete $(CLIENTS_VENV)/.installed $(LITELLM_VENV)/.installed
+	@$(MAKE) --no-print-directory $(COMPAT_VENV)/.installed
 	$(VENV)/bin/pytest tests/compat/clients -q -p no:randomly

@@ -1,16 +1,21 @@
 """A folder in the layout of the model hub's cache, in which every name that vLLM's tests ask for is a tiny model.
 
-So the tests load tokenizers and adapters by the names that they know, and servers start under these names, offline.
+So the tests load tokenizers and adapters by the names that they know, and servers start under these names, offline. The
+tokenizer is trained on the tests' own files, so that their prompts have about as many tokens as with a real one.
 """
 
 import json
 import random
 import shutil
 import struct
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 
+from tokenizers import ByteLevelBPETokenizer
+
 from tests.engine import tiny_model
+from tests.engine.environment import ROOT
 
 MODELS = (
     "HuggingFaceH4/zephyr-7b-beta",
@@ -28,19 +33,25 @@ ADAPTERS = ("charent/self_cognition_Alice", "typeof/zephyr-7b-beta-lora")
 REVISION = "0" * 40
 CONTEXT = 32768
 """The longest of the contexts that the tests ask for is 18192 tokens."""
+VOCABULARY = 8192
+"""The highest token that the tests name is 5000."""
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Tokens without which vLLM's parsers of reasoning and tool calls refuse a model."""
 RANK = 8
 
 
-def make_hub(model: Path) -> Path:
-    """Return the folder, for the variable HF_HOME, beside that of the tiny model; rebuilt if its source has changed."""
-    home = model.with_name(f"hub-{model.name}-{sha256(Path(__file__).read_bytes()).hexdigest()[:12]}")
+def make_hub(source: Path) -> Path:
+    """Return the folder, for the variable HF_HOME, made if need be from the folder with vLLM's tests."""
+    digest = sha256(Path(__file__).read_bytes() + Path(tiny_model.__file__).read_bytes()).hexdigest()[:12]
+    home = ROOT / ".engine" / f"hub-{source.name}-{digest}"
     if not home.is_dir():
         partial = home.with_name(f"{home.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
+        write_model(partial / "model", source)
         for name in MODELS:
-            copy_model(model, make_snapshot(partial, name))
+            folder = make_snapshot(partial, name)
+            for file in (partial / "model").iterdir():
+                (folder / file.name).symlink_to(Path("../../../../model", file.name))
         for name in ADAPTERS:
             write_adapter(make_snapshot(partial, name))
         partial.rename(home)
@@ -62,42 +73,55 @@ def make_snapshot(home: Path, name: str) -> Path:
     return folder
 
 
-def copy_model(model: Path, folder: Path) -> None:
-    (folder / "model.safetensors").symlink_to(model / "model.safetensors")
-    for name, change in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
-        content = json.loads((model / name).read_text()) | {change: CONTEXT}
-        (folder / name).write_text(json.dumps(content))
-    tokenizer = json.loads((model / "tokenizer.json").read_text())
-    put_markers(tokenizer)
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+def write_model(folder: Path, source: Path) -> None:
+    """Write the model of tests/engine with another vocabulary and a longer context."""
+    folder.mkdir(parents=True)
+    config = {**tiny_model.CONFIG, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
+    (folder / "config.json").write_text(json.dumps(config))
+    texts = {**tiny_model.TOKENIZER_CONFIG, "model_max_length": CONTEXT}
+    (folder / "tokenizer_config.json").write_text(json.dumps(texts))
+    rows = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (VOCABULARY, tiny_model.HIDDEN))
+    write_tensors(folder / "model.safetensors", {**tiny_model.tensor_shapes(), **rows})
+    write_tokenizer(folder / "tokenizer.json", source)
 
 
-def put_markers(tokenizer: dict[str, object]) -> None:
-    """Replace the vocabulary's last tokens, which the last merges make, by the markers."""
-    model, added = tokenizer["model"], tokenizer["added_tokens"]
-    assert isinstance(model, dict)
-    assert isinstance(added, list)
-    vocabulary: dict[str, int] = model["vocab"]
-    last = sorted(vocabulary, key=vocabulary.__getitem__)[-len(MARKERS) :]
-    model["merges"] = model["merges"][: -len(MARKERS)]
-    for marker, replaced in zip(MARKERS, last, strict=True):
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-        added.append({"id": vocabulary.pop(replaced), "content": marker, **flags})
+def write_tokenizer(file: Path, source: Path) -> None:
+    tokenizer = ByteLevelBPETokenizer()
+    names = [*tiny_model.SPECIAL_TOKENS, *MARKERS]
+    tokenizer.train_from_iterator(texts_of(source), VOCABULARY, special_tokens=names, show_progress=False)
+    content = json.loads(tokenizer.to_str())
+    for token in content["added_tokens"]:
+        token["special"] = token["content"] not in MARKERS  # a special token is left out of the text
+    file.write_text(json.dumps(content))
+
+
+def texts_of(source: Path) -> Iterator[str]:
+    for file in sorted((source / "tests" / "entrypoints").rglob("*.py")):
+        yield file.read_text()
 
 
 def write_adapter(folder: Path) -> None:
-    """Write an adapter of the attention's queries, with seeded random weights."""
+    """Write an adapter of the attention's queries."""
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["q_proj"], "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
+    parts = {"A": (RANK, tiny_model.HIDDEN), "B": (tiny_model.HIDDEN, RANK)}
+    shapes = {
+        f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{part}.weight": shape
+        for layer in range(tiny_model.LAYERS)
+        for part, shape in parts.items()
+    }
+    write_tensors(folder / "adapter_model.safetensors", shapes)
+
+
+def write_tensors(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Write seeded random weights in the safetensors format."""
     draw = random.Random(tiny_model.SEED)
-    header: dict[str, object] = {}
-    data = b""
-    for layer in range(tiny_model.LAYERS):
-        for part, shape in (("A", (RANK, tiny_model.HIDDEN)), ("B", (tiny_model.HIDDEN, RANK))):
-            blob = tiny_model.weights(shape, draw)
-            name = f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{part}.weight"
-            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": (len(data), len(data) + len(blob))}
-            data += blob
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    data = bytearray()
+    for name, shape in shapes.items():
+        start = len(data)
+        data += tiny_model.weights(shape, draw)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": (start, len(data))}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
-    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)
+    file.write_bytes(struct.pack("<Q", len(encoded)) + encoded + data)

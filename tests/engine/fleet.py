@@ -86,11 +86,11 @@ SGLANG_FLAGS = (
 )
 
 
-def make_model(python: Path = VLLM.python) -> Path:
-    """Return the model's folder, rebuilt by vLLM's `python` if its source has changed."""
+def make_model() -> Path:
+    """Return the model's folder, rebuilt if its source has changed."""
     source = Path(__file__).with_name("tiny_model.py")
     folder = ROOT / ".engine" / f"model-{sha256(source.read_bytes()).hexdigest()[:12]}"
-    subprocess.run([python, source, folder], check=True)
+    subprocess.run([VLLM.python, source, folder], check=True)
     return folder
 
 

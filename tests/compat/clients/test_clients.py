@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.environments import CLIENTS, ENGINE, LITELLM
+from tests.compat.environments import CLIENTS, ENGINE, LITELLM, VLLM_TESTS
 from tests.compat.hub import make_hub, snapshot
+from tests.compat.source import source_folder
 from tests.engine.environment import ROOT
-from tests.engine.fleet import STORING_BY, Router, VllmEngine, make_model
+from tests.engine.fleet import STORING_BY, Router, VllmEngine
 
 HERE = Path(__file__).parent
 SCRIPTS = {
@@ -30,7 +31,7 @@ START_SECONDS = 240.0
 def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
     """Start two vLLM servers that store responses and parse tool calls, and a router before them."""
     logs = tmp_path_factory.mktemp("logs")
-    model = snapshot(make_hub(make_model(ENGINE / "python")), "Qwen/Qwen3-0.6B")
+    model = snapshot(make_hub(source_folder(VLLM_TESTS)), "Qwen/Qwen3-0.6B")
     launch = (ENGINE / "vllm", "serve")
     engines = [
         VllmEngine(name, model, logs / name, FLAGS, STORING_BY["vllm"], launch=launch) for name in ("first", "second")
