@@ -37,6 +37,14 @@ VOCABULARY = 8192
 """The highest token that the tests name is 5000."""
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Tokens without which vLLM's parsers of reasoning and tool calls refuse a model."""
+TEMPLATE = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Some tests read the prompt as Qwen's template has it."""
+TURNS = ("<|im_start|>", "<|im_end|>")
 RANK = 8
 
 
@@ -78,7 +86,7 @@ def write_model(folder: Path, source: Path) -> None:
     folder.mkdir(parents=True)
     config = {**tiny_model.CONFIG, "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
     (folder / "config.json").write_text(json.dumps(config))
-    texts = {**tiny_model.TOKENIZER_CONFIG, "model_max_length": CONTEXT}
+    texts = {**tiny_model.TOKENIZER_CONFIG, "model_max_length": CONTEXT, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(texts))
     rows = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (VOCABULARY, tiny_model.HIDDEN))
     write_tensors(folder / "model.safetensors", {**tiny_model.tensor_shapes(), **rows})
@@ -87,7 +95,7 @@ def write_model(folder: Path, source: Path) -> None:
 
 def write_tokenizer(file: Path, source: Path) -> None:
     tokenizer = ByteLevelBPETokenizer()
-    names = [*tiny_model.SPECIAL_TOKENS, *MARKERS]
+    names = [*tiny_model.SPECIAL_TOKENS, *TURNS, *MARKERS]
     tokenizer.train_from_iterator(texts_of(source), VOCABULARY, special_tokens=names, show_progress=False)
     content = json.loads(tokenizer.to_str())
     for token in content["added_tokens"]:
