@@ -39,5 +39,11 @@ SUITES: Mapping[str, tuple[str, ...]] = {
 }
 """Files below tests/entrypoints, by the part of the API that they test."""
 
-ONE_PROCESS: Mapping[str, str] = {}
+KEYS = "keys and a path prefix in the flags of one vLLM: the router has keys of its own, and no prefix"
+FORCED = "usage that the client has not asked for, by a flag of one vLLM: the router cannot know that it is not its own"
+CHAT = "tests/entrypoints/openai/chat_completion"
+ONE_PROCESS: Mapping[str, str] = {
+    f"{CHAT}/test_root_path.py::test_chat_session_root_path_with_api_key": KEYS,
+    f"{CHAT}/test_enable_force_include_usage.py::test_chat_with_enable_force_include_usage": FORCED,
+}
 """Tests that pass direct only, each with the reason. A name without brackets stands for all its parameters."""

@@ -23,7 +23,12 @@ SCRIPTS = {
     "instructor": (CLIENTS, HERE / "use_instructor.py"),
     "litellm": (LITELLM, HERE / "use_litellm.py"),
 }
-FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
+FLAGS = (
+    "--enable-auto-tool-choice",
+    "--tool-call-parser=hermes",
+    "--structured-outputs-config.backend=xgrammar",
+    "--structured-outputs-config.disable_any_whitespace=true",  # of which a random model writes without end
+)
 START_SECONDS = 240.0
 
 

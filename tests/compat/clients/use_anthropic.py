@@ -7,12 +7,12 @@ import anthropic  # type: ignore[import-not-found, unused-ignore]
 
 SAY = [{"role": "user", "content": "Tell me of the sea."}]
 SCHEMA = {"type": "object", "properties": {"sky": {"enum": ["clear", "cloudy"]}}, "required": ["sky"]}
-TOOL = {"name": "report", "description": "Report the weather.", "input_schema": SCHEMA}
+TOOL = {"name": "report", "description": "Report the weather.", "strict": True, "input_schema": SCHEMA}
 
 
 def messages(client: Any, model: str) -> None:
     """A message reads the same whole and by the stream helper."""
-    more: dict[str, Any] = {"model": model, "messages": SAY, "max_tokens": 8, "temperature": 0}
+    more: dict[str, Any] = {"model": model, "messages": SAY, "max_tokens": 8, "extra_body": {"temperature": 0}}
     whole = client.messages.create(**more, system="Be brief.")
     assert whole.stop_reason == "max_tokens"
     assert whole.usage.output_tokens == 8

@@ -30,7 +30,7 @@ def chat(model: Any) -> None:
 def structured(model: Any) -> None:
     """An answer is parsed into a class, by a schema and by a tool."""
     for method in ("json_schema", "function_calling"):
-        answer = model.with_structured_output(Weather, method=method).invoke("How is the weather?")
+        answer = model.with_structured_output(Weather, method=method, strict=True).invoke("How is the weather?")
         assert isinstance(answer, Weather), method
 
 

@@ -12,7 +12,7 @@ import litellm  # type: ignore[import-not-found, unused-ignore]
 
 SAY = [{"role": "user", "content": "Tell me of the sea."}]
 SCHEMA = {"type": "object", "properties": {"sky": {"enum": ["clear", "cloudy"]}}, "required": ["sky"]}
-TOOL = {"type": "function", "function": {"name": "report", "description": "Report it.", "parameters": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "report", "strict": True, "parameters": SCHEMA}}
 
 
 def chat(base: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ class Weather(BaseModel):
 
 WEATHER = {
     "type": "function",
-    "function": {"name": "report", "description": "Report the weather.", "parameters": Weather.model_json_schema()},
+    "function": {"name": "report", "strict": True, "parameters": Weather.model_json_schema()},
 }
 
 
@@ -38,7 +38,7 @@ def chat(client: Any, model: str) -> None:
     assert all(score.logprob == max(top.logprob for top in score.top_logprobs) for score in scores)
     with client.chat.completions.stream(**more) as stream:
         kinds = {event.type for event in stream}
-        assert stream.get_final_completion().choices[0].message.content == text
+        assert stream.current_completion_snapshot.choices[0].message.content == text
     assert {"chunk", "content.delta", "content.done"} <= kinds
 
 
