@@ -74,16 +74,21 @@ def calls_a_server(item: pytest.Item) -> bool:
 
 
 class Results:
-    """Appends a line for each phase of a test that decides its result."""
+    """Appends a line for each phase of a test that decides its result, and a last one with the number of tests."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
-            line = {"test": report.nodeid, "outcome": report.outcome, "text": report.longreprtext}
-            with self._file.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            self._write({"test": report.nodeid, "outcome": report.outcome, "text": report.longreprtext})
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._write({"ran": session.testscollected})
+
+    def _write(self, line: dict[str, object]) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
