@@ -21,6 +21,8 @@ OUR_FLAGS = (
     "--distributed-executor-backend=uni",
 )
 """What a CPU and a tiny model need, and nothing that an answer shows."""
+ROUTER_FLAGS = ("--background-responses",)
+"""Some tests compute a response in the background, which the router refuses unless asked."""
 KEPT = 3
 """Fleets that run at the same time: more than one file's tests ask for, and files that ask for the same share them."""
 
@@ -117,7 +119,7 @@ class Desk:
 
     def _started_router(self, engines: Iterable[Server]) -> Server:
         name = f"router {len(list(self._logs.iterdir()))}"
-        router = Router(name, engines, (), self._logs / name)
+        router = Router(name, engines, ROUTER_FLAGS, self._logs / name)
         router.start()
         router.wait_ready("/ready", ROUTER_START_SECONDS)
         return router
