@@ -14,13 +14,12 @@ class Weather(BaseModel):
     """The weather of today."""
 
     sky: Literal["clear", "cloudy"]
-    wet: bool
 
 
 def main(url: str, model: str) -> None:
     """An answer is parsed into a class in each mode, whole and in parts."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0, timeout=60)
-    more: dict[str, Any] = {"model": model, "messages": SAY, "max_tokens": 100, "max_retries": 0}
+    more: dict[str, Any] = {"model": model, "messages": SAY, "max_tokens": 300, "seed": 7, "max_retries": 0}
     for mode in (instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
         asked = instructor.from_openai(client, mode=mode).chat.completions
         answer = asked.create(response_model=Weather, **more)

@@ -12,7 +12,6 @@ class Weather(BaseModel):
     """The weather of today."""
 
     sky: Literal["clear", "cloudy"]
-    wet: bool
 
 
 def chat(model: Any) -> None:
@@ -36,9 +35,8 @@ def structured(model: Any) -> None:
 
 def main(url: str, name: str) -> None:
     more: dict[str, Any] = {"base_url": f"{url}/v1", "api_key": "key", "max_retries": 0, "timeout": 60}
-    model = ChatOpenAI(model=name, max_tokens=100, temperature=0, **more)
-    chat(model)
-    structured(model)
+    chat(ChatOpenAI(model=name, max_tokens=20, temperature=0, **more))
+    structured(ChatOpenAI(model=name, max_tokens=300, seed=7, **more))
 
 
 if __name__ == "__main__":

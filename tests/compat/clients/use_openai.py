@@ -11,10 +11,9 @@ SAY = [{"role": "user", "content": "Tell me of the sea."}]
 
 
 class Weather(BaseModel):
-    """What a random model can write within a schema: every value is one of a few."""
+    """What a random model can write within a schema: one of two words."""
 
     sky: Literal["clear", "cloudy"]
-    wet: bool
 
 
 WEATHER = {
@@ -52,7 +51,7 @@ def parse(client: Any, model: str) -> None:
 
 def tools(client: Any, model: str) -> None:
     """The call of a tool has its name and arguments, whole and streamed, and its result can be sent back."""
-    more: dict[str, Any] = {"model": model, "tools": [WEATHER], "max_tokens": 100, "temperature": 0}
+    more: dict[str, Any] = {"model": model, "tools": [WEATHER], "max_tokens": 300, "seed": 7}
     chosen = {"tool_choice": {"type": "function", "function": {"name": "report"}}}
     message = client.chat.completions.create(**more, messages=SAY, **chosen).choices[0].message
     (called,) = message.tool_calls
