@@ -1,6 +1,6 @@
 """Run vLLM's own API tests three times: at a vLLM server, and at the router before one such server and before two.
 
-Prints a table, and each test that passes direct and fails through the router; such a test that `suites.ONE_PROCESS`
+Prints a table, and each test that passes direct and fails through the router; such a test that `suites.EXCUSED`
 does not list makes the exit status 1. `make test-compat` runs it. Usage: python -m tests.compat [SUITE...]
 """
 
@@ -20,7 +20,7 @@ from .environments import ENGINE, VLLM_TESTS
 from .hub import make_hub
 from .results import ROUTES, Results, Table, read
 from .source import source_folder
-from .suites import ONE_PROCESS, SUITES
+from .suites import EXCUSED, SUITES
 
 HERE = Path(__file__).parent
 FILE_SECONDS = 1800
@@ -72,15 +72,17 @@ def main(arguments: Sequence[str]) -> int:
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="compat-"))
     logs.mkdir(parents=True, exist_ok=True)
     print(f"logs of servers and tests: {logs}", flush=True)
-    table = run_all(chosen, logs)
-    table.print()
+    table = Table(EXCUSED)
+    try:
+        run_all(chosen, logs, table)
+    finally:
+        table.print()  # also of a run that is interrupted
     return 1 if table.differing or table.broken else 0
 
 
-def run_all(suites: Mapping[str, Sequence[str]], logs: Path) -> Table:
+def run_all(suites: Mapping[str, Sequence[str]], logs: Path, table: Table) -> None:
     source = source_folder(VLLM_TESTS)
     home = make_hub(source)
-    table = Table(ONE_PROCESS)
     with Desk(ENGINE / "vllm", home, logs) as desk:
         runs = Runs(source, home, logs, desk)
         for suite, files in suites.items():
@@ -89,7 +91,6 @@ def run_all(suites: Mapping[str, Sequence[str]], logs: Path) -> Table:
                     table.add(suite, run_everywhere(runs, file))
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     table.broken.append(f"{file}: {error}")
-    return table
 
 
 def run_everywhere(runs: Runs, file: str) -> Mapping[str, Results]:

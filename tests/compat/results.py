@@ -44,7 +44,7 @@ class Table:
     """Why tests may fail through the router, by their names with or without parameters."""
     passed: dict[tuple[str, str], int] = field(default_factory=collections.Counter)
     ran: dict[tuple[str, str], int] = field(default_factory=collections.Counter)
-    listed: list[str] = field(default_factory=list)
+    excused: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     """Runs of files that gave no results."""
@@ -62,7 +62,7 @@ class Table:
                 reason = self.reasons.get(test) or self.reasons.get(test.partition("[")[0])
                 said = reason or last_error(next(iter(failures.values())))
                 seen = f"{test}\n    before {' and '.join(failures)}: {said}"
-                (self.listed if reason else self.differing).append(seen)
+                (self.excused if reason else self.differing).append(seen)
 
     def print(self) -> None:
         print(f"\n{'passed of run':16}" + "".join(f"{route:>14}" for route in ROUTES))
@@ -70,7 +70,7 @@ class Table:
             counts = [f"{self.passed[suite, route]} of {self.ran[suite, route]}" for route in ROUTES]
             print(f"{suite:16}" + "".join(f"{count:>14}" for count in counts))
         kinds = {
-            "tests of one process fail": self.listed,
+            "tests fail for a known reason": self.excused,
             "tests fail through the router alone": self.differing,
             "files did not run": self.broken,
         }

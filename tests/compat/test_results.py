@@ -26,11 +26,11 @@ def test_a_test_that_fails_through_the_router_alone_is_reported() -> None:
     assert table.ran["chat", "one worker"] == 3
 
 
-def test_a_listed_test_is_reported_with_its_reason() -> None:
+def test_an_excused_test_is_reported_with_its_reason() -> None:
     """A name without parameters lists the test with all of them."""
     table = Table({"f.py::b": "a flag"})
     table.add("chat", {"direct": DIRECT, "one worker": {**DIRECT, "f.py::b[1]": "E  x"}})
-    assert (table.listed, table.differing) == (["f.py::b[1]\n    before one worker: a flag"], [])
+    assert (table.excused, table.differing) == (["f.py::b[1]\n    before one worker: a flag"], [])
 
 
 def test_a_run_that_does_not_end_has_no_results(tmp_path: Path) -> None:
