@@ -97,6 +97,8 @@ lock:
 -include tests/engine/engine.mk
 # Target test-litellm: LiteLLM's client with the router.
 -include tests/litellm_client/client.mk
+# Targets test-compat and test-clients: vLLM's own API tests at the router, and the clients that people use.
+-include tests/compat/compat.mk
 
 # Target test-deploy: the commands of docker-compose.yml, with a real Prometheus.
 -include tests/deploy/deploy.mk

@@ -279,7 +279,7 @@ FLEETS: Mapping[str, Fleet] = {
 class Router(Server):
     """`d2lpm serve` in front of engines, each named by host and port."""
 
-    def __init__(self, name: str, engines: Iterable[Engine], flags: Iterable[str], log: Path) -> None:
+    def __init__(self, name: str, engines: Iterable[Server], flags: Iterable[str], log: Path) -> None:
         workers = [f"--worker={engine.url}" for engine in engines]
         command = [str(Path(sys.executable).with_name("d2lpm")), "serve", "--port={port}", *workers, *flags]
         super().__init__(name, command, {"D2LPM_WORKER_API_KEY": WORKER_KEY}, log)

@@ -5,13 +5,13 @@ By what the client asked for, the usage in chunks and the final chunk with usage
     include_usage  continuous_usage_stats   in chunks   final chunk
     no             no                       cut out     dropped
     yes            no                       cut out     unchanged
-    no             yes                      unchanged   dropped
+    no             yes                      by engine   dropped
     yes            yes                      unchanged   unchanged
 
-vLLM ignores continuous_usage_stats without include_usage, SGLang honours it, and so does the router. A `usage` of null
-comes from the engine itself and stays. Token ids become null, which is what vLLM sends if no ids are asked for. SGLang
-then sends no member for ids at all, and in completions sends a `usage` of null; so for SGLang's completions ids are cut
-out and usage becomes null. Everything else passes byte for byte.
+vLLM ignores continuous_usage_stats without include_usage, so that the usage in its chunks is cut out; SGLang honours
+it. A `usage` of null comes from the engine itself and stays. Token ids become null, which is what vLLM sends if no ids
+are asked for. SGLang then sends no member for ids at all, and in completions sends a `usage` of null; so for SGLang's
+completions ids are cut out and usage becomes null. Everything else passes byte for byte.
 """
 
 import re
@@ -66,10 +66,13 @@ class UsageSplice:
         at = data.rfind(_KEY)
         if at < 0 or self._keep_usage:
             return data
-        if self._keep_chunks or data.find(b"[]") >= 0 or (last := _LAST_MEMBER.fullmatch(data, at)) is None:
-            return self._filter_parsed(data, chunk)
+        keep = self._keep_chunks and data.find(_SGLANG) >= 0
+        if keep or data.find(b"[]") >= 0 or (last := _LAST_MEMBER.fullmatch(data, at)) is None:
+            return self._filter_parsed(data, chunk, keep)
         before = at - 1 if data[at - 1] == _COMMA else len(data[:at].rstrip()) - 1
-        return data[:before] + data[last.start(1) :] if data[before] == _COMMA else self._filter_parsed(data, chunk)
+        return (
+            data[:before] + data[last.start(1) :] if data[before] == _COMMA else self._filter_parsed(data, chunk, keep)
+        )
 
     def _filter_sglang_completion(self, data: bytes, chunk: dict[str, Any] | None) -> bytes:
         """Filter a chunk with choices of a completion from SGLang."""
@@ -80,10 +83,10 @@ class UsageSplice:
         chunk = load(data) if chunk is None else chunk
         return data if chunk is None or chunk.get("usage") is None else replace_member(data, "usage", b"null")
 
-    def _filter_parsed(self, data: bytes, chunk: dict[str, Any] | None) -> bytes | None:
+    def _filter_parsed(self, data: bytes, chunk: dict[str, Any] | None, keep: bool) -> bytes | None:
         chunk = load(data) if chunk is None else chunk
         if chunk is None or chunk.get("usage") is None:
             return data
         if chunk.get("choices") == []:
             return data if self._keep_final else None
-        return data if self._keep_chunks else cut_member(data, "usage")
+        return data if keep else cut_member(data, "usage")

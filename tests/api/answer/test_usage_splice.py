@@ -71,15 +71,22 @@ def test_form_of_the_event_does_not_matter(
 
 
 @pytest.mark.parametrize(
-    ("usage", "continuous", "chunk_keeps", "final_stays"),
-    [(False, False, False, False), (True, False, False, True), (False, True, True, False), (True, True, True, True)],
+    ("usage", "continuous", "engine", "chunk_keeps", "final_stays"),
+    [
+        (False, False, "vllm", False, False),
+        (True, False, "vllm", False, True),
+        (False, True, "vllm", False, False),
+        (False, True, "sglang", True, False),
+        (True, True, "vllm", True, True),
+    ],
 )
-def test_client_sees_the_usage_that_it_asked_for(
-    usage: bool, continuous: bool, chunk_keeps: bool, final_stays: bool
+def test_client_sees_the_usage_that_its_engine_would_send(
+    usage: bool, continuous: bool, engine: str, chunk_keeps: bool, final_stays: bool
 ) -> None:
-    """Each of the two switches of `stream_options` decides about its own usage."""
+    """Each of the two switches of `stream_options` decides about its own usage; vLLM needs the first for the second."""
     client = splice(usage, continuous)
-    chunk = event({"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": USAGE})
+    marks = {"vllm": {"stop_reason": None}, "sglang": {"matched_stop": None}}[engine]
+    chunk = event({"choices": [{"index": 0, "delta": {"content": "x"}, **marks}], "usage": USAGE})
     final = event({"choices": [], "usage": USAGE})
     assert ("usage" in chunk_of(through(client, chunk))) is chunk_keeps
     assert through(client, final) == (final if final_stays else b"")

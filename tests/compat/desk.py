@@ -1,0 +1,142 @@
+"""The servers that vLLM's tests ask for, started with the tests' own flags, and a router before them."""
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.engine.fleet import ENGINE_START_SECONDS, VLLM_ENVIRONMENT, Router
+from tests.engine.processes import Server
+
+ROUTER_START_SECONDS = 30.0
+OUR_FLAGS = (
+    "--host=127.0.0.1",
+    "--port={port}",
+    "--dtype=float32",
+    "--enforce-eager",
+    "--distributed-executor-backend=uni",
+)
+"""What a CPU and a tiny model need, and nothing that an answer shows."""
+ROUTER_FLAGS = ("--background-responses",)
+"""Some tests compute a response in the background, which the router refuses unless asked."""
+KEPT = 3
+"""Fleets that run at the same time: more than one file's tests ask for, and files that ask for the same share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The server that a test asks for."""
+
+    model: str
+    flags: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def server(self, name: str, vllm: Path, home: Path, log: Path) -> Server:
+        flags = [flag.replace("{", "{{").replace("}", "}}") for flag in self.flags]
+        command = [str(vllm), "serve", self.model, *flags, *OUR_FLAGS]
+        return Server(name, command, {**VLLM_ENVIRONMENT, "HF_HOME": str(home), **self.environment}, log)
+
+
+class Desk:
+    """Answers each question of a test, by HTTP, with a URL.
+
+    The last `KEPT` fleets stay, so that the same tests can run direct and before a router. One thread answers all
+    questions, one by one: a server ends with the thread that started it.
+    """
+
+    def __init__(self, vllm: Path, home: Path, logs: Path) -> None:
+        """`vllm`: its command. `home`: the model hub's cache. `logs`: the folder for the output of servers."""
+        self.workers = 0
+        """How many workers stand behind the router at the URL; 0 for a vLLM server alone."""
+        self._vllm, self._home, self._logs = vllm, home, logs
+        self._fleets: dict[str, Fleet] = {}
+        desk = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                question = self.rfile.read(int(self.headers["content-length"])).decode()
+                try:
+                    status, answer = 200, json.dumps({"url": desk.url_of(question)})
+                except RuntimeError as error:
+                    status, answer = 500, str(error)
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(answer.encode())
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._http = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self._thread = threading.Thread(target=self._http.serve_forever, name="desk")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+        for fleet in self._fleets.values():
+            fleet.stop()
+
+    def url_of(self, text: str) -> str:
+        """Return the URL of the server that a question asks for. Raises RuntimeError if it does not start."""
+        asked = json.loads(text)
+        question = Question(asked["model"], tuple(asked["args"]), asked["environment"])
+        fleet = self._fleets.pop(text, None) or self._started(question)
+        self._fleets[text] = fleet  # the last one asked for is the last to go
+        if not fleet.engines:
+            raise RuntimeError("the server does not start: see its log")
+        if not self.workers:
+            return fleet.engines[0].url
+        if self.workers not in fleet.routers:
+            fleet.routers[self.workers] = self._started_router(fleet.engines[: self.workers])
+        return fleet.routers[self.workers].url
+
+    def _started(self, question: Question) -> "Fleet":
+        """Return a new fleet, which has no engines if they do not start; the log of the first says why."""
+        while len(self._fleets) >= KEPT:
+            self._fleets.pop(next(iter(self._fleets))).stop()
+        number = len(list(self._logs.iterdir()))
+        names = [f"vLLM {number} {side}" for side in ("first", "second")]
+        fleet = Fleet([question.server(name, self._vllm, self._home, self._logs / name) for name in names])
+        try:
+            for engine in fleet.engines:
+                engine.start()
+            for engine in fleet.engines:
+                engine.wait_ready("/health", ENGINE_START_SECONDS)
+        except RuntimeError:
+            fleet.stop()
+        return fleet
+
+    def _started_router(self, engines: Iterable[Server]) -> Server:
+        name = f"router {len(list(self._logs.iterdir()))}"
+        router = Router(name, engines, ROUTER_FLAGS, self._logs / name)
+        router.start()
+        router.wait_ready("/ready", ROUTER_START_SECONDS)
+        return router
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Two vLLM servers with the same flags, and the routers before them by the number of their workers."""
+
+    engines: list[Server]
+    routers: dict[int, Server] = field(default_factory=dict)
+
+    def stop(self) -> None:
+        """End all of its servers. vLLM is killed: asked to end, it takes seconds."""
+        for router in self.routers.values():
+            router.stop()
+        for engine in self.engines:
+            engine.kill()
+        self.routers.clear()
+        self.engines.clear()

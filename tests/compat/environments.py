@@ -1,0 +1,11 @@
+"""Where the environments lie: those of the engine, of vLLM's tests and of clients."""
+
+import os
+from pathlib import Path
+
+from tests.engine.environment import ROOT, VLLM
+
+ENGINE = Path(os.environ.get("ENGINE_VENV", VLLM.folder)).absolute() / "bin"
+VLLM_TESTS = ROOT / ".venv-compat" / "bin" / "python"
+CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
+LITELLM = Path(os.environ.get("LITELLM_VENV", ROOT / ".venv-litellm")).absolute() / "bin" / "python"
