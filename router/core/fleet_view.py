@@ -17,7 +17,7 @@ class SchedulerView:
 
     def __init__(self, cluster: Cluster, prefixes: PrefixMap, estimates: Estimates) -> None:
         self._states = cluster.states
-        self._size_and_match = prefixes.size_and_match
+        self.size_and_match = prefixes.size_and_match
         self._findable = prefixes.mirror.findable
         self.serving = cluster.serving
         self.able = cluster.candidates
@@ -48,7 +48,7 @@ class SchedulerView:
         """`resumed_output`: tokens of the answer that are sent along with the prompt, because another worker broke
         off.
         """
-        size, match = self._size_and_match(request)
+        size, match = self.size_and_match(request)
         matched = match.get(worker, 0)
         cached = self._findable(request, worker, matched) if matched else 0
         return self._states[worker].admits(size + resumed_output - cached)

@@ -112,16 +112,16 @@ class PrefixMap:
     def size_and_match(self, request: Request) -> tuple[int, Mapping[WorkerId, int]]:
         """Return a request's `input_tokens` and its `match`."""
         lookup = self._lookup(request)
-        size = self._size(lookup)
         version = self.tree.changes + self.mirror.changes + self._estimates.version
         if request.blocks:
             version += self.blocks.changes
         if lookup.match_version != version:
+            size = self._size(lookup)
             match = self._match_in_tokens(request, self.tree) if self._oracle is None else self._oracle(request)
             if request.blocks and (exact := self.blocks.match(request)):
                 match = self._merge(match, exact, size)
             lookup.match, lookup.match_version = self._only_readable(request, match), version
-        return size, lookup.match
+        return lookup.size, lookup.match  # the size rests on nothing else
 
     def _only_readable(self, request: Request, match: Mapping[WorkerId, int]) -> Mapping[WorkerId, int]:
         """Leave out the workers that would compute the request's prompts in full, whatever they hold."""

@@ -66,6 +66,9 @@ class FleetView(Protocol):
     def match(self, request: Request) -> Mapping[WorkerId, int]:
         """Input tokens of a request in each worker's prefix cache. Workers that hold none are left out."""
 
+    def size_and_match(self, request: Request) -> tuple[int, Mapping[WorkerId, int]]:
+        """`input_tokens` and `match` of a request."""
+
     def expected_match(self, request: Request) -> Mapping[WorkerId, int]:
         """The match as it will be once the requests that wait now have been served."""
 

@@ -133,8 +133,9 @@ class Dlpm(Order):
         return context.parameters.of(DlpmParameters).deficit_range
 
     def _input_cost(self, request: Request) -> float:
-        cached = self._view.match(request).get(self._worker, 0)
-        return self._cost(Tokens(self._view.input_tokens(request) - cached, cached, 0))
+        size, match = self._view.size_and_match(request)
+        cached = match.get(self._worker, 0)
+        return self._cost(Tokens(size - cached, cached, 0))
 
     def _rate(self) -> float | None:
         return self._view.rate((self._worker,))

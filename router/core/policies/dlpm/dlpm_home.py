@@ -268,8 +268,9 @@ class DlpmHome(Policy):
 
     def _input_cost(self, request: Request) -> float:
         """The cost of a request's input on the worker that holds most of it."""
-        cached = max(self._view.match(request).values(), default=0)
-        return self._cost(Tokens(self._view.input_tokens(request) - cached, cached, 0))
+        size, match = self._view.size_and_match(request)
+        cached = max(match.values(), default=0)
+        return self._cost(Tokens(size - cached, cached, 0))
 
     def _next_at(self, worker: WorkerId, relief: WorkerId, now: float) -> Choice | None:
         """The next request that has its home at this worker or may go anywhere; it goes to `relief` if it can.

@@ -153,7 +153,8 @@ class RefillHold:
     def request_dispatched(self, request: Request, worker: WorkerId) -> None:
         """Count a call that was sent to a worker."""
         view = self._view
-        uncached = view.input_tokens(request) - view.match(request).get(worker, 0)
+        size, match = view.size_and_match(request)
+        uncached = size - match.get(worker, 0)
         work = Work(1, uncached, view.output_tokens(request))
         self._running[worker].add(request, work)
         if (period := self._admitted_in.get(request.client)) is not None:
