@@ -13,6 +13,8 @@ OWN_WORDS: Final = "a call that the router refuses itself has the engine's statu
 SHAPE: Final = "an error without a message has OpenAI's shape, and one of `/v1/messages` Anthropic's"
 OWN_PATHS: Final = "paths at which the router tells of itself"
 CLOSED: Final = "paths that stay closed"
+UNKNOWN_MODEL: Final = "a model that no worker lists is refused, also where SGLang would serve it as its own"
+BYTE_ORDER_MARK: Final = "a byte order mark is removed, also where SGLang would refuse it"
 PATHS_OF_THE_ROUTER: Final = ("/health", "/ready", "/load", "/ping", "/v1/models/tiny", "/v1/models/nope")
 CLOSED_PATHS: Final = ("/inference/v1/generate", "/generate", "/api/chat", "/api/tags")
 ANTHROPIC: Final = "/v1/messages"
@@ -27,6 +29,10 @@ def accepted(probe: Probe, difference: Difference, direct: Answer, routed: Answe
     if probe.path in PATHS_OF_THE_ROUTER:
         return OWN_PATHS
     error = error_of(routed)
+    if probe.name == "chat: an unknown model" and (direct.status, routed.status) == (200, 404):
+        return UNKNOWN_MODEL
+    if probe.name.endswith("a byte order mark") and (direct.status, routed.status) == (400, 200):
+        return BYTE_ORDER_MARK
     if error is None or direct.status != routed.status:
         return None
     if "x-d2lpm-worker" not in routed.headers:
