@@ -24,20 +24,25 @@ def accepted(probe: Probe, difference: Difference, direct: Answer, routed: Answe
     """Return the reason for a difference; None if there is none."""
     if difference.part.startswith("header "):
         return accepted_header(probe, difference.part.removeprefix("header "))
-    if probe.path in CLOSED_PATHS and routed.status == 404:
-        return CLOSED
-    if probe.path in PATHS_OF_THE_ROUTER:
-        return OWN_PATHS
+    if direct.status != routed.status or probe.path in PATHS_OF_THE_ROUTER:
+        return accepted_status(probe, direct.status, routed.status)
     error = error_of(routed)
-    if probe.name == "chat: an unknown model" and (direct.status, routed.status) == (200, 404):
-        return UNKNOWN_MODEL
-    if probe.name.endswith("a byte order mark") and (direct.status, routed.status) == (400, 200):
-        return BYTE_ORDER_MARK
-    if error is None or direct.status != routed.status:
+    if error is None:
         return None
     if "x-d2lpm-worker" not in routed.headers:
         return OWN_WORDS if error.get("type") in ("invalid_request_error", "not_found_error") else None
     return SHAPE if "detail" in fields_of(direct) or probe.path.startswith(ANTHROPIC) else None
+
+
+def accepted_status(probe: Probe, direct: int, routed: int) -> str | None:
+    """Return the reason for another status, or for another answer of the router's own; None if there is none."""
+    if probe.path in PATHS_OF_THE_ROUTER:
+        return OWN_PATHS
+    if probe.path in CLOSED_PATHS and routed == 404:
+        return CLOSED
+    if probe.name == "chat: an unknown model" and (direct, routed) == (200, 404):
+        return UNKNOWN_MODEL
+    return BYTE_ORDER_MARK if probe.name.endswith("a byte order mark") and (direct, routed) == (400, 200) else None
 
 
 def accepted_header(probe: Probe, name: str) -> str | None:
