@@ -77,7 +77,8 @@ def compare(dialect: str, direct: str, routed: str, only: str = "") -> int:
     """Make all calls at both addresses, print what differs, and return the number of differences without a reason."""
     calls = [probe for probe in probes(dialect) if only in probe.name]
     known, unexpected = Counter[str](), 0
-    with httpx.Client(timeout=20.0, trust_env=False) as client:
+    limits = httpx.Limits(max_keepalive_connections=0)  # SGLang resets a connection after some refusals
+    with httpx.Client(timeout=20.0, trust_env=False, limits=limits) as client:
         for probe in calls:
             made(client, direct, probe)  # so that both calls compared find the prompt in the cache
             pair_of_answers = made(client, direct, probe), made(client, routed, probe)
