@@ -77,7 +77,8 @@ def compare(dialect: str, direct: str, routed: str, only: str = "") -> int:
     """Make all calls at both addresses, print what differs, and return the number of differences without a reason."""
     calls = [probe for probe in probes(dialect) if only in probe.name]
     known, unexpected = Counter[str](), 0
-    with httpx.Client(timeout=60.0, trust_env=False) as client:
+    limits = httpx.Limits(max_keepalive_connections=0)  # SGLang resets a connection after some refusals
+    with httpx.Client(timeout=20.0, trust_env=False, limits=limits) as client:
         for probe in calls:
             made(client, direct, probe)  # so that both calls compared find the prompt in the cache
             pair_of_answers = made(client, direct, probe), made(client, routed, probe)
@@ -98,7 +99,10 @@ def made(client: httpx.Client, url: str, probe: Probe) -> Answer:
     headers = {"authorization": f"Bearer {WORKER_KEY}", **probe.headers}
     if probe.body is not None and "content-type" not in headers:
         headers["content-type"] = "application/json"
-    response = client.request(probe.method, url + probe.path, content=probe.body, headers=headers)
+    try:
+        response = client.request(probe.method, url + probe.path, content=probe.body, headers=headers)
+    except httpx.TransportError as error:
+        raise SystemExit(f"no answer to {probe.name!r} from {url}: {error!r}") from error
     return Answer(response.status_code, response.headers, response.content)
 
 

@@ -13,6 +13,8 @@ OWN_WORDS: Final = "a call that the router refuses itself has the engine's statu
 SHAPE: Final = "an error without a message has OpenAI's shape, and one of `/v1/messages` Anthropic's"
 OWN_PATHS: Final = "paths at which the router tells of itself"
 CLOSED: Final = "paths that stay closed"
+UNKNOWN_MODEL: Final = "a model that no worker lists is refused, also where SGLang would serve it as its own"
+BYTE_ORDER_MARK: Final = "a byte order mark is removed, also where SGLang would refuse it"
 PATHS_OF_THE_ROUTER: Final = ("/health", "/ready", "/load", "/ping", "/v1/models/tiny", "/v1/models/nope")
 CLOSED_PATHS: Final = ("/inference/v1/generate", "/generate", "/api/chat", "/api/tags")
 ANTHROPIC: Final = "/v1/messages"
@@ -22,16 +24,25 @@ def accepted(probe: Probe, difference: Difference, direct: Answer, routed: Answe
     """Return the reason for a difference; None if there is none."""
     if difference.part.startswith("header "):
         return accepted_header(probe, difference.part.removeprefix("header "))
-    if probe.path in CLOSED_PATHS and routed.status == 404:
-        return CLOSED
-    if probe.path in PATHS_OF_THE_ROUTER:
-        return OWN_PATHS
+    if direct.status != routed.status or probe.path in PATHS_OF_THE_ROUTER:
+        return accepted_status(probe, direct.status, routed.status)
     error = error_of(routed)
-    if error is None or direct.status != routed.status:
+    if error is None:
         return None
     if "x-d2lpm-worker" not in routed.headers:
         return OWN_WORDS if error.get("type") in ("invalid_request_error", "not_found_error") else None
     return SHAPE if "detail" in fields_of(direct) or probe.path.startswith(ANTHROPIC) else None
+
+
+def accepted_status(probe: Probe, direct: int, routed: int) -> str | None:
+    """Return the reason for another status, or for another answer of the router's own; None if there is none."""
+    if probe.path in PATHS_OF_THE_ROUTER:
+        return OWN_PATHS
+    if probe.path in CLOSED_PATHS and routed == 404:
+        return CLOSED
+    if probe.name == "chat: an unknown model" and (direct, routed) == (200, 404):
+        return UNKNOWN_MODEL
+    return BYTE_ORDER_MARK if probe.name.endswith("a byte order mark") and (direct, routed) == (400, 200) else None
 
 
 def accepted_header(probe: Probe, name: str) -> str | None:

@@ -88,9 +88,9 @@ def _stream(body: bytes) -> object:
 
 
 def _form(value: object) -> object:
-    """Return names and types, without values."""
+    """Return names and types, without values. The keys of `top_logprobs` are tokens and are left out."""
     if isinstance(value, dict):
-        return {key: _form(inner) for key, inner in value.items()}
+        return {key: type(inner).__name__ if key == "top_logprobs" else _form(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_form(inner) for inner in value[:1]]
     return type(value).__name__
