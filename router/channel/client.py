@@ -98,7 +98,11 @@ class SchedulerClient:
 
     def submit(self, request: Request) -> "asyncio.Future[Assignment]":
         """Submit a request. The future gives its assignment, or raises the RouterError that refuses it."""
-        return self._expect_assignment(request.id, Arrived(request))
+        try:
+            return self._expect_assignment(request.id, Arrived(request))
+        except BaseException:
+            self._assignments.pop(request.id)  # nothing was submitted, so nothing will be settled
+            raise
 
     def resubmit(self, returned: Returned) -> "asyncio.Future[Assignment]":
         """Submit a placed request again, for another worker. Returns a future as `submit` does."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
+from router.api.answer.usage import TOKEN_COUNT_LIMIT
 from router.api.body.call import Call, Head
 from router.api.body.checks import check_vocabulary, check_weight
 from router.api.body.edits import rename, with_cache_salt
@@ -220,14 +221,14 @@ class Gateway:
             client=identity.client,
             model=call.model,
             prompts=tuple([prompt.key for prompt in call.prompts]),
-            output_limit=call.output_limit,
+            output_limit=None if call.output_limit is None else min(call.output_limit, TOKEN_COUNT_LIMIT),
             streamed=bool(call.streamed),
             weight=identity.weight,
             blocks=blocks,
             body_bytes=len(call.body),
             group=identity.shared_group,
             group_weight=identity.group_weight,
-            answers=max(1, call.choices * len(call.prompts)),
+            answers=min(max(1, call.choices * len(call.prompts)), TOKEN_COUNT_LIMIT),
             computed_anew_by=call.computed_anew_by,
             worker=worker,
         )

@@ -9,7 +9,7 @@ from typing import Final
 
 TO_THE_CLIENT: Final = frozenset(
     {
-        *(b"content-type", b"retry-after", b"allow"),
+        *(b"content-type", b"cache-control", b"retry-after", b"allow"),
         *(b"endpoint-load-metrics", b"openai-processing-ms", b"openai-version"),
     }
 )

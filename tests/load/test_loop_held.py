@@ -81,7 +81,12 @@ async def scrape(router: RunningRouter) -> None:
 
 async def under_load(loop: TimedLoop, workers: list[str], directory: Path) -> tuple[float, str]:
     """Streams with long prompts, while the state is saved and the metrics are read all the time."""
-    settings = {"state": directory / "state", "state_interval": 0.05, "journal": directory / "journal"}
+    settings = {
+        "state": directory / "state",
+        "state_interval": 0.05,
+        "journal": directory / "journal",
+        "encoded": False,  # as one process does
+    }
     async with running_router(*workers, **settings) as router:
         grow(router)
         await ask(router, 0)
