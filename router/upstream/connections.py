@@ -42,6 +42,9 @@ class WorkerConnections:
         self._connect_timeout = connect_timeout
         self._workers: dict[WorkerId, ConnectedWorker] = {}
 
+    def __contains__(self, worker: WorkerId) -> bool:
+        return worker in self._workers
+
     def __getitem__(self, worker: WorkerId) -> WorkerCard:
         """Raises KeyError for an unknown worker."""
         return self._workers[worker].card

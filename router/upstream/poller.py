@@ -92,7 +92,7 @@ class Poller:
 
     def remove(self, worker: WorkerId) -> None:
         """Stop polling a worker; no event about it follows."""
-        del self._probes[worker]
+        self._probes.pop(worker).stop()
         for task in self._tasks.pop(worker, ()):
             task.cancel()
 
@@ -154,6 +154,11 @@ class WorkerProbe:
         self.unusable_answers = 0
         """Answers about load and cache that could not be used."""
         self._warned_at = -WARN_SECONDS
+
+    def stop(self) -> None:
+        """Report nothing more, even if a poll is under way."""
+        self._feed = lambda _: None
+        self._publish = lambda _: None
 
     @property
     def worker(self) -> WorkerId:

@@ -34,7 +34,6 @@ BY_ONE = {
 INVALID = {
     "not JSON": b'{"model": ',
     "not an object": b"[1, 2]",
-    "no model": b'{"prompt": "x"}',
     "model is a number": b'{"model": 7, "prompt": "x"}',
 }
 
@@ -61,10 +60,20 @@ def test_engines_refusal(router: Router, engines: tuple[Engine, ...], name: str)
 @pytest.mark.parametrize("name", INVALID)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_invalid_body(router: Router, path: str, name: str) -> None:
-    """The router refuses a body that names no model, in OpenAI's form."""
+    """The router refuses a body that is no JSON object, or whose model is no text, in OpenAI's form."""
     answer = call(router.url, path, INVALID[name])
     assert answer.status == 400
     assert mapped(answer.json["error"])["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_call_without_a_model_is_for_the_engine_to_judge(
+    router: Router, engines: tuple[Engine, ...], path: str
+) -> None:
+    """An engine serves its only model then, and refuses a chat without messages."""
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    routed, direct = call(router.url, path, body), call(engines[0].url, path, body)
+    assert routed.status == direct.status == (400 if path == CHAT else 200)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -70,6 +70,13 @@ async def test_a_worker_joins_with_its_models_and_reports_its_load() -> None:
         assert await watch.kinds() == ["WorkerReported"]
 
 
+async def test_a_worker_that_is_removed_while_it_is_polled_reports_nothing() -> None:
+    """An answer that arrives after the removal must not bring the worker back."""
+    async with watched() as watch:
+        watch.probe.stop()
+        assert await watch.fed() == []
+
+
 async def test_a_refused_connection_ends_it_at_once_and_an_answer_brings_it_back() -> None:
     """One refused connection reports the worker as gone, once, and the next answer lets it join again."""
     async with watched() as watch:

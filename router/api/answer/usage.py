@@ -68,7 +68,7 @@ class UsageTally:
         if self.final:
             return self.final.output_tokens
         self._read()
-        return sum(self._tokens.values())
+        return min(sum(self._tokens.values()), TOKEN_COUNT_LIMIT)
 
     @property
     def usage(self) -> Usage | None:
@@ -81,7 +81,8 @@ class UsageTally:
         if not known:
             return None
         cached = [usage.cached_tokens for usage in known if usage.cached_tokens is not None]
-        return Usage(sum(usage.input_tokens for usage in known), self.output_tokens, sum(cached) if cached else None)
+        input_tokens = min(sum([usage.input_tokens for usage in known]), TOKEN_COUNT_LIMIT)
+        return Usage(input_tokens, self.output_tokens, min(sum(cached), input_tokens) if cached else None)
 
 
 AUDIO_TOKENS_PER_SECOND: Final = 50

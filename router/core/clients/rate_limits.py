@@ -147,6 +147,8 @@ class RateLimits:
     def begin_call(self, call: Hashable, owners: Sequence[OwnerLimits], now: float) -> Shortage | None:
         """Count a call with its owners' limiters. Returns the limit that it would exceed instead, if there is one."""
         limiters = [(owner, _limiter(self._limiters, owner.owner, owner.limits, now)) for owner in owners]
+        # Looking up the second limiter may have dropped the first, which was idle until now.
+        self._limiters.update((owner.owner, limiter) for owner, limiter in limiters)
         for owner, limiter in limiters:
             if (shortage := limiter.call_shortage(now)) is not None:
                 return _of(owner, shortage)

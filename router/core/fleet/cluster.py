@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 from math import inf
 
-from router.core.fleet.health import DEFAULT_RULES, Condition, HealthRules
+from router.core.fleet.health import DEFAULT_RULES, Condition, HealthRules, SilenceTimeout
 from router.core.fleet.window import Window
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.events import WorkerReported
@@ -41,6 +41,8 @@ class Cluster:
         self._serving: dict[str, list[WorkerId]] = {}
         self._routes: dict[WorkerId, frozenset[str]] = {}
         self._deadlines: dict[WorkerId, float] = {}
+        self._silence_timeouts: dict[WorkerId, SilenceTimeout] = {}
+        """What is learned of how long workers are silent; kept while they are away, as they stay as slow."""
         self._departed: dict[WorkerId, bool] = {}
         """Workers that left and have not come back, the latest last; whether their trust is limited when they come
         back.
@@ -140,6 +142,7 @@ class Cluster:
         self._departed.pop(worker.id, None)
         if state is None:
             state = WorkerState(worker, self._window.fresh(), self._deadlines, self._rules)
+            state.silence_timeout = self._silence_timeouts.setdefault(worker.id, state.silence_timeout)
             self._states[worker.id] = state
             self._outputs.add(state.mean_output, worker.id)
         else:
@@ -170,6 +173,7 @@ class Cluster:
         gone = [*islice(self._departed, max(0, len(self._departed) - self._most_departed))]
         for worker in gone:
             del self._departed[worker]
+            self._silence_timeouts.pop(worker, None)
         return gone
 
     def on_report(self, event: WorkerReported, now: float) -> None:

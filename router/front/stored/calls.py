@@ -70,7 +70,7 @@ class ResponseCalls:
 
     async def _worker_of(self, response: str, owner: ClientId) -> WorkerId:
         worker = await self._scheduler_client.ask(FindResponse(response, owner))
-        if worker is None:
+        if worker is None or worker not in self._connections:
             raise UnknownResponse(response)
         return worker
 

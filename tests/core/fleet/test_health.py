@@ -145,6 +145,20 @@ def test_silence_timeouts_follow_the_workers_slowest_times() -> None:
 # In the scheduler
 
 
+def test_a_worker_that_joins_again_keeps_what_is_known_of_its_silence() -> None:
+    """It is as slow as before, so calls that take as long as before must not be given up."""
+    scene = new_scene("w1")
+    request = scene.arrive("ada", "question")
+    scene.wait(100.0)
+    scene.start(request)
+    scene.finish(request, 5)
+    known = scene.scheduler.cluster[WorkerId("w1")].silence_timeout.first_token
+    assert known == pytest.approx(1000.0)
+    scene.leave("w1")
+    scene.join("w1")
+    assert scene.scheduler.cluster[WorkerId("w1")].silence_timeout.first_token == known
+
+
 def new_scene(*workers: str, policy: str = "rr+fcfs", requests: int = 9, rules: HealthRules = FAST) -> Scene:
     """Return a scheduler with these workers."""
     settings = SchedulerSettings(window=FixedWindow(requests, 10**6), health=rules)

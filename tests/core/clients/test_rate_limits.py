@@ -1,0 +1,27 @@
+"""Limits of clients and groups as the scheduler's side counts them; tests/auth/test_admission.py tests them over the
+channel.
+"""
+
+from router.core.clients.rate_limits import ClientLimits, OwnerLimits, RateLimits
+
+
+def test_a_client_of_a_limited_group_keeps_its_own_limit() -> None:
+    """Also in its first two calls at a time, when its limiter is new and idle."""
+    client, group = OwnerLimits("ann", ClientLimits(in_flight=1)), OwnerLimits("team", ClientLimits(in_flight=9), True)
+    limits = RateLimits()
+    assert limits.begin_call(1, (client, group), 0.0) is None
+    shortage = limits.begin_call(2, (client, group), 0.0)
+    assert shortage is not None
+    assert not shortage.is_group
+
+
+def test_a_call_that_was_refused_can_end() -> None:
+    """It was never counted, so its end gives nothing back."""
+    client, limits = OwnerLimits("ann", ClientLimits(in_flight=1)), RateLimits()
+    assert limits.begin_call(1, (client,), 0.0) is None
+    assert limits.begin_call(2, (client,), 0.0) is not None
+    limits.end_call(2, 100, 0.0)
+    assert limits.begin_call(3, (client,), 0.0) is not None
+    limits.end_call(1, None, 0.0)
+    assert limits.begin_call(4, (client,), 0.0) is None
+    assert len(limits) == 1
