@@ -98,7 +98,7 @@ class Scenario:
     latency: float = 0.0005
     """Seconds from the router to an engine, and the same back."""
     progress_seconds: float = 0.1
-    """Interval (s) at which output is charged, as in `router.channel.host`."""
+    """Interval (s) at which output is charged. A front reports every 0.5 s, and from 64 new tokens of a stream on."""
     poll_seconds: float = 0.5
     """Interval (s) at which each worker reports its metrics."""
     oracle: bool = False
