@@ -17,15 +17,14 @@ class Weather(BaseModel):
 
 
 def main(url: str, model: str) -> None:
-    """An answer is parsed into a class in each mode, whole and in parts."""
+    """An answer is parsed into a class, whole and in parts."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0, timeout=60)
     more: dict[str, Any] = {"model": model, "messages": SAY, "max_tokens": 300, "seed": 7, "max_retries": 0}
-    for mode in (instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
-        asked = instructor.from_openai(client, mode=mode).chat.completions
-        answer = asked.create(response_model=Weather, **more)
-        assert isinstance(answer, Weather), mode
-        parts = list(asked.create_partial(response_model=Weather, **more))
-        assert parts[-1].sky in ("clear", "cloudy"), mode
+    # Its modes of tools do not say `strict`, without which vLLM lets a model write any JSON.
+    asked = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA).chat.completions
+    assert isinstance(asked.create(response_model=Weather, **more), Weather)
+    *_, last = asked.create_partial(response_model=Weather, **more)
+    assert last.sky in ("clear", "cloudy")
 
 
 if __name__ == "__main__":
