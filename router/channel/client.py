@@ -28,10 +28,10 @@ A = TypeVar("A")
 STEP_SECONDS: Final = 0.1
 """Seconds between two looks at the output of all running streams."""
 REPORT_STEPS: Final = 5
-"""Looks after which every new output token is reported: 0.5 s. The scheduler's cost of progress is proportional to the
-reports, about 12 µs for each stream in each of them (`make bench`)."""
+"""Every fifth look, that is every 0.5 s, reports the new output tokens of all streams. A report costs the scheduler
+time in proportion to its streams (`make bench`)."""
 REPORT_TOKENS: Final = 64
-"""Unreported output tokens of a stream that are reported at the next look already."""
+"""A stream with at least this many unreported tokens is reported at any look."""
 
 
 class WorkerObserver(Protocol):
@@ -118,8 +118,8 @@ class SchedulerClient:
     def start_stream(self, request: RequestId, output_tokens: Callable[[], int]) -> None:
         """Report the first token of a placed request.
 
-        From then until the request is settled, its output is reported as `output_tokens` counts it: with that of all
-        other streams every `REPORT_STEPS * STEP_SECONDS`, and earlier from `REPORT_TOKENS` new tokens on.
+        From then until the request is settled, its output is reported as `output_tokens` counts it: together with that
+        of all other streams in every `REPORT_STEPS`-th look, and in any look once it has `REPORT_TOKENS` new tokens.
         """
         self._streams[request] = RunningStream(output_tokens)
         if self._report_timer is None:

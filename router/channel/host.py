@@ -59,7 +59,7 @@ class FrontServices(Protocol):
         """Take note of a fact that a front reports."""
 
     def answer(self, front: "FrontLink", question: AnyQuestion) -> AnswerValue:
-        """AnswerValue a question of a front."""
+        """Answer a question of a front."""
 
 
 class NoServices(FrontServices):

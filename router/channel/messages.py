@@ -6,7 +6,7 @@ arrive in the order in which they were sent.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NewType, TypeVar
 
 from router.core.clients.rate_limits import OwnerLimits, Shortage
@@ -157,8 +157,8 @@ class WorkerCard:
     healthy: bool = False
     models: frozenset[str] = frozenset()
     """The names it last listed; kept while it is down, so that a call for them is refused as busy, not as unknown."""
-    parents: Mapping[str, str] | None = None
-    """For each of these names that is an adapter, its base model; None if there are no adapters."""
+    parents: Mapping[str, str] = field(default_factory=dict)
+    """For each of these names that is an adapter, its base model."""
     vocabulary: int | None = None
     """The number of token ids of its model; None if the engine does not report it or checks ids itself."""
     embeds: bool = False
@@ -167,8 +167,8 @@ class WorkerCard:
     """The most tokens of prompt and answer together; None if the engine does not report it."""
     engine: str = ""
     version: str | None = None
-    refused_fields: Mapping[str, frozenset[str]] | None = None
-    """The fields that it has refused although its version should accept them, by path; None if there are none."""
+    refused_fields: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The fields that it has refused although its version should accept them, by path."""
     block_tokens: int | None = None
     """Tokens in a block of its cache while its KV events are followed, else None."""
 

@@ -131,7 +131,7 @@ class Relay:
                 self._sent = True
                 headers: HeaderList = []
                 if settings.response_headers:
-                    headers = self._placement_headers(
+                    headers = self._assignment_headers(
                         assignment, settings.policy, self._scheduler_client.clock() - submitted
                     )
                 before, failed = failed, self._mismatch(assignment.worker) or await self._attempt(assignment, headers)
@@ -192,7 +192,7 @@ class Relay:
                 raise
             return None
 
-    def _placement_headers(self, assignment: Assignment, policy: str, waited: float) -> HeaderList:
+    def _assignment_headers(self, assignment: Assignment, policy: str, waited: float) -> HeaderList:
         return [
             (b"x-d2lpm-worker", assignment.worker.encode()),
             (b"x-d2lpm-client", self._request.client.encode()),

@@ -244,7 +244,7 @@ class PromptTokenizer:
 
     def _is_adapter(self, model: str) -> bool:
         """Whether a model is an adapter of another model: its engine does not share blocks between the two."""
-        return any(model in (worker.card.parents or {}) for worker in self._connections)
+        return any(model in worker.card.parents for worker in self._connections)
 
     async def _ask_worker(self, tokenize_request: Mapping[str, Any], model: str) -> list[int]:
         """Return the token ids that the /tokenize of a worker with this model answers.

@@ -60,7 +60,7 @@ class WorkerConnections:
                 gone.client.close()
             return
         card = change.card
-        fields = AcceptedFields(card.engine, card.version, _fields(card.refused_fields or {}))
+        fields = AcceptedFields(card.engine, card.version, _fields(card.refused_fields))
         known = self._workers.get(card.id)
         if known is None:
             client = WorkerClient(card.url, self._connect_timeout)
@@ -96,7 +96,7 @@ class WorkerConnections:
             model
             for worker in self
             if worker.card.healthy
-            for model in sorted(worker.card.models - (worker.card.parents or {}).keys())
+            for model in sorted(worker.card.models - worker.card.parents.keys())
         )
         if not served:
             raise NoWorker("No worker is alive.", reason="rejected-no-endpoints")

@@ -85,7 +85,7 @@ class ChannelScene:
 
 
 class WorkerRecorder:
-    """Records the changes of the workers that a front is told of."""
+    """Records the changes of the workers that a front receives."""
 
     def __init__(self) -> None:
         self.changes: list[WorkerChanged | WorkerRemoved] = []
@@ -138,7 +138,7 @@ async def test_each_front_gets_the_placements_of_its_own_requests() -> None:
 
 
 async def test_a_front_learns_of_the_workers_before_and_after_it_connects() -> None:
-    """It is told of the present workers first, and of a removed one no more."""
+    """It receives the present workers first, and none that was removed before."""
     scene = ChannelScene()
     cards = [WorkerCard(WorkerId(name), f"http://{name}") for name in ("a", "b", "c")]
     scene.host.announce(WorkerChanged(cards[0]))
