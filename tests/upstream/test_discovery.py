@@ -13,6 +13,9 @@ from router.upstream.discovery import Discovery, DnsSource, FileSource, Workers,
 from tests.support.running import chat, running_router, until
 from tests.support.scripted_engine import scripted_engine
 
+SECOND = "127.0.0.9"
+"""The address of a second worker. No other test uses it, so that a port which is free at 127.0.0.1 is free there."""
+
 
 class Names:
     """A resolver whose answers a test sets; `asked` counts the lookups."""
@@ -55,13 +58,13 @@ async def test_a_host_of_two_families_is_one_worker() -> None:
 async def test_a_worker_behind_a_name_is_used_and_drained_when_its_address_is_gone() -> None:
     """A new address is used; one that disappears completes its calls without getting new ones, and can come back."""
     names = Names("127.0.0.1")
-    async with scripted_engine() as one, scripted_engine(host="127.0.0.2", port=one.port) as two:
+    async with scripted_engine() as one, scripted_engine(host=SECOND, port=one.port) as two:
         dns = {"worker_dns": [f"http://workers:{one.port}"], "discovery_interval": 0.02}
         async with running_router(resolve=names, **dns) as router:
             assert await router.get_json("/ready") == {"workers": 1}
             async with router.post(chat()) as first:
                 call = await one.call()
-                names.addresses = ["127.0.0.2"]
+                names.addresses = [SECOND]
                 await until(lambda: any(backend.healthy for backend in router.directory.endpoints[1:]))
                 async with router.post(chat()) as second:
                     await (await two.call()).answer()
@@ -70,7 +73,7 @@ async def test_a_worker_behind_a_name_is_used_and_drained_when_its_address_is_go
                 await call.answer()
                 assert (await first.response()).status == 200
             await until(lambda: [backend.url for backend in router.directory.endpoints] == [two.url])
-            names.addresses = ["127.0.0.1", "127.0.0.2"]
+            names.addresses = ["127.0.0.1", SECOND]
             await until(lambda: len(router.directory.endpoints) == 2)
 
 
