@@ -16,14 +16,17 @@ from typing import Final
 
 from router.core.cache.prefix_map import PrefixMap
 from router.core.clients.fairness import Fairness
-from router.core.clients.ledger import Ledger
+from router.core.clients.ledger import Bill, Ledger
 from router.core.clients.service_gap import Outstanding
 from router.core.fleet.cluster import Cluster
+from router.core.fleet.in_flight import InFlight
+from router.core.fleet.worker_state import WorkerState
 from router.core.membership import Membership
 from router.core.model.commands import Decision, Dispatch
-from router.core.model.cost import NOTHING, Charge, LinearCost
+from router.core.model.cost import NOTHING, Charge, LinearCost, Tokens
+from router.core.model.events import ChargedRequest
 from router.core.model.prompt_key import PromptKey
-from router.core.model.request import Request, Usage
+from router.core.model.request import Request, Usage, WorkerId
 from router.core.policies.base import Choice, Policy
 from router.core.predict.output_length import max_remaining_output
 from router.core.predict.token_estimates import Estimates
@@ -47,6 +50,7 @@ class Attempts:
         membership: Membership,
         cost: LinearCost,
     ) -> None:
+        self._cluster = cluster
         self._workers = cluster.states
         self._prefixes = prefixes
         self._mirror = prefixes.mirror
@@ -65,45 +69,87 @@ class Attempts:
     def send(self, state: RequestState, choice: Choice, now: float) -> Dispatch:
         """Open the books of an attempt, the first one or a retry, and return the command that dispatches it."""
         request, worker_id, why, passed = choice
+        _, match = self._prefixes.size_and_match(request)
+        credit, load = self._policy.deficit(request.client, worker_id), self._workers[worker_id].load
+        limits = self._workers[worker_id].window.limits
+        attempt = state.attempt = self._open(state, worker_id, now)
+        decision = Decision(request.client, match, credit, load, limits, passed)
+        return Dispatch(request.id, worker_id, attempt.run.predicted_tokens, why, decision)
+
+    def resume(
+        self, state: RequestState, worker_id: WorkerId, cached: int, carried: ChargedRequest | None, now: float
+    ) -> None:
+        """Open the books of an attempt that an earlier run has sent to this worker.
+
+        `cached`: what that run predicted to be cached; `carried`: what the restored counters and accounts hold for the
+        attempt. That is taken back, as the new bill charges it again.
+        """
+        if carried is not None and carried.started:
+            self._ledger.take_back(carried.client, carried.charged)
+        state.attempt = self._open(state, worker_id, now, cached, NOTHING if carried is None else carried.charged)
+
+    def _open(
+        self,
+        state: RequestState,
+        worker_id: WorkerId,
+        now: float,
+        predicted: int | None = None,
+        charged: Tokens = NOTHING,
+    ) -> Attempt:
+        """Open the books of an attempt.
+
+        `predicted`: input tokens predicted to be cached; None to predict them now. `charged`: what the policy's
+        counters hold for the attempt already.
+        """
+        request, worker = state.request, self._workers[worker_id]
         size, match = self._prefixes.size_and_match(request)
-        outputs, resumed = self._estimates.outputs, state.resumed_output
-        reserved = round(outputs.reserved.remaining(request, resumed))
-        forecast = outputs.lengths.remaining(request, resumed)
-        most_output = max_remaining_output(request, resumed)
-        worker = self._workers[worker_id]
         starts_at = worker.expected_prefill_start(now)
         run = self._mirror.dispatch(request, worker_id, now, match.get(worker_id, 0), size, starts_at)
-        cached = run.predicted_tokens
-        if state.charged is None:
-            bill = self._ledger.open(request, worker_id, size, cached)
-        else:
-            bill = self._ledger.open(request, worker_id, 0, 0)
-            size += resumed
-        charge = bill.change_from(NOTHING)
-        outstanding = Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
-        credit = self._policy.deficit(request.client, worker_id)
-        decision = Decision(request.client, match, credit, worker.load, worker.window.limits, passed)
-        flight = worker.add(
-            request.id,
-            size - cached,
-            forecast,
-            now,
-            streamed=request.streamed,
-            most_output=most_output,
-            answers=request.answers,
-        )
+        cached = run.predicted_tokens if predicted is None else min(predicted, size)
+        bill = self._open_bill(state, worker_id, size, cached)
+        outstanding = self._predict_outstanding(state, bill)
+        flight = self._add_load(state, worker, size + state.resumed_output - cached, now)
         if run.prefilling is not None:
             run.prefilling.flight = flight
+        self._report_dispatch(state, bill.change_from(charged), outstanding, now)
+        blocks = self._blocks.expect(request, worker_id) if request.blocks else None
+        return Attempt(worker, bill, run, flight, outstanding, blocks)
+
+    def _open_bill(self, state: RequestState, worker: WorkerId, size: int, cached: int) -> Bill:
+        """Open the bill of an attempt. Only the first one that is charged pays for the prompt, of `size` tokens."""
+        if state.charged is None:
+            return self._ledger.open(state.request, worker, size, cached)
+        return self._ledger.open(state.request, worker, 0, 0)
+
+    def _predict_outstanding(self, state: RequestState, bill: Bill) -> Outstanding:
+        """Return what the attempt is expected to cost."""
+        reserved = round(self._estimates.outputs.reserved.remaining(state.request, state.resumed_output))
+        return Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
+
+    def _add_load(self, state: RequestState, worker: WorkerState, uncached_tokens: int, now: float) -> InFlight:
+        """Add the attempt to its worker's load. `uncached_tokens`: what the worker has to compute before it answers."""
+        request, resumed = state.request, state.resumed_output
         if not request.streamed:
             self._unstreamed[state] = None
             self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
-        self._fairness.request_dispatched(request, worker_id, outstanding, now - state.waiting_since)
+        # Output is predicted at each dispatch and not once on arrival: while a request waits, the predictors learn from
+        # the answers that end, and the more so the longer it waits. The prediction is O(1), so it costs little.
+        return worker.add(
+            request.id,
+            uncached_tokens,
+            self._estimates.outputs.lengths.remaining(request, resumed),
+            now,
+            streamed=request.streamed,
+            most_output=max_remaining_output(request, resumed),
+            answers=request.answers,
+        )
+
+    def _report_dispatch(self, state: RequestState, charge: Charge, outstanding: Outstanding, now: float) -> None:
+        """Report the attempt to the counts of all requests: the service gap, the policy, and what it changes there."""
+        self._fairness.request_dispatched(state.request, charge.worker, outstanding, now - state.waiting_since)
         self._policy.request_charged(charge)
         if self._prefixes.changed:
             self.report_match_changes()
-        blocks = self._blocks.expect(request, worker_id) if request.blocks else None
-        state.attempt = Attempt(worker, bill, run, flight, outstanding, blocks)
-        return Dispatch(request.id, worker_id, cached, why, decision)
 
     def start(self, state: RequestState, now: float, *, seen: bool = True) -> None:
         """Note that the prefill is over, and charge what was reserved for it.
@@ -119,7 +165,10 @@ class Attempts:
             del self._unstreamed[state]
             unseen = True
         if sent or unseen:
-            worker.start(attempt.flight, now, seen=seen)
+            if self._cluster.held:
+                worker.resume_start(attempt.flight, now, seen=seen)
+            else:
+                worker.start(attempt.flight, now, seen=seen)
             if seen:
                 self._mirror.on_first_token(attempt.run, now)
                 self._note_answered(state, now)
@@ -130,9 +179,10 @@ class Attempts:
         attempt.stage = Stage.STARTED
         self._policy.request_started(request, worker.worker.id)
         tokens = self._ledger.start(attempt.bill)
-        worker.work.charge(NOTHING, tokens)
         served = self._cost(tokens)
-        worker.serve(attempt.flight, served, 0)
+        if not self._cluster.held:
+            worker.work.charge(NOTHING, tokens)
+            worker.serve(attempt.flight, served, 0)
         self._fairness.add_service(request, worker.worker.id, served, now)
 
     def progress(self, state: RequestState, tokens: int, now: float) -> None:
@@ -198,7 +248,8 @@ class Attempts:
         if usage is not None:
             self._estimates.learn(state.request, usage, answers)
             attempt.worker.on_whole_answer(attempt.flight, usage.output_tokens, now)
-        attempt.worker.on_complete_stream(attempt.flight, None if usage is None else usage.output_tokens, now)
+        if not self._cluster.held:
+            attempt.worker.on_complete_stream(attempt.flight, None if usage is None else usage.output_tokens, now)
         attempt.worker.succeeded(attempt.flight, now)
         self._note_answered(state, now)
         if state.suspects:
@@ -305,9 +356,12 @@ class Attempts:
     def _apply_charge(self, state: RequestState, attempt: Attempt, charge: Charge, now: float) -> None:
         """Apply the charge for what the worker of a started request did to all counts of service."""
         self._policy.request_charged(charge)
-        cost, worker = charge.at(self._cost), attempt.worker
-        worker.work.charge(charge.before, charge.after)
-        worker.serve(attempt.flight, cost, charge.after.output - charge.before.output)
+        cost, worker, output = charge.at(self._cost), attempt.worker, charge.after.output - charge.before.output
+        if self._cluster.held:  # an earlier run has seen it
+            worker.resume_output(attempt.flight, output)
+        else:
+            worker.work.charge(charge.before, charge.after)
+            worker.serve(attempt.flight, cost, output)
         self._fairness.add_service(
             state.request, charge.worker, cost, now, outstanding=attempt.outstanding, charge=charge
         )

@@ -1,6 +1,6 @@
 """The one view through which policies see the fleet and the prefix map."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 
 from router.core.cache.prefix_map import PrefixMap
 from router.core.fleet.cluster import Cluster
@@ -16,6 +16,7 @@ class SchedulerView:
     """
 
     def __init__(self, cluster: Cluster, prefixes: PrefixMap, estimates: Estimates) -> None:
+        self._cluster = cluster
         self._states = cluster.states
         self.size_and_match = prefixes.size_and_match
         self._findable = prefixes.mirror.findable
@@ -29,7 +30,10 @@ class SchedulerView:
         self.expected_match = prefixes.expected_match
         self.promise = prefixes.promise
         self.release = prefixes.release
+        self.with_room = cluster.index.with_room
+        self.take_changed_loads = cluster.index.take_changed_loads
         self.watch = prefixes.watch
+        self.watch_at = prefixes.watch_at
         self.unwatch = prefixes.unwatch
         self.chunks_held = prefixes.chunks_held
         self.output_tokens = estimates.outputs.lengths.remaining
@@ -40,14 +44,15 @@ class SchedulerView:
     def has_room(self, worker: WorkerId) -> bool:
         return self._states[worker].has_room
 
-    def with_room(self, workers: Iterable[WorkerId]) -> Mapping[WorkerId, int]:
-        states = self._states
-        return {worker: state.load.requests for worker in workers if (state := states[worker]).has_room}
+    def joined(self, worker: WorkerId) -> int:
+        return self._states[worker].joined
 
     def admits(self, worker: WorkerId, request: Request, resumed_output: int = 0) -> bool:
         """`resumed_output`: tokens of the answer that are sent along with the prompt, because another worker broke
         off.
         """
+        if self._cluster.held:
+            return False
         size, match = self.size_and_match(request)
         matched = match.get(worker, 0)
         cached = self._findable(request, worker, matched) if matched else 0

@@ -143,12 +143,12 @@ class Membership:
         self._cluster.forget_if_gone(state)
         if worker not in self._cluster.states:
             self._fairness.worker_left(worker)
-            self._mirror.forget(worker)
+            self._mirror.forget_worker(worker)
             for gone in self._cluster.to_forget():
                 self._fairness.forget_worker(gone)
                 self._policy.forget_worker(gone)
                 self._outputs.forget_worker(gone)
-                self._mirror.forget(gone)
+                self._mirror.forget_worker(gone)
 
     def _is_present(self, worker: WorkerId) -> bool:
         return worker in self._cluster and not self._cluster[worker].left

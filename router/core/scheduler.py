@@ -30,7 +30,7 @@ comes last. An event about an ended request is late and changes nothing, because
 commands can cross. When a worker returns a request, that attempt ends like any other, and the retry is a new one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from random import Random
 from typing import Final
@@ -47,21 +47,28 @@ from router.core.fleet_view import SchedulerView
 from router.core.known_clients import KnownClients
 from router.core.membership import Membership
 from router.core.model.commands import Command, Refusal, Reject, WakeAt
+from router.core.model.cost import NOTHING
 from router.core.model.events import (
     Arrived,
     Cancelled,
+    ChargedRequest,
     Credited,
     Event,
     Failed,
     Fault,
     Finished,
     Forgotten,
+    Held,
     Progressed,
+    Released,
+    Resumed,
     Returned,
     Started,
     Ticked,
+    WorkerJoined,
+    WorkerLeft,
 )
-from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.model.request import ClientId, Request, RequestId, Worker, WorkerId
 from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
@@ -126,6 +133,9 @@ class Scheduler:
         self._queue_limits = QueueLimits(settings.waiting)
         self._retry_queue = RetryQueue(settings.health, settings.waiting.time_to_live)
         """Requests that workers returned; they are dispatched before all queued requests."""
+        self._carried: dict[RequestId, ChargedRequest] = {}
+        """What an earlier run has charged for requests that were live when its state was saved and that have not been
+        reported yet."""
         self._newly_queued = False
         """Whether this event gave the policy requests that it may dispatch before the queue limits have counted
         them.
@@ -149,11 +159,10 @@ class Scheduler:
             self.membership.readmit(now)
         if self.cluster.silent_workers:
             self.membership.eject_silent(now)
-        if self._retry_queue.requests:
-            if self._newly_queued and (choice := self.policy.next(now)) is not None:
-                self._dispatch(choice, now)
-            self._dispatch_retries(now)
-        self._dispatch_queued(now)
+        if self.cluster.held:
+            self.policy.hold(now)
+        else:
+            self._dispatch_waiting(now)
         if isinstance(event, Arrived):
             self._enforce_queue_limits(event.request, now)
             self.clients.forget_surplus()
@@ -170,6 +179,18 @@ class Scheduler:
         """The attempt of each request that is at a worker."""
         return {name: attempt for name, state in self._requests.items() if (attempt := state.attempt) is not None}
 
+    def charged_requests(self) -> Iterator[ChargedRequest]:
+        """Yield what each live request was charged, except those that were never charged, and what an earlier run has
+        charged for those that have not been reported. Changes nothing.
+        """
+        yield from self._carried.values()
+        for name, state in self._requests.items():
+            bill = None if state.attempt is None else state.attempt.bill
+            if bill is not None:
+                yield ChargedRequest(name, bill.client, bill.worker, bill.tokens, bill.started, state.charged)
+            elif state.charged is not None:
+                yield ChargedRequest(name, state.request.client, None, NOTHING, started=False, earlier=state.charged)
+
     @property
     def waiting(self) -> int:
         """How many live requests are at no worker: queued, or waiting for a retry."""
@@ -179,15 +200,13 @@ class Scheduler:
         match event:
             case Progressed(output_tokens):
                 self._progress(output_tokens, now)
-            case Arrived(request):
-                self._enqueue(request, now)
+            case Arrived():
+                self._enqueue(event, now)
             case Started(request):
                 if (state := self._requests.get(request)) is not None:
                     self._attempts.start(state, now)
-            case Finished(request, usage, answers):
-                state = self._requests.get(request)
-                if state is not None and self._attempts.finish(state, usage, answers, now):
-                    self._close(state.request, now)
+            case Finished():
+                self._finish(event, now)
             case Cancelled():
                 self._cancel(event, now)
             case Failed():
@@ -196,23 +215,80 @@ class Scheduler:
                 self._queue_retry(event, now)
             case Ticked():
                 self._expire(now)
+            case Held() | Resumed() | Released():
+                self._take_over(event, now)
             case Credited() | Forgotten():
                 self.clients.apply(event)
             case _:
                 self.membership.apply(event, now)
                 self._attempts.report_match_changes()
 
-    def _enqueue(self, request: Request, now: float) -> None:
+    def _enqueue(self, event: Arrived, now: float) -> None:
+        request = event.request
+        carried = self._carried.pop(request.id, None) if event.again else None
+        if carried is not None and carried.worker is not None:
+            self._take_back(request, carried.worker, carried, now)
+            return
         if request.id in self._requests:
             raise ValueError(f"request {request.id} is live")
         self.clients.remember(request.client, request.weight)
         if not self.cluster.candidates(request):
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
-            self._open(RequestState(request, now, Lookup(request)), now, begun=False)
+            state = self._new_state(request, carried, now)
+            self._open(state, now, begun=state.resumed_output > 0)
             self._retry_queue.count_arrival()
             self._newly_queued = True
             self.policy.enqueue(request, now)
+
+    def _new_state(self, request: Request, carried: ChargedRequest | None, now: float) -> RequestState:
+        """Return the state of a request that begins, or goes on after an earlier run charged this for it."""
+        state = RequestState(request, now, Lookup(request))
+        if carried is not None and carried.earlier is not None:
+            state.add_charged(carried.earlier)
+        return state
+
+    def _take_over(self, event: Held | Resumed | Released, now: float) -> None:
+        """Go on with the requests of an earlier run."""
+        match event:
+            case Held(charged):
+                self.cluster.held = True
+                self._carried = {row.request: row for row in charged}
+            case Resumed():
+                carried = self._carried.pop(event.request.id, None) if event.saved else None
+                self._resume(event, carried, now)
+            case Released(complete):
+                self.cluster.held = False
+                if complete:
+                    self._carried = {}
+
+    def _take_back(self, request: Request, worker: WorkerId, carried: ChargedRequest, now: float) -> None:
+        """Queue again a request that an earlier run meant for this worker, but whose front never learned that."""
+        self._resume(Resumed(request, worker, carried.charged.cached), carried, now)
+        self._queue_retry(Returned(request.id, accepted=False, fault=Fault.FULL), now)
+
+    def _resume(self, event: Resumed, carried: ChargedRequest | None, now: float) -> None:
+        """Take over a request that a worker has, for which an earlier run may have charged already.
+
+        A worker that is not present is counted as one that has left.
+        """
+        request, worker = event.request, event.worker
+        state = self._requests.get(request.id)
+        if state is None:
+            self.clients.remember(request.client, request.weight)
+            state = self._new_state(request, carried, now)
+            self._open(state, now, begun=state.resumed_output > 0)
+        elif state in self._retry_queue.requests:
+            self._retry_queue.remove(state)
+        else:
+            raise ValueError(f"request {request.id} is live")
+        present = worker in self.cluster and not self.cluster[worker].left
+        if not present:
+            self.membership.apply(WorkerJoined(Worker(worker, frozenset({request.model}))), now)
+        self.policy.resume(request, worker, now)
+        self._attempts.resume(state, worker, event.cached_tokens, carried, now)
+        if not present:
+            self.membership.apply(WorkerLeft(worker), now)
 
     def _open(self, state: RequestState, now: float, *, begun: bool) -> None:
         """Count a request as live, when it arrives and again when its worker returns it. `begun`: whether a part of its
@@ -220,29 +296,40 @@ class Scheduler:
         """
         self._requests[state.request.id] = state
         state.answered = begun
-        weight = self.shares.begin(state.request)
+        weight = self.shares.add_request(state.request)
         self.fairness.request_opened(state.request, weight, state.waiting_since, now, begun=begun)
 
     def _close(self, request: Request, now: float) -> None:
         """Drop a request from the live ones; the last step of its end."""
         del self._requests[request.id]
         self.fairness.request_closed(request, now)
-        self.shares.end(request.client)
+        self.shares.remove_request(request.client)
 
     def _enforce_queue_limits(self, arrival: Request, now: float) -> None:
         """Queue an arrival that found no room at any worker, and reject the requests that then exceed a limit.
 
         This runs after dispatching, because a full queue must not keep an idle worker idle.
         """
-        if (state := self._requests.get(arrival.id)) is None or state.attempt is not None:
+        state = self._requests.get(arrival.id)
+        if state is None or state.attempt is not None or state in self._retry_queue.requests:
             return
         self._queue_limits.enter(arrival, now, self.shares.effective_weight(arrival))
+        if self.cluster.held:  # the workers may have room for it
+            return
         rejected = self._queue_limits.surplus(arrival.id)
         for request, reason in rejected:
             self._remove_queued(self._requests[request], now)
             self._commands.append(Reject(request, reason, self._queue_limits.retry_after(now)))
         if rejected:  # a request behind a rejected one may fit where that one did not
             self._dispatch_queued(now)
+
+    def _dispatch_waiting(self, now: float) -> None:
+        """Dispatch what may go: what has just been queued first, then retries, then the queue."""
+        if self._retry_queue.requests:
+            if self._newly_queued and (choice := self.policy.next(now)) is not None:
+                self._dispatch(choice, now)
+            self._dispatch_retries(now)
+        self._dispatch_queued(now)
 
     def _dispatch_queued(self, now: float) -> None:
         """Dispatch what the policy chooses until it chooses nothing. The policy is asked only while requests are
@@ -276,6 +363,11 @@ class Scheduler:
         for request, tokens in output_tokens.items():
             if (state := self._requests.get(request)) is not None:
                 self._attempts.progress(state, tokens, now)
+
+    def _finish(self, event: Finished, now: float) -> None:
+        state = self._requests.get(event.request)
+        if state is not None and self._attempts.finish(state, event.usage, event.answers, now):
+            self._close(state.request, now)
 
     def _cancel(self, event: Cancelled, now: float) -> None:
         if (state := self._requests.get(event.request)) is None:
@@ -313,7 +405,8 @@ class Scheduler:
             return
         state, worker = ended
         self._open(state, now, begun=state.resumed_output > 0)
-        if not self._retry_queue.add(state, event, worker, now, in_use=self.cluster.in_use(worker)):
+        may_retry = self._retry_queue.add(state, event, worker, now, in_use=self.cluster.in_use(worker))
+        if not may_retry and not self.cluster.held:
             if len(state.suspects) == 1:
                 self.membership.blame_suspects(state, now)
             self._reject_retry(state, Refusal.NO_RETRY, now)

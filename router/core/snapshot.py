@@ -1,7 +1,8 @@
 """The scheduler's state that survives a restart: what each client was served and owes, and what the workers hold.
 
-Requests that are live when the snapshot is taken are not in it. But their input was reserved, and their clients owe for
-it: after the restart, nobody can say whether the engines computed it.
+Of a request that is live when the snapshot is taken, only what it was charged is saved. If its front reports it to the
+next run (`Resumed`), that is taken back, and charged again as it goes on. If not, its client keeps owing for it: nobody
+can say whether the engine computed it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +11,18 @@ from typing import Final
 
 from router.core.cache.saved_prefixes import restore_prefixes, saved_prefixes
 from router.core.model.cost import NOTHING
-from router.core.model.saved import Cache, Clients, Counters, Groups, Piece, Prefixes, SavedClient, in_rows
+from router.core.model.saved import (
+    Cache,
+    Clients,
+    Counters,
+    Fleet,
+    Groups,
+    LiveRequests,
+    Piece,
+    Prefixes,
+    SavedClient,
+    in_rows,
+)
 from router.core.scheduler import Scheduler
 
 MAX_TOUCHES: Final = 10_000
@@ -21,6 +33,20 @@ MAX_CHUNKS: Final = 500_000
 
 def snapshot(scheduler: Scheduler, now: float, touches: int = MAX_TOUCHES, chunks: int = MAX_CHUNKS) -> Iterator[Piece]:
     """Yield the state in pieces, each as it is when it is asked for. Changes nothing."""
+    yield from books(scheduler)
+    yield from caches(scheduler, now, touches, chunks)
+
+
+def caches(scheduler: Scheduler, now: float, touches: int = MAX_TOUCHES, chunks: int = MAX_CHUNKS) -> Iterator[Piece]:
+    """Yield what the workers are believed to hold, each piece as it is when it is asked for. Changes nothing."""
+    yield from [Cache(worker, cache.model, cache.report) for worker, cache in scheduler.mirror.caches.items()]
+    yield from saved_prefixes(scheduler.prefixes.tree, now, touches, chunks)
+
+
+def books(scheduler: Scheduler) -> Iterator[Piece]:
+    """Yield what clients were charged and which workers there are. The pieces agree with each other only if no event is
+    handled in between. Changes nothing.
+    """
     weights, accounts = scheduler.weights, scheduler.ledger.accounts
     clients = (
         SavedClient(client, weights[client], accounts[client].served if client in accounts else NOTHING)
@@ -29,15 +55,17 @@ def snapshot(scheduler: Scheduler, now: float, touches: int = MAX_TOUCHES, chunk
     )
     yield from map(Clients, in_rows(clients))
     yield from scheduler.policy.saved()
-    yield from [Cache(worker, cache.model, cache.report) for worker, cache in scheduler.mirror.caches.items()]
-    yield from saved_prefixes(scheduler.prefixes.tree, now, touches, chunks)
+    yield from map(LiveRequests, in_rows(scheduler.charged_requests()))
+    if workers := tuple(state.worker for state in scheduler.cluster if not state.left):
+        yield Fleet(workers)
 
 
 def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
     """Restore saved state into a scheduler that has handled no event yet.
 
-    Debts hold until clients contend again: that no request waits at first does not mean that the fleet was idle. Raises
-    ValueError if the pieces contradict themselves, before anything is changed.
+    What live requests were charged stays charged, unless `Held` and `Resumed` follow. Debts hold until clients contend
+    again: that no request waits at first does not mean that the fleet was idle. Raises ValueError if the pieces
+    contradict themselves, before anything is changed.
     """
     pieces = list(pieces)
     _check(pieces)
@@ -58,6 +86,9 @@ def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
                 scheduler.cluster.remember(worker)
                 cache = scheduler.mirror.cache(worker)
                 cache.model, cache.report = model, report
+            case Fleet(workers):
+                for each in workers:
+                    scheduler.cluster.remember(each.id)
 
 
 def _check(pieces: Iterable[Piece]) -> None:
@@ -69,6 +100,8 @@ def _check(pieces: Iterable[Piece]) -> None:
                 isfinite(row.value) and _is_positive(row.scale) for row in rows
             ):
                 raise ValueError("a deficit is invalid")
+            case LiveRequests(rows) if not all(min(row.charged) >= 0 for row in rows):
+                raise ValueError("a live request has an invalid charge")
             case Prefixes(_, touches) if not all(isfinite(touch.age) for touch in touches):
                 raise ValueError("a prefix has an invalid age")
 

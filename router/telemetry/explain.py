@@ -10,7 +10,18 @@ from typing import ClassVar, Final
 from pydantic import with_config
 
 from router.core.model.commands import Command, Decision, Deficit, Dispatch, Refusal, Reject
-from router.core.model.events import EVENTS, Arrived, Cancelled, Event, Failed, Finished, Progressed, Returned, Started
+from router.core.model.events import (
+    EVENTS,
+    Arrived,
+    Cancelled,
+    Event,
+    Failed,
+    Finished,
+    Progressed,
+    Resumed,
+    Returned,
+    Started,
+)
 from router.core.model.load import Limits
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import UnknownRequest
@@ -168,6 +179,9 @@ class Explanations:
                 pass
             case Arrived(request):
                 self._remember(request, now)
+            case Resumed(request):
+                self._remember(request, now)
+                self._records[request.id].state = RequestOutcome.IN_FLIGHT
             case Started(request_id):
                 if (record := self._records.get(request_id)) and record.started is None:
                     record.started = now

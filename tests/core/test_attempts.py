@@ -1,4 +1,4 @@
-"""One record per attempt: what each book keeps of a request's visit to a worker."""
+"""A request has one record per attempt: what each book keeps of the request's visit to a worker."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def scene(policy: str = "rr+fcfs") -> Scene:
 
 
 def give_back(talk: Scene, request: RequestId, fault: Fault = Fault.ERROR) -> Attempt:
-    """Let the worker return a request; returns the attempt that this ends."""
+    """Let the worker return a request. Returns the attempt that this ends."""
     ended = talk.scheduler.attempts[request]
     talk.feed(Returned(request, accepted=True, fault=fault))
     return ended
@@ -26,7 +26,7 @@ def give_back(talk: Scene, request: RequestId, fault: Fault = Fault.ERROR) -> At
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_retry_is_a_second_attempt(policy: str) -> None:
-    """It shares no record with the first one, and is at another worker."""
+    """The second attempt is at another worker and shares no record with the first one."""
     talk = scene(policy)
     request = talk.arrive("ada", "document")
     first = give_back(talk, request)
@@ -40,7 +40,7 @@ def test_a_retry_is_a_second_attempt(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_ended_attempt_is_in_no_book(policy: str) -> None:
-    """Neither its bill, nor what it pinned, nor its share of the load is left, although its request goes on."""
+    """An ended attempt leaves no bill, no pin and no share of the load behind, although its request goes on."""
     talk = scene(policy)
     first = give_back(talk, talk.arrive("ada", "document"))
     assert first.bill not in list(talk.scheduler.ledger.bills)
@@ -49,7 +49,7 @@ def test_an_ended_attempt_is_in_no_book(policy: str) -> None:
 
 
 def test_a_request_without_a_worker_has_no_attempt() -> None:
-    """It has none before its dispatch, while it waits for a retry, and after its end."""
+    """A request has no attempt before its dispatch, while it waits for a retry, and after its end."""
     talk = scene()
     *busy, waiting = [talk.arrive("ada", letter * 3) for letter in "abcde"]
     assert waiting not in talk.scheduler.attempts

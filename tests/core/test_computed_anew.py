@@ -1,4 +1,4 @@
-"""Prompts that an engine computes in full, whatever its prefix cache holds, and who is charged for that."""
+"""Some engines compute some prompts in full, whatever their prefix cache holds; this decides who pays for that."""
 
 from itertools import pairwise
 
@@ -47,13 +47,13 @@ HASHER = PromptHasher(b"a secret")
     ],
 )
 def test_a_body_says_which_engines_do_not_read_their_cache_for_it(path: str, members: bytes, anew: set[str]) -> None:
-    """0 differs from null, and an engine that does not know a field ignores it."""
+    """The value 0 differs from null, and an engine that does not know a field ignores it."""
     body = b'{"model":"m","prompt":"x","input":"x","messages":[{"role":"user","content":"x"}]%b}' % members
     assert FAMILIES[path].parse(Head(path), body, HASHER).computed_anew_by == anew
 
 
 def new_scene(engine: str = "vllm", settings: SchedulerSettings | None = None) -> Scene:
-    """One worker that holds the prompt."""
+    """Return a scene with one worker that holds the prompt."""
     scene = Scene("rr+dlpm", DlpmParameters(), workers=(), settings=settings)
     scene.join("w1", engine=engine)
     scene.serve(scene.arrive("bob", PROMPT))
@@ -62,7 +62,9 @@ def new_scene(engine: str = "vllm", settings: SchedulerSettings | None = None) -
 
 @pytest.mark.parametrize(("engine", "found"), [("vllm", 0), ("sglang", SIZE - 1), ("generic", 0), ("", 0)])
 def test_no_hit_is_predicted_where_the_engine_does_not_read_its_cache(engine: str, found: int) -> None:
-    """An engine of another kind reads it; one of an unknown kind is assumed not to."""
+    """A hit is predicted at an engine of another kind; an engine of an unknown kind is assumed not to
+    read its cache.
+    """
     scene = new_scene(engine)
     asked = scene.arrive("ada", PROMPT, anew={"vllm"})
     assert scene.dispatched[asked].cached_tokens == found
@@ -80,7 +82,9 @@ def test_a_prompt_computed_anew_is_cached_for_later_requests() -> None:
 
 
 def test_an_answer_that_did_not_read_the_cache_refutes_nothing() -> None:
-    """The believed content of the cache stays, and predictions for others are trusted as before."""
+    """Such an answer changes neither the believed content of the cache nor the trust in predictions for
+    other requests.
+    """
     scene = new_scene()
     for _ in range(40):
         asked = scene.arrive("ada", PROMPT, anew={"vllm"})
@@ -92,7 +96,7 @@ def test_an_answer_that_did_not_read_the_cache_refutes_nothing() -> None:
 
 
 def test_a_prompt_computed_anew_counts_in_full_in_the_window() -> None:
-    """A window with room for little uncached input makes it wait while another request is unstarted."""
+    """A window with room for little uncached input makes such a prompt wait while another request is unstarted."""
     scene = new_scene(settings=SchedulerSettings(window=FixedWindow(requests=8, unstarted_tokens=2 * SIZE + 64)))
     scene.arrive("bob", "other text", limit=1)
     first, second, third = (scene.arrive("ada", PROMPT, anew=anew) for anew in ({"vllm"}, {"vllm"}, ()))
@@ -100,7 +104,7 @@ def test_a_prompt_computed_anew_counts_in_full_in_the_window() -> None:
 
 
 def test_longest_match_does_not_prefer_prompts_computed_anew() -> None:
-    """Such a request gains nothing by going early: one that would hit its prefix goes first."""
+    """Such a request gains nothing by going early, so a request that would hit its prefix goes first."""
     scene = new_scene(settings=SchedulerSettings(window=FixedWindow(requests=1)))
     busy = scene.arrive("ada", "x")
     anew = scene.arrive("ada", PROMPT, anew={"vllm"})
@@ -111,13 +115,13 @@ def test_longest_match_does_not_prefer_prompts_computed_anew() -> None:
     assert scene.order[-1] == anew
 
 
-@pytest.mark.parametrize("told_by", ["itself", "its metrics"])
-def test_no_hit_is_predicted_at_a_worker_without_a_prefix_cache(told_by: str) -> None:
-    """It is not believed to hold anything, until it reports otherwise."""
+@pytest.mark.parametrize("source", ["itself", "its metrics"])
+def test_no_hit_is_predicted_at_a_worker_without_a_prefix_cache(source: str) -> None:
+    """A worker without a prefix cache is believed to hold nothing until it reports that it has one."""
     scene = new_scene()
-    worker = Worker(W1, frozenset(["llama"]), engine="vllm", caches=told_by != "itself")
+    worker = Worker(W1, frozenset(["llama"]), engine="vllm", caches=source != "itself")
     scene.feed(WorkerJoined(worker))
-    if told_by == "its metrics":
+    if source == "its metrics":
         scene.feed(WorkerReported(W1, 0, 0, cache=CacheReport(caches=False)))
     assert scene.dispatched[scene.arrive("ada", PROMPT)].cached_tokens == 0
     assert scene.scheduler.mirror.held_tokens(W1) == 0.0
@@ -131,7 +135,9 @@ LONG_SIZE = len(LONG) * CHUNK_TOKENS
 
 
 def measured(engine: str = "vllm", settings: SchedulerSettings | None = None) -> Scene:
-    """One worker with a known prefill rate of a thousand tokens per second, which holds the long prompt."""
+    """Return a scene whose worker has a known prefill rate of a thousand tokens per second and holds the
+    long prompt.
+    """
     scene = new_scene(engine, settings)
     for number in range(60):
         asked = scene.arrive("bob", f"{number:02} lessons of its pace " * 2)
@@ -143,7 +149,7 @@ def measured(engine: str = "vllm", settings: SchedulerSettings | None = None) ->
 
 
 def left_after(scene: Scene, asked: RequestId, seconds: float) -> float:
-    """Return what a client is charged that leaves at the first token, which comes after this many seconds."""
+    """Return what a client is charged that leaves at its first token, which comes after this many seconds."""
     scene.now += seconds
     scene.start(asked)
     scene.cancel(asked)
@@ -168,7 +174,9 @@ def test_a_client_that_leaves_at_a_late_first_token_pays_for_the_prefill() -> No
 
 
 def test_the_engines_usage_counts_more_than_the_time() -> None:
-    """The engine may have done other work that the router does not know."""
+    """If the engine reports its usage, the time does not count: the engine may have done work that the router does not
+    know.
+    """
     scene = measured()
     asked = scene.arrive("ada", LONG)
     scene.now += 60.0
@@ -179,7 +187,7 @@ def test_the_engines_usage_counts_more_than_the_time() -> None:
 
 @pytest.mark.parametrize("computed", [0, 700])
 def test_the_engines_counter_bounds_the_charge_for_the_time(computed: int) -> None:
-    """Whatever else the engine did, no client pays for input that the engine has not counted."""
+    """However long the first token took, no client pays for input that the engine has not counted."""
     scene = measured()
     scene.feed(WorkerReported(W1, 0, 0, work=WorkReport(1e6)))
     scene.feed(WorkerReported(W1, 0, 0, work=WorkReport(1e6 + computed)))
@@ -189,7 +197,9 @@ def test_the_engines_counter_bounds_the_charge_for_the_time(computed: int) -> No
 
 
 def test_no_client_pays_for_the_prefill_of_others() -> None:
-    """Others are those before it, those that start with it, and those that wait and may have been started."""
+    """A client does not pay for requests before its own, beside its own, or for waiting ones that may have been
+    started.
+    """
     scene = measured()
     others = [scene.arrive("bob", f"{number} other " * 7) for number in range(3)]
     asked = scene.arrive("ada", LONG)
@@ -218,7 +228,9 @@ def test_no_client_pays_for_waiting_for_a_slot() -> None:
 
 
 def test_the_same_time_is_not_charged_twice() -> None:
-    """Of two that started together and leave, one is charged for the unexplained time, and the other for the rest."""
+    """If two requests started together and both clients leave, one is charged for the unexplained time and the other
+    for the rest.
+    """
     scene = measured()
     asked = [scene.arrive("ada", LONG), scene.arrive("ada", LONG)]
     predicted = sum(LONG_SIZE - scene.dispatched[each].cached_tokens for each in asked)
@@ -242,9 +254,11 @@ def test_no_request_is_charged_more_than_its_whole_prompt() -> None:
     assert scene.charged("ada") == 2 * LONG_SIZE
 
 
-@pytest.mark.parametrize("way", ["whole answers", "an answer that tells", "slow steps"])
+@pytest.mark.parametrize("way", ["whole answers", "an answer that reports it", "slow steps"])
 def test_other_causes_of_a_late_first_token_are_not_charged(way: str) -> None:
-    """Prompts whose start is not visible, one that proved to be computed in full, and steps with many streams."""
+    """No client pays for prompts whose start is not visible, for one that proved to be computed in full, or for steps
+    with many streams.
+    """
     scene = measured()
     running = scene.arrive("bob", "runs beside it") if way == "slow steps" else None
     if running is not None:
@@ -254,19 +268,19 @@ def test_other_causes_of_a_late_first_token_are_not_charged(way: str) -> None:
             scene.progress(running, 1 + number)
     for number in range(2 if way == "whole answers" else 0):
         scene.arrive("bob", f"{number} whole " * 4, streamed=False)
-    told = scene.arrive("bob", LONG) if way == "an answer that tells" else None
+    reporting = scene.arrive("bob", LONG) if way == "an answer that reports it" else None
     asked = scene.arrive("ada", LONG)
     predicted = LONG_SIZE - scene.dispatched[asked].cached_tokens
     scene.now += 1.8
-    if told is not None:
-        scene.start(told)
+    if reporting is not None:
+        scene.start(reporting)
         scene.start(asked)
-        scene.finish(told, 0, cached=0)
+        scene.finish(reporting, 0, cached=0)
     assert left_after(scene, asked, 0.0) == predicted
 
 
 def test_before_its_prefill_rate_is_known_the_prediction_is_charged() -> None:
-    """The first guess of a rate is no reason to charge a client."""
+    """A guessed prefill rate never raises the charge above the prediction."""
     scene = new_scene()
     asked = scene.arrive("ada", PROMPT)
     assert left_after(scene, asked, 60.0) == SIZE - scene.dispatched[asked].cached_tokens

@@ -1,4 +1,4 @@
-"""What every policy in the registry guarantees, whatever happens in whatever order."""
+"""Every policy in the registry keeps these guarantees, whatever happens in whatever order."""
 
 import subprocess
 import sys
@@ -97,7 +97,7 @@ model_sets = st.sets(st.sampled_from(MODELS), min_size=1).map(frozenset)
 
 
 def examples(policy: str) -> int:
-    """How many examples to try: placement and order hardly interact, so pairs are tried less than single policies."""
+    """Return how many examples to try. Placement and order hardly interact, so pairs get fewer than single policies."""
     placement, _, order = policy.partition("+")
     return 40 if placement == "rr" or order in ("", "fcfs") or policy in JOINED_ONCE else 5
 
@@ -120,12 +120,12 @@ class Running:
 
     @property
     def unstarted(self) -> bool:
-        """Whether it certainly fills the window; when the others start is estimated."""
+        """Whether the request certainly fills the window; when other requests start is only estimated."""
         return self.request.streamed and not self.started
 
 
 class Fleet(RuleBasedStateMachine):
-    """A front and engines that do anything, and keep their own books about the scheduler's commands."""
+    """A front and engines that do anything and keep their own books about the scheduler's commands."""
 
     policy: ClassVar[str]
 
@@ -266,18 +266,18 @@ class Fleet(RuleBasedStateMachine):
         self.feed(Progressed({request: self.running[request].output for request in grown}))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), told=st.booleans(), answers=st.lists(st.text("xy", max_size=8), max_size=2))
-    def finish(self, data: st.DataObject, told: bool, answers: list[str]) -> None:
+    @rule(data=st.data(), reports_usage=st.booleans(), answers=st.lists(st.text("xy", max_size=8), max_size=2))
+    def finish(self, data: st.DataObject, reports_usage: bool, answers: list[str]) -> None:
         request = self.any_of(data, self.running)
-        usage = self.usage(data, request) if told else None
+        usage = self.usage(data, request) if reports_usage else None
         self.end(request)
         self.feed(Finished(request, usage, tuple(key(answer) for answer in answers)))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), accepted=st.booleans(), told=st.booleans(), fault=st.sampled_from(Fault))
-    def fail(self, data: st.DataObject, accepted: bool, told: bool, fault: Fault) -> None:
+    @rule(data=st.data(), accepted=st.booleans(), reports_usage=st.booleans(), fault=st.sampled_from(Fault))
+    def fail(self, data: st.DataObject, accepted: bool, reports_usage: bool, fault: Fault) -> None:
         request = self.any_of(data, self.running)
-        usage = self.usage(data, request) if told else None
+        usage = self.usage(data, request) if reports_usage else None
         self.end(request)
         self.feed(Failed(request, accepted, usage, fault))
 
@@ -302,10 +302,10 @@ class Fleet(RuleBasedStateMachine):
         self.feed(Cancelled(request))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), told=st.booleans())
-    def cancel_running(self, data: st.DataObject, told: bool) -> None:
+    @rule(data=st.data(), reports_usage=st.booleans())
+    def cancel_running(self, data: st.DataObject, reports_usage: bool) -> None:
         request = self.any_of(data, self.running)
-        usage = self.usage(data, request) if told else None
+        usage = self.usage(data, request) if reports_usage else None
         self.end(request)
         self.feed(Cancelled(request, usage))
 
@@ -441,7 +441,9 @@ def test_every_request_ends_once_and_leaves_nothing(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", NAMES)
 def test_declared_locality_is_seen(policy: str) -> None:
-    """One after the other on an idle fleet, requests with a shared prefix stay at one worker exactly if so declared."""
+    """Requests with a shared prefix, one after the other on an idle fleet, stay at one worker exactly if the policy
+    declares locality.
+    """
     scene = Scene(policy, workers=WORKERS)
     for letter in "abcdef":
         scene.serve(scene.arrive("ada", "document" + letter))
@@ -451,7 +453,9 @@ def test_declared_locality_is_seen(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", NAMES)
 def test_declared_work_conservation_is_seen(policy: str) -> None:
-    """A worker that joins takes requests that wait for another, without a prefix there, exactly if so declared."""
+    """A worker that joins takes uncached requests that wait for another worker exactly if the policy declares to
+    conserve work.
+    """
     scene = Scene(policy, RpmParameters(limit=1), workers=WORKERS[:1], settings=ONE_AT_A_TIME)
     for letter in "abc":
         scene.arrive("ada", letter)
@@ -460,7 +464,7 @@ def test_declared_work_conservation_is_seen(policy: str) -> None:
 
 
 def history(policy: str) -> str:
-    """The commands of a long fixed history."""
+    """Return the commands of a long fixed history."""
     scene = Scene(policy, DlpmParameters(200.0), D2lpmParameters(500.0), workers=WORKERS, settings=TIGHT)
     random = Random(7)
     for step in range(120):
@@ -476,7 +480,7 @@ def history(policy: str) -> str:
 
 
 def test_commands_do_not_depend_on_the_order_of_sets() -> None:
-    """Another process, with another seed for string hashes, gives the same commands."""
+    """Another process, with another seed for string hashes, returns the same commands."""
     script = "import tests.core.test_conformance as t; print([t.history(name) for name in t.NAMES])"
     outputs = {
         subprocess.run(

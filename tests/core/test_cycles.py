@@ -1,4 +1,4 @@
-"""Ended requests are freed by their reference counts, since the garbage collector rarely looks at old objects."""
+"""Reference counts alone free ended requests, since the garbage collector rarely looks at old objects."""
 
 import gc
 
@@ -10,7 +10,7 @@ from tests.core.scenario import Scene
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nothing_of_a_request_is_left_to_the_collector(policy: str) -> None:
-    """Whether its client waits alone, leaves, or returns."""
+    """An ended request leaves no cycle behind, whether its client waits alone, leaves, or returns."""
     scene = Scene(policy)
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Workers that come and go: a limited number of departed ones is remembered, and nothing of the others."""
+"""Workers come and go: a limited number of departed ones is remembered, and nothing is kept of the others."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -31,7 +31,9 @@ CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 
 
 def texts(root: object) -> Iterator[tuple[str, str]]:
-    """Yield every text that a router object holds, however deep, with the path to it; containers by their type."""
+    """Yield every text that a router object holds, however deep, with the path to it. Containers appear
+    by their type.
+    """
     seen: set[int] = set()
     todo: list[tuple[str, object]] = [(type(root).__name__, root)]
     while todo:
@@ -50,13 +52,13 @@ def texts(root: object) -> Iterator[tuple[str, str]]:
 
 
 def fields(each: object) -> list[str]:
-    """The names of an object's attributes, in slots or not."""
+    """Return the names of an object's attributes, in slots or not."""
     names = [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
     return [name for name in {*names, *getattr(each, "__dict__", ())} if hasattr(each, name)]
 
 
 def ways_to(root: object, workers: set[str]) -> dict[str, set[str]]:
-    """Return where the workers' names are still held, and which."""
+    """Return the workers' names that are still held, each with where it is held."""
     found: dict[str, set[str]] = {}
     for way, text in texts(root):
         if text in workers:
@@ -111,7 +113,9 @@ class Fleet(Scene):
     ],
 )
 def test_only_the_last_departed_workers_are_remembered(policy: str) -> None:
-    """By scheduler, metrics and alarm together; workers that left earlier leave no trace."""
+    """Scheduler, metrics and alarm together remember the last departed workers; workers that left earlier leave no
+    trace.
+    """
     fleet = Fleet(policy)
     names = [f"worker-{number}" for number in range(200)]
     for name in names:
@@ -129,7 +133,9 @@ QUANTA = (DlpmParameters(quantum=100.0), DlpmHomeParameters(quantum=100.0), D2lp
 
 @pytest.mark.parametrize(("others", "kept"), [(LIMIT - 1, True), (LIMIT, False)])
 def test_a_returning_worker_finds_its_clients_debts(others: int, kept: bool) -> None:
-    """It is trusted gradually; after too many other departures it is new."""
+    """A worker that returns keeps its clients' debts and is trusted gradually; after too many other departures it is
+    new.
+    """
     fleet = Fleet("d2lpm", *QUANTA)
     fleet.join("w")
     fleet.leave("stays")
@@ -150,7 +156,9 @@ def test_a_returning_worker_finds_its_clients_debts(others: int, kept: bool) -> 
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
 def test_workers_from_a_snapshot_are_remembered_like_departed_ones(policy: str) -> None:
-    """They are trusted as if they had not left; those that do not join are forgotten after too many departures."""
+    """Workers from a snapshot are trusted as if they had not left; those that do not join are forgotten after too many
+    departures.
+    """
     fleet = Fleet(policy, *QUANTA)
     fleet.join("gone")
     for letter in "abcd":
@@ -169,7 +177,7 @@ def test_workers_from_a_snapshot_are_remembered_like_departed_ones(policy: str) 
 
 
 def test_counters_of_a_forgotten_worker_are_kept_in_a_sum() -> None:
-    """They are reported as one sum over all forgotten workers, also for a worker that came and went often."""
+    """All forgotten workers are reported as one sum, also a worker that came and went often."""
     fleet = Fleet("rr+fcfs")
     for number in range(3 * LIMIT):
         fleet.visit(f"worker-{number}")
@@ -188,7 +196,7 @@ def test_counters_of_a_forgotten_worker_are_kept_in_a_sum() -> None:
 
 
 async def test_workers_that_an_operator_adds_and_removes_leave_nothing() -> None:
-    """Neither in the registry nor among connections, probes and followers, except the last one for a while."""
+    """No registry, connection, probe or follower keeps such a worker, except the last one for a while."""
     async with scripted_engine() as engine, running_router() as router:
         (roster,) = [each for each in router.scheduler_host._observers if isinstance(each, WorkerRegistry)]
         names = [f"worker-{number}" for number in range(12)]

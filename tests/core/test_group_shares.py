@@ -1,4 +1,4 @@
-"""Groups: members share one weight, whatever they do to gain more, under every policy that weighs clients."""
+"""The members of a group share one weight, whatever they do to gain more, under every policy that weighs clients."""
 
 from collections import Counter
 from itertools import count
@@ -38,17 +38,19 @@ members = st.tuples(st.sampled_from("abcde"), st.sampled_from([1.0, 2.0, 0.1]), 
 def test_the_active_members_share_their_groups_weight(
     told: list[tuple[str, float, str | None]], data: st.DataObject
 ) -> None:
-    """Whoever joins, leaves or changes: the members have the group's weight together, each in proportion to its own."""
+    """Whoever joins, leaves or changes, the active members together have the group's weight, each in proportion to its
+    own.
+    """
     shares, groups = Shares(), {"g": 3.0, "h": 0.5, None: 1.0}
     active: Counter[str] = Counter()
     latest: dict[str, Request] = {}
     for name, weight, group in told:
         latest[name] = request(name, weight, group, groups[group])
-        shares.begin(latest[name])
+        shares.add_request(latest[name])
         active[name] += 1
         if data.draw(st.booleans()):
             ended = data.draw(st.sampled_from(sorted(active.elements())))
-            shares.end(ClientId(ended))
+            shares.remove_request(ClientId(ended))
             active[ended] -= 1
         now = [latest[each] for each in set(active.elements())]
         for label, whole in groups.items():
@@ -79,7 +81,7 @@ class Rivals:
         self._of[self.scene.arrive(client, prompt, group=group, weight=weight)] = client
 
     def turn(self) -> str:
-        """Serve what is in flight; returns the client served."""
+        """Serve what is in flight. Returns the client served."""
         running = self.scene.order[-1]
         client = self._of[running]
         self.scene.serve(running)
@@ -90,7 +92,7 @@ class Rivals:
 
     @property
     def ratio(self) -> float:
-        """Service of the group divided by that of the client."""
+        """Return the service of the group divided by that of the client."""
         return self.served["group"] / self.served["single"]
 
 
@@ -162,7 +164,7 @@ class CountingShares(Shares):
 
 
 def asked_per_turn(members: int) -> float:
-    """How often the scheduler asks for a weight while it serves one request of a group with this many members."""
+    """Return how often the scheduler asks for a weight to serve one request of a group with this many members."""
     rivals = Rivals("dlpm_home")
     shares = rivals.scene.scheduler.shares
     shares.__class__ = CountingShares

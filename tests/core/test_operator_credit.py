@@ -1,4 +1,4 @@
-"""How an operator's credit and forgetting change deficits, turns and bounds."""
+"""An operator's credit, and an order to forget a client, change deficits, turns and bounds."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def deficit(scene: Scene, client: ClientId) -> float:
 
 
 def crowded(policy: str) -> Scene:
-    """Two clients with several requests each, one of which runs."""
+    """Return a scene with two clients that have several requests each, one of which runs."""
     scene = Scene(policy, settings=ONE_AT_A_TIME)
     for number in range(4):
         scene.arrive("a", f"{number}a")
@@ -30,7 +30,7 @@ def crowded(policy: str) -> Scene:
 
 @pytest.mark.parametrize("policy", WITH_COUNTERS)
 def test_credit_changes_the_deficit_of_its_client_alone(policy: str) -> None:
-    """By the cost; for a virtual counter, the reported deficit is its negative."""
+    """Credit raises one client's deficit by its cost; for a virtual counter, the reported deficit is its negative."""
     scene = crowded(policy)
     before = {client: deficit(scene, client) for client in (A, B)}
     scene.feed(Credited(A, 500.0))
@@ -40,7 +40,7 @@ def test_credit_changes_the_deficit_of_its_client_alone(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["rr+dlpm", "dlpm_home", "rr+vtc"])
 def test_a_client_with_credit_goes_first(policy: str) -> None:
-    """Until the credit is used up; without it the two take turns."""
+    """A client goes first until its credit is used up; without credit the two clients take turns."""
     scene = Scene(policy, DlpmParameters(quantum=64.0), DlpmHomeParameters(quantum=64.0), settings=ONE_AT_A_TIME)
     for number in range(8):
         scene.arrive("a", f"{number}a")
@@ -54,7 +54,7 @@ def test_a_client_with_credit_goes_first(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_accepts_credit_and_forgetting(policy: str) -> None:
-    """Also for an unknown client, and among others."""
+    """Every policy accepts both for known and for unknown clients."""
     scene = crowded(policy)
     for client in (A, B, ClientId("nobody")):
         scene.feed(Credited(client, 10.0))
@@ -76,7 +76,7 @@ def test_the_bound_is_wider_by_the_credit_and_the_gap_begins_anew() -> None:
 
 
 def test_a_client_without_requests_can_be_forgotten() -> None:
-    """Its service is added to that of forgotten clients, and its debt stays."""
+    """A forgotten client's service is added to that of all forgotten clients, and its debt stays."""
     scene = Scene("rr+dlpm", DlpmParameters(quantum=64.0))
     scene.arrive("b", "x")
     request = scene.arrive("a", "abcdefgh")

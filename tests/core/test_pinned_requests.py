@@ -1,4 +1,4 @@
-"""Requests that only one worker may take, played event by event; see also `test_conformance` and `test_theorem`."""
+"""Some requests may only go to one worker; `test_conformance` and `test_theorem` include such requests, too."""
 
 import pytest
 
@@ -15,7 +15,7 @@ POLICIES = ("dlpm_home", "pooled_fcfs", "rpm", "d2lpm", "rr+fcfs", "least_reques
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_pinned_request_waits_for_its_worker(policy: str) -> None:
-    """Whatever room another worker has."""
+    """A pinned request waits for its own worker, whatever room another one has."""
     scene = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
     first, second = scene.arrive("ann", "a", only="w2"), scene.arrive("ann", "b", only="w2")
     assert scene.order == [first]
@@ -26,7 +26,9 @@ def test_a_pinned_request_waits_for_its_worker(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["dlpm_home", "pooled_fcfs"])
 def test_a_pinned_request_delays_no_other_worker(policy: str) -> None:
-    """Neither in order of arrival, nor by its client's deficit: a worker with room is refilled without it."""
+    """A pinned request holds up no one else, by order of arrival or by its client's deficit: a worker with room is
+    refilled without it.
+    """
     scene = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
     scene.arrive("ann", "a", only="w1")
     running = scene.arrive("bob", "a long prompt of his, for which he is in debt", limit=50)
@@ -39,7 +41,7 @@ def test_a_pinned_request_delays_no_other_worker(policy: str) -> None:
 
 
 def test_the_client_of_a_pinned_request_is_not_backlogged_in_the_pool() -> None:
-    """Service of others at other workers makes no gap. The request counts as waiting all the same."""
+    """Service of others at other workers makes no gap to the client, although its request counts as waiting."""
     scene = Scene("dlpm_home", *SMALL, workers=W, settings=ONE_AT_A_TIME)
     scene.arrive("ann", "a", only="w1")
     scene.arrive("cyd", "c", only="w1")
@@ -54,7 +56,7 @@ def test_the_client_of_a_pinned_request_is_not_backlogged_in_the_pool() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_pinned_request_is_rejected_if_its_worker_leaves(policy: str) -> None:
-    """Whether it waits at that time or arrives later; other requests go elsewhere."""
+    """A pinned request is rejected whether it waits at that time or arrives later; other requests go elsewhere."""
     scene = Scene(policy, *SMALL, workers=W, settings=ONE_AT_A_TIME)
     scene.arrive("ann", "a", only="w1")
     waiting = scene.arrive("ann", "b", only="w1")

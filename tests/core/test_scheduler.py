@@ -1,4 +1,4 @@
-"""The lifecycle of a request, played event by event: what it costs, how it ends, and what it leaves in the cache."""
+"""The lifecycle of a request, event by event: what it costs, how it ends, and what it leaves in the cache."""
 
 from dataclasses import replace
 from math import ceil
@@ -46,7 +46,9 @@ def test_nothing_is_charged_while_a_request_waits() -> None:
 
 
 def test_the_engines_usage_replaces_the_prediction() -> None:
-    """Tokens that were not cached after all are charged in full, and further cached ones are given back."""
+    """Tokens that were not cached after all are charged in full, and tokens that were cached
+    unexpectedly are refunded.
+    """
     scene = new_scene()
     scene.finish(scene.arrive("ada", "document"))
     wrong = scene.arrive("ada", "document?")
@@ -58,7 +60,7 @@ def test_the_engines_usage_replaces_the_prediction() -> None:
 
 @pytest.mark.parametrize("output", [None, 7])
 def test_a_client_that_leaves_pays_for_what_was_computed(output: int | None) -> None:
-    """It pays for what streamed until then, or what the engine reports, and nothing is left in any count."""
+    """The charge is what streamed until then, or what the engine reports, and nothing is left in any count."""
     scene = new_scene()
     running = scene.arrive("ada", "document", limit=100)
     scene.progress(running, 5)
@@ -69,7 +71,7 @@ def test_a_client_that_leaves_pays_for_what_was_computed(output: int | None) -> 
 
 
 def test_a_refused_call_is_refunded_and_a_broken_one_is_not() -> None:
-    """Before the engine accepted the call nothing was computed; later something was."""
+    """Nothing was computed before the engine accepted the call; after that, something was, and it is charged."""
     scene = new_scene()
     refused, broken = scene.arrive("ada", "document"), scene.arrive("bob", "another")
     scene.refuse(refused)
@@ -81,7 +83,7 @@ def test_a_refused_call_is_refunded_and_a_broken_one_is_not() -> None:
 
 
 def test_uncharged_cached_tokens_are_limited_per_client() -> None:
-    """Above the limit a match is charged as if nothing were cached; the usage gives it back at the end."""
+    """Beyond the limit a match is charged as if nothing were cached, and the usage at the end refunds it."""
     scene = new_scene(SchedulerSettings(cached_in_flight=10 * CHUNK_TOKENS))
     scene.serve(scene.arrive("bob", "document"))
     first, second = scene.arrive("ada", "document1"), scene.arrive("ada", "document2")
@@ -95,7 +97,7 @@ def test_uncharged_cached_tokens_are_limited_per_client() -> None:
 
 
 def test_service_counts_from_the_first_token() -> None:
-    """Until then the input is only reserved, and is no service to compare with another client's."""
+    """Until the first token the input is only reserved and counts as no service when clients are compared."""
     scene = new_scene()
     running = scene.arrive("ada", "document")
     account = scene.scheduler.ledger.accounts[scene.requests[running].client]
@@ -105,7 +107,9 @@ def test_service_counts_from_the_first_token() -> None:
 
 
 def test_a_settlement_is_service() -> None:
-    """What the usage adds to the streamed tokens, or takes from them, counts in the service gap to waiting clients."""
+    """Tokens that the usage adds to the streamed ones, or takes from them, count in the service gap to
+    waiting clients.
+    """
     scene = new_scene(ONE_AT_A_TIME)
     running = scene.arrive("ada", "document", limit=50)
     for client in ("ada", "bob", "ada", "bob"):
@@ -138,7 +142,9 @@ def test_the_next_turn_matches_the_answer_too() -> None:
 
 
 def test_a_worker_that_left_holds_nothing() -> None:
-    """Neither what it had nor what ends there later; if it comes back, its cache is empty."""
+    """A worker that left loses what it held and gains nothing from what ends there later; if it returns, its cache is
+    empty.
+    """
     scene = new_scene()
     running, last = scene.arrive("ada", "question"), scene.arrive("ada", "else")
     scene.leave("w1")
@@ -161,7 +167,7 @@ def test_the_believed_cache_fits_the_capacity() -> None:
 
 
 def test_a_request_for_an_unserved_model_is_rejected() -> None:
-    """It is rejected at once, without a retry time."""
+    """A request for a model that no worker serves is rejected at once, without a retry time."""
     scene = new_scene()
     request = scene.arrive("ada", "document", model="unknown")
     assert scene.refusals == {request: Refusal.NO_WORKER}
@@ -178,7 +184,7 @@ def test_requests_beyond_the_queue_limit_are_rejected() -> None:
 
 
 def test_a_full_queue_keeps_no_worker_idle() -> None:
-    """A request that can be dispatched at once is, however many wait for another worker."""
+    """A request that can be dispatched at once is dispatched, however many others wait for another worker."""
     scene = new_scene(FEW_MAY_WAIT)
     scene.join("w2", "mistral")
     for _ in range(4):
@@ -187,7 +193,7 @@ def test_a_full_queue_keeps_no_worker_idle() -> None:
 
 
 def test_a_request_that_waited_too_long_is_rejected() -> None:
-    """Its deadline is the next wake-up; the rejection says when to retry."""
+    """The request's deadline is the next wake-up, and the rejection says when to retry."""
     scene = new_scene(FEW_MAY_WAIT)
     running = scene.arrive("ada", "one")
     scene.now = 3.0
@@ -229,7 +235,7 @@ def test_an_id_in_use_is_an_error_and_changes_nothing() -> None:
 
 
 def test_late_events_change_nothing() -> None:
-    """An event about an ended or unknown request is ignored."""
+    """The scheduler ignores events about ended or unknown requests."""
     scene = new_scene()
     running = scene.arrive("ada", "document")
     scene.cancel(running)
@@ -244,7 +250,7 @@ def test_late_events_change_nothing() -> None:
 
 
 def test_requests_at_a_worker_that_left_run_to_their_end() -> None:
-    """They are charged to their end; the worker is forgotten with the last of them."""
+    """Such requests are charged until they end, and the worker is forgotten with the last of them."""
     scene = new_scene()
     running = scene.arrive("ada", "document", limit=9)
     scene.leave("w1")
@@ -282,7 +288,7 @@ def test_unstarted_requests_fill_the_window() -> None:
 
 
 def test_a_request_larger_than_the_window_goes_alone() -> None:
-    """It waits until no request there is unstarted, and then need not fit."""
+    """Such a request waits until no request there is unstarted; then it goes although it does not fit."""
     scene = new_scene(SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=4 * CHUNK_TOKENS)))
     small, large = scene.arrive("ada", "1"), scene.arrive("ada", "large prompt")
     assert scene.order == [small]
@@ -320,7 +326,7 @@ def test_a_flood_costs_the_flooder() -> None:
 
 
 def test_an_arrival_is_dispatched_with_the_last_queued_request() -> None:
-    """Time alone made room for both, and no wake-up has come yet."""
+    """Both requests go at the arrival, since the time that passed made room for both and no wake-up has come yet."""
     scene = Scene("pooled_fcfs")
     scene.feed(Failed(scene.arrive("ada", "one"), accepted=False, fault=Fault.FULL))
     waits = scene.arrive("ada", "two")
@@ -331,7 +337,7 @@ def test_an_arrival_is_dispatched_with_the_last_queued_request() -> None:
 
 
 def test_a_request_behind_a_displaced_head_goes_at_once() -> None:
-    """The head of a queue did not fit, and is displaced by an arrival that fits."""
+    """The head of a queue does not fit; when an arrival that fits displaces it, that arrival is dispatched at once."""
     window, waiting = FixedWindow(requests=9, unstarted_tokens=4 * CHUNK_TOKENS), WaitingLimits(requests=1)
     scene = Scene("pooled_fcfs", settings=SchedulerSettings(window=window, waiting=waiting))
     first, head = (scene.arrive("ada", prompt, weight=0.5) for prompt in ("one", "large"))
@@ -341,7 +347,7 @@ def test_a_request_behind_a_displaced_head_goes_at_once() -> None:
 
 
 def test_a_displaced_request_has_ended() -> None:
-    """Later events about it, from its client or the clock, change nothing."""
+    """Later events about a displaced request, from its client or the clock, change nothing."""
     scene = new_scene(FEW_MAY_WAIT)
     flood = [scene.arrive("flood", "document") for _ in range(3)]
     scene.arrive("light", "prompt")

@@ -1,4 +1,4 @@
-"""What the scheduler reports of a client's turns, from a call's arrival to its end."""
+"""The scheduler reports each client's turns, from a call's arrival to its end."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_a_call_waits_in_the_router_and_at_its_worker(policy: str) -> None:
 
 
 def test_an_unstreamed_answer_waits_until_it_is_complete() -> None:
-    """Or until it is estimated to be computed, and is charged."""
+    """An unstreamed call waits until it is complete, or until it is estimated to be computed and is charged."""
     scene = Scene("dlpm_home")
     call = scene.arrive(ADA, "aaaa", streamed=False)
     scene.now = 0.1
@@ -88,7 +88,7 @@ def test_a_returned_call_waits_unless_its_answer_had_begun(begun: bool) -> None:
 
 
 def test_a_rejected_call_is_no_longer_open() -> None:
-    """Whether no worker serves it or it has expired."""
+    """A call that is rejected leaves no wait behind, whether no worker serves it or it has expired."""
     scene = Scene("dlpm_home", settings=ONE_AT_A_TIME)
     scene.arrive(ADA, "aaaa", model="unknown")
     assert rounds(scene).clients == 0

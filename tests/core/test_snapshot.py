@@ -66,7 +66,7 @@ def restored_tree(pieces: list[Prefixes], now: float) -> PrefixTree:
 
 
 def scene_of(policy: str, history: list[tuple[str, str, int]]) -> Scene:
-    """A fleet of two workers that served these requests, two at a time, each with the given output tokens."""
+    """Return a fleet of two workers that served these requests, two at a time, each with the given output tokens."""
     scene = Scene(policy, *SMALL, workers=("w1", "w2"), settings=ONE_AT_A_TIME)
     for client, prompt, output in history:
         scene.now += 1.0
@@ -77,7 +77,7 @@ def scene_of(policy: str, history: list[tuple[str, str, int]]) -> Scene:
 
 
 def counted(pieces: Iterable[Piece]) -> list[Piece]:
-    """All pieces but the prefixes, whose workers may be in another order."""
+    """Return all pieces but the prefixes, whose workers may be in another order."""
     return [piece for piece in pieces if isinstance(piece, Clients | Counters | Groups)]
 
 
@@ -134,7 +134,7 @@ def test_a_tree_may_change_while_it_is_saved(
 
 
 def test_the_newest_prefixes_are_saved_first() -> None:
-    """If not all are saved, each worker in turn, the limit is on prefixes and on chunks."""
+    """If not all prefixes are saved, each worker in turn saves its newest; limits hold for prefixes and for chunks."""
     tree, now = tree_of([(word, worker, 1.0) for word in ("xxxx", "yyyy", "xyxy") for worker in (A, B)])
     two = restored_tree(list(saved_prefixes(tree, now, 2, 1000)), now)
     assert [two.match(chain(word)) for word in ("xyxy", "yyyy")] == [{A: 4, B: 4}, {}]
@@ -147,7 +147,7 @@ def test_the_newest_prefixes_are_saved_first() -> None:
 @given(history=histories)
 @settings(max_examples=20)
 def test_deficits_service_and_matches_survive(policy: str, history: list[tuple[str, str, int]]) -> None:
-    """Whatever was served; requests that were in flight are gone."""
+    """Whatever was served, a restored scheduler has its deficits, service and matches; requests in flight are gone."""
     scene = scene_of(policy, history)
     for request in list(scene.requests):
         scene.cancel(request)
@@ -200,7 +200,7 @@ def test_debts_hold_until_clients_contend_again(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["dlpm_home", "d2lpm"])
 def test_a_groups_debt_holds_as_long(policy: str) -> None:
-    """Even if none of its members is remembered."""
+    """A group's debt survives a restart even if none of its members is remembered."""
     rows = (SavedGroup(GroupId("g"), None if policy == "dlpm_home" else WorkerId("w1"), -500.0, 70.0),)
     scene = restored(policy, [Groups(rows)], 0.0, "w1")
     scene.start(scene.arrive("bob", "x"))
@@ -210,7 +210,7 @@ def test_a_groups_debt_holds_as_long(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", FAIR)
 def test_a_group_gains_nothing_by_a_restart(policy: str) -> None:
-    """Its debt is the group's own, not only its members': a new member does not go before others."""
+    """The debt is the group's own and not only its members', so a new member does not go before others."""
     scene = Scene(policy, *SMALL, workers=("w1",), settings=ONE_AT_A_TIME)
     scene.arrive("dan", "x")
     for number in range(4):
@@ -230,7 +230,9 @@ def test_a_group_gains_nothing_by_a_restart(policy: str) -> None:
 
 
 def test_a_worker_that_restarted_meanwhile_holds_nothing() -> None:
-    """The counters of its first report are below those of its last report before the router's restart."""
+    """A worker has restarted if its first report counts less than its last one before the router's restart; then its
+    cache is empty.
+    """
     scene = Scene("d2lpm", workers=("w1",))
     scene.serve(scene.arrive("ann", "xxxx"))
     before = CacheReport(computed_tokens=1000.0)
@@ -260,7 +262,7 @@ def test_a_worker_that_restarted_meanwhile_holds_nothing() -> None:
     ],
 )
 def test_contradictory_pieces_are_rejected_as_a_whole(piece: Piece) -> None:
-    """Nothing is restored, neither from the invalid piece nor from those before it."""
+    """An invalid piece, and all pieces before it, leave the scheduler as it was."""
     scheduler = Scheduler(POLICIES["dlpm_home"], SchedulerSettings(), Parameters(), Random(0))
     good = Clients((SavedClient(ClientId("b"), 1.0, Tokens(1, 2, 3)),))
     with pytest.raises(ValueError, match="invalid"):

@@ -1,4 +1,4 @@
-"""The theorem, in virtual time: a waiting client never falls further behind another than the bound.
+"""In virtual time, a waiting client never falls further behind another client than the theorem's bound.
 
 "Locality-aware Fair Scheduling in LLM Serving", Theorems 4.1 and 4.2, with what a proxy adds to their bound (see
 `theorem_books`). Reservations are the limits that the clients set. `theorem_fleet` generates the events.
@@ -33,7 +33,7 @@ from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS
 from tests.core.theorem_books import UnfairError
-from tests.core.theorem_fleet import Cached, EngineSize, Fleet, Habits, Heard, Scenario
+from tests.core.theorem_fleet import Cached, EngineSize, Fleet, Habits, Reporting, Scenario
 
 MOST_DECODED = 50
 """The most output tokens of one answer in a step of an engine."""
@@ -42,14 +42,14 @@ Ordering = DlpmParameters | DlpmHomeParameters
 
 
 def bounded() -> list[str]:
-    """One name of each policy that declares a bound."""
+    """Return one name of each policy that declares a bound."""
     names = {factory: name for name, factory in POLICIES.items()}
     built = {name: Scheduler(POLICIES[name], SchedulerSettings(), Parameters(), Random(0)) for name in names.values()}
     return [name for name, scheduler in built.items() if scheduler.policy.properties.gap_quantum is not None]
 
 
 def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
-    """Parameters of every family, with this Q^u."""
+    """Return parameters of every family, with this Q^u."""
     worker_quantum = st.sampled_from([50.0, 1000.0, 100_000.0])
     head_start = st.sampled_from([0.0, 0.1 * quantum, 3 * quantum])
     patience, lpm_seconds = st.sampled_from([0, 1, 32]), st.sampled_from([0.1, 10.0])
@@ -118,7 +118,7 @@ def habits() -> st.SearchStrategy[Habits]:
         streamed=often,
         pinned=seldom,
         cached=st.sampled_from(Cached),
-        told=often,
+        reports_usage=often,
         refused=seldom,
         broken=seldom,
         cancelled=st.sampled_from([0.0, 0.05, 0.5]),
@@ -150,7 +150,9 @@ def scenarios() -> st.SearchStrategy[Scenario]:
 
 @pytest.mark.parametrize("policy", bounded())
 def test_a_waiting_client_stays_within_the_bound(policy: str) -> None:
-    """In every queue, over every interval in which a client waits there, against every other client, waiting or not."""
+    """In every queue, while a client waits there, no other client's service runs ahead of its own by more than the
+    bound.
+    """
 
     @settings(max_examples=40 if policy in {"rr+dlpm", "d2lpm+dlpm", "dlpm_home"} else 8)
     @given(scenario=scenarios())
@@ -165,7 +167,9 @@ def test_a_waiting_client_stays_within_the_bound(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
 def test_the_reported_gap_and_bound_are_correct(policy: str) -> None:
-    """The gap is that of the books; the bound is at least what any two clients need and at most the formula."""
+    """The reported gap equals that of the books; the bound is at least what any two clients need and at most the
+    formula.
+    """
 
     @settings(max_examples=20)
     @given(scenario=scenarios())
@@ -196,7 +200,7 @@ class LateReports:
         """Whether output is computed and not reported."""
 
     def __call__(self, event: Event) -> list[Event]:
-        """Return what the scheduler is told when `event` happens."""
+        """Return what is reported to the scheduler when `event` happens."""
         match event:
             case Progressed(output_tokens):
                 self._computed |= output_tokens
@@ -216,7 +220,8 @@ def test_output_that_is_reported_late_stays_within_the_bound(policy: str) -> Non
     @given(scenario=scenarios(), reports=st.sampled_from([2, 7]))
     def holds(scenario: Scenario, reports: int) -> None:
         late_reports = LateReports(reports)
-        clients = tuple(replace(habits, told=1.0) for habits in scenario.clients)  # an end reports what was late
+        # the usage at each end reports what was late
+        clients = tuple(replace(habits, reports_usage=1.0) for habits in scenario.clients)
         fleet = Fleet(replace(scenario, clients=clients), POLICIES[policy], late_reports)
         fairness, books = fleet.scheduler.fairness, fleet.books
         books.unreported = MOST_DECODED * reports
@@ -250,7 +255,7 @@ class TamperedDlpm(Dlpm):
 
 
 class TamperedHome(DlpmHome):
-    """The same for the pool."""
+    """The same for a pool: `dlpm_home` whose deficits a test can change."""
 
     def __init__(self, context: PolicyContext, tamper: Tamper) -> None:
         super().__init__(context)
@@ -262,7 +267,7 @@ class TamperedHome(DlpmHome):
 
 
 def tampered(pooled: bool, tamper: Tamper) -> PolicyFactory:
-    """One worker's queue, or a pool, whose deficits are tampered with."""
+    """Return a policy, for one worker's queue or for a pool, whose deficits are tampered with."""
 
     def build(context: PolicyContext) -> Policy:
         if pooled:
@@ -278,21 +283,23 @@ def leave_alone(eligibility: Eligibility, request: Request, waiting: int) -> Non
 
 
 def refill_for_one(eligibility: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
-    """CHECKREFILL without its condition: a quantum for a client without deficit while a waiting one has some left."""
+    """Refill without the condition of CHECKREFILL: one client without deficit gets a quantum while another waiting one
+    has some left.
+    """
     deficit = eligibility.deficit(request.client)
     if deficit is not None and deficit <= 0:
         eligibility.charge(request.client, -QUANTUM)
 
 
 def shed_by_churn(eligibility: Eligibility, request: Request, waiting: int) -> None:
-    """Line 12 of Algorithm 1 for every client that had nothing queued: its deficit begins anew."""
+    """Apply line 12 of Algorithm 1 to every client that had nothing queued: its deficit begins anew."""
     deficit = eligibility.deficit(request.client)
     if not waiting and deficit is not None and deficit < 0:
         eligibility.charge(request.client, deficit)
 
 
 class Saved(ClientDeficits):
-    """A refill that gives to those with credit too."""
+    """Deficits that also get a quantum while they are positive."""
 
     def refill(self, contenders: Iterable[ClientId], part: float = 1.0) -> int:
         eligible = [client for client in self if self.deficit(client) > 0]
@@ -303,18 +310,18 @@ class Saved(ClientDeficits):
 
 
 def save_up_deficits(eligibility: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
-    """A refill gives to clients with deficit left, too."""
+    """Let a refill add a quantum to positive deficits, too."""
     if not isinstance(eligibility._deficits, Saved):
         eligibility._deficits = eligibility._refill_schedule._deficits = Saved(Shares())
 
 
 def report_all(event: Event) -> list[Event]:
-    """Report every event."""
+    """Report every event to the scheduler."""
     return [event]
 
 
 def settle_nothing(event: Event) -> list[Event]:
-    """Withhold the engine's usage at the end."""
+    """Withhold the engine's usage at the end of each request."""
     return [replace(event, usage=None) if isinstance(event, Finished | Failed | Cancelled) else event]
 
 
@@ -327,18 +334,18 @@ CHURNING = Habits(at_once=1, weight=0.25, limit=100)
 RESTING = Habits(at_once=12, leaves=0.1, returns=0.02)
 
 
-def before(policy: PolicyFactory, clients: tuple[Habits, ...], heard: Heard = report_all) -> Fleet:
-    """A fleet with these clients before two slots: of one worker, or of two that share a pool."""
+def before(policy: PolicyFactory, clients: tuple[Habits, ...], reporting: Reporting = report_all) -> Fleet:
+    """Return a fleet with these clients before two slots: of one worker, or of two workers that share a pool."""
     parameters = (DlpmParameters(QUANTUM), DlpmHomeParameters(QUANTUM))
     one = Scenario(clients, settings=SchedulerSettings(window=FixedWindow(2)), parameters=parameters, steps=1200)
     two = replace(one, workers=2, settings=SchedulerSettings(window=FixedWindow(1)))
-    fleet = Fleet(one, policy, heard)
-    return Fleet(two, policy, heard) if fleet.properties.pooled else fleet
+    fleet = Fleet(one, policy, reporting)
+    return Fleet(two, policy, reporting) if fleet.properties.pooled else fleet
 
 
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize(
-    ("clients", "tamper", "heard"),
+    ("clients", "tamper", "reporting"),
     [
         ((STEADY, HEAVY), refill_for_one, report_all),
         ((STEADY, HEAVY, RESTING), save_up_deficits, report_all),
@@ -348,26 +355,26 @@ def before(policy: PolicyFactory, clients: tuple[Habits, ...], heard: Heard = re
     ids=["refill while others have credit", "refill those with credit", "no settlement", "debts shed by churn"],
 )
 def test_a_scheduler_that_breaks_a_rule_is_found(
-    clients: tuple[Habits, ...], tamper: Tamper, heard: Heard, pooled: bool
+    clients: tuple[Habits, ...], tamper: Tamper, reporting: Reporting, pooled: bool
 ) -> None:
-    """By the same check that the same clients pass before a correct scheduler."""
+    """The check that a correct scheduler passes with these clients fails for each scheduler that breaks a rule."""
     sound = before(tampered(pooled, leave_alone), clients)
     for _ in sound.run():
         pass
     assert 0.2 < sound.books.tightness <= 1
     with pytest.raises(UnfairError):
-        for _ in before(tampered(pooled, tamper), clients, heard).run():
+        for _ in before(tampered(pooled, tamper), clients, reporting).run():
             pass
 
 
 def first_come_first_served(context: PolicyContext) -> Policy:
-    """An order without deficits that declares a bound."""
+    """Return an order without deficits that declares a bound all the same."""
     order = partial(ORDERS["fcfs"], context)
     return QueuedPolicy(context, PLACEMENTS["rr"](context), order, Properties(QUANTUM))
 
 
 def test_an_order_that_keeps_no_bound_is_found() -> None:
-    """First come, first served lets the heaviest client win without limit."""
+    """The check finds that first come, first served lets the heaviest client gain without limit."""
     with pytest.raises(UnfairError):
         for _ in before(first_come_first_served, (STEADY, HEAVY)).run():
             pass

@@ -1,4 +1,4 @@
-"""Unstreamed answers: none of their output is seen before all of it, but it is charged while they run."""
+"""Unstreamed answers are charged while they run, although none of their output is seen before all of it is."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ PREFILL = SIZE * 1e-4
 
 
 def new_scene(*, streams: bool = True, settings: SchedulerSettings | None = None) -> Scene:
-    """One worker; if `streams`, with a stream that has shown its decode rate for ten seconds and goes on."""
+    """Return a scene with one worker. If `streams`, a stream has shown its decode rate for ten seconds and goes on."""
     scene = Scene("rr+dlpm", DlpmParameters(), settings=settings)
     if streams:
         stream = scene.arrive("bob", "a stream", limit=10_000)
@@ -51,7 +51,9 @@ def ask(scene: Scene, limit: int = 10_000, answers: int = 1) -> RequestId:
 
 
 def test_an_unstreamed_answer_is_charged_like_the_stream_beside_it() -> None:
-    """At any time within half a second and a few tokens; its client's deficit falls accordingly."""
+    """At any time its charge is within half a second and a few tokens of the stream's, and its client's deficit falls
+    accordingly.
+    """
     scene = new_scene()
     ask(scene)
     for second in range(1, 8):
@@ -64,7 +66,7 @@ def test_an_unstreamed_answer_is_charged_like_the_stream_beside_it() -> None:
 
 @pytest.mark.parametrize("produced", [3, 100, 170])
 def test_the_engines_usage_replaces_the_estimate(produced: int) -> None:
-    """Whether it is more or less."""
+    """The engine's usage counts at the end, whether it is more or less than the estimate."""
     scene = new_scene()
     asked = ask(scene)
     run(scene, 5.0)
@@ -73,7 +75,7 @@ def test_the_engines_usage_replaces_the_estimate(produced: int) -> None:
 
 
 def test_an_answer_without_usage_costs_no_output() -> None:
-    """It may not be text at all."""
+    """A complete answer without usage costs no output tokens, because it may not be text at all."""
     scene = new_scene()
     asked = ask(scene)
     run(scene, 5.0)
@@ -82,7 +84,7 @@ def test_an_answer_without_usage_costs_no_output() -> None:
 
 
 def test_a_client_that_disconnects_pays_for_the_output_until_then() -> None:
-    """Up to that moment, not up to the last estimate before."""
+    """The charge covers the time up to that moment, not only up to the last estimate before it."""
     scene = new_scene()
     asked = ask(scene)
     run(scene, 5.2)
@@ -92,7 +94,7 @@ def test_a_client_that_disconnects_pays_for_the_output_until_then() -> None:
 
 
 def test_no_estimate_exceeds_the_limit_that_the_client_set() -> None:
-    """However long the answer takes."""
+    """However long an answer takes, its estimate stays within the client's limit."""
     scene = new_scene()
     asked = ask(scene, limit=30)
     run(scene, 60.0)
@@ -102,7 +104,7 @@ def test_no_estimate_exceeds_the_limit_that_the_client_set() -> None:
 
 
 def test_several_answers_gain_several_tokens_at_a_time() -> None:
-    """One per choice or prompt of the call."""
+    """A call's estimate grows by one token per choice or prompt at a time."""
     scene = new_scene()
     asked = ask(scene, answers=4)
     run(scene, 5.0)
@@ -112,7 +114,7 @@ def test_several_answers_gain_several_tokens_at_a_time() -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_no_output_is_charged_if_the_worker_broke_off(again: bool) -> None:
-    """The worker may have hung for all that time. The input is charged."""
+    """Only the input is charged, because the worker may have hung for all that time."""
     scene = new_scene()
     asked = ask(scene)
     run(scene, 5.0)
@@ -139,7 +141,7 @@ def test_an_answer_that_another_worker_begins_anew_is_charged_once() -> None:
 
 
 def test_an_answer_that_its_engine_ended_with_an_error_is_charged() -> None:
-    """The engine worked for it, and a client might have caused the error."""
+    """The answer is charged because the engine worked for it, and a client might have caused the error."""
     scene = new_scene()
     asked = ask(scene)
     run(scene, 5.0)
@@ -148,7 +150,7 @@ def test_an_answer_that_its_engine_ended_with_an_error_is_charged() -> None:
 
 
 def test_without_streams_the_rate_is_that_of_earlier_answers() -> None:
-    """The usage at their end shows it."""
+    """Without a stream, the usage of earlier answers shows the decode rate."""
     scene = new_scene(streams=False)
     for _ in range(4):
         asked = ask(scene)
@@ -162,7 +164,9 @@ def test_without_streams_the_rate_is_that_of_earlier_answers() -> None:
 
 
 def test_without_any_answer_the_rate_is_that_of_the_engines_counter() -> None:
-    """Divided by all requests that the engine reports as running, including those of others."""
+    """The rate is the engine's counted output divided by all requests that it reports as running, including those of
+    others.
+    """
     scene = new_scene(streams=False)
     asked = ask(scene)
     for second in range(10):
@@ -183,7 +187,9 @@ def counted(scene: Scene, per_second: float, *, running: int, seconds: int = 10)
 
 @pytest.mark.parametrize(("faster", "paid"), [(0.0, 0.5), (0.7, 0.7), (1.0, 1.0), (1.5, 1.5), (4.0, 2.0)])
 def test_a_client_that_disconnects_pays_for_what_the_engine_counted(faster: float, paid: float) -> None:
-    """If unstreamed answers grow faster or slower than streams show: from half to twice as much."""
+    """The engine's counter corrects the estimate if unstreamed answers grow faster or slower than streams show, from
+    half to twice as fast.
+    """
     scene = new_scene()
     asked = ask(scene)
     counted(scene, faster * RATE, running=2)
@@ -192,7 +198,9 @@ def test_a_client_that_disconnects_pays_for_what_the_engine_counted(faster: floa
 
 
 def test_no_client_pays_for_other_calls_at_the_engine() -> None:
-    """Another router's calls are counted too and cannot be told apart; other calls of this router can."""
+    """If another router's calls run there, its counter shows nothing and the estimate is charged; this router's own
+    calls share what was counted.
+    """
     scene = new_scene()
     asked = ask(scene)
     counted(scene, 3 * RATE, running=5)
@@ -208,7 +216,7 @@ def test_no_client_pays_for_other_calls_at_the_engine() -> None:
 
 
 def test_no_more_is_charged_than_the_limit_that_the_client_set() -> None:
-    """Whatever the engine counted."""
+    """The client's limit bounds the charge, whatever the engine counted."""
     scene = new_scene()
     asked = ask(scene, limit=round(12 * RATE))
     counted(scene, 2 * RATE, running=2)
@@ -217,7 +225,7 @@ def test_no_more_is_charged_than_the_limit_that_the_client_set() -> None:
 
 
 def test_before_anything_is_known_a_slow_engine_is_assumed() -> None:
-    """Otherwise the first answers would be free."""
+    """A slow decode rate is assumed at first, since otherwise the first answers would be free."""
     scene = new_scene(streams=False)
     asked = ask(scene)
     run(scene, 5.0)
@@ -227,7 +235,9 @@ def test_before_anything_is_known_a_slow_engine_is_assumed() -> None:
 
 
 def test_no_output_is_charged_while_a_call_waits_in_the_engine() -> None:
-    """By the engine's own count, the latest of the calls of which nothing was seen are waiting."""
+    """As many calls as the engine reports waiting are assumed to wait there: the latest of those of which nothing was
+    seen.
+    """
     scene = new_scene()
     running, waiting = ask(scene), scene.arrive("eve", PROMPT, limit=10_000, streamed=False)
     for _ in range(50):
@@ -244,7 +254,7 @@ def test_no_output_is_charged_while_a_call_waits_in_the_engine() -> None:
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_call_at_a_full_engine_gains_nothing_until_there_is_a_slot(told: bool) -> None:
-    """There is one when another call ends, or when the engine reports that nothing waits."""
+    """A slot is free when another call ends, or when the engine reports that nothing waits."""
     scene = new_scene()
     scene.feed(WorkerReported(W1, 1, 0, places=2))
     other = scene.arrive("bob", "another", limit=10_000)
@@ -263,7 +273,7 @@ def test_a_call_at_a_full_engine_gains_nothing_until_there_is_a_slot(told: bool)
 
 
 def test_an_answer_that_turns_out_to_stream_is_counted_from_then_on() -> None:
-    """For some calls only the answer shows whether it is streamed."""
+    """Some calls show only by their answer that they are streamed; their output is counted from then on."""
     scene = new_scene()
     asked = ask(scene)
     run(scene, 1.0)
@@ -276,7 +286,7 @@ def test_an_answer_that_turns_out_to_stream_is_counted_from_then_on() -> None:
 
 
 def test_a_refused_call_owes_nothing_although_it_was_estimated() -> None:
-    """The engine did not compute it."""
+    """The engine did not compute a refused call, so its estimated output is refunded."""
     scene = new_scene()
     asked = ask(scene)
     run(scene, 5.0)
@@ -303,7 +313,9 @@ ENDS = ("told", "untold", "left", "broken", "error", "refused", "returned")
     one_at_a_time=st.booleans(),
 )
 def test_every_token_is_charged_once(calls: list[tuple[str, bool, str, float, int, int]], one_at_a_time: bool) -> None:
-    """To one client and at one worker; in the end as the engine reports, or no more than was possible."""
+    """Each token is charged to one client at one worker: in the end as the engine reports, or no more than was
+    possible.
+    """
     scene = new_scene(settings=ONE_AT_A_TIME if one_at_a_time else None, streams=not one_at_a_time)
     told: dict[str, int] = {"ada": 0, "eve": 0}
     most: dict[str, int] = {"ada": 0, "eve": 0}

@@ -34,7 +34,7 @@ class UnfairError(AssertionError):
 
 @dataclass(slots=True)
 class Held:
-    """Tokens that a client has in flight in one queue, or the most of each that it ever had."""
+    """Tokens that a client has in flight in one queue, or the most of each kind that it ever had."""
 
     input: int = 0
     """Input of its largest request."""

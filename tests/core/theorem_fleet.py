@@ -49,7 +49,7 @@ class Cached(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What a client sends and what becomes of it. Shares are shares of its requests."""
+    """What a client sends and what becomes of it. Shares are fractions of its requests."""
 
     weight: float = 1.0
     at_once: int = 4
@@ -67,7 +67,7 @@ class Habits:
     pinned: float = 0.0
     """Share that only one worker may take."""
     cached: Cached = Cached.AS_PREDICTED
-    told: float = 1.0
+    reports_usage: float = 1.0
     """Share whose usage the engine reports."""
     refused: float = 0.0
     broken: float = 0.0
@@ -80,7 +80,7 @@ class Habits:
 
 @dataclass(frozen=True, slots=True)
 class EngineSize:
-    """What an engine does in one step."""
+    """How much an engine does in one step."""
 
     slots: int = 8
     prefill_tokens: int = 512
@@ -117,7 +117,7 @@ class Job:
     found: int
     """Input tokens found cached."""
     output: int
-    told: bool
+    reports_usage: bool
     refused: bool
     breaks_at: int | None
     produced: int = 0
@@ -179,19 +179,19 @@ class Engine:
 
 def usage(job: Job) -> Usage | None:
     """Return the engine's usage of a request as far as it was computed."""
-    return Usage(job.size, job.produced, job.found) if job.told else None
+    return Usage(job.size, job.produced, job.found) if job.reports_usage else None
 
 
-Heard = Callable[[Event], Sequence[Event]]
+Reporting = Callable[[Event], Sequence[Event]]
 
 
 class Fleet:
     """Clients, a scheduler, engines, and the books kept about them."""
 
-    def __init__(self, scenario: Scenario, policy: PolicyFactory, heard: Heard = lambda event: [event]) -> None:
-        """`heard`: maps an event to those reported to the scheduler."""
+    def __init__(self, scenario: Scenario, policy: PolicyFactory, reporting: Reporting = lambda event: [event]) -> None:
+        """`reporting`: maps an event to those reported to the scheduler."""
         self._scenario = scenario
-        self._heard = heard
+        self._reporting = reporting
         self._random = Random(scenario.seed)
         settings = scenario.settings
         self.scheduler = Scheduler(policy, settings, Parameters(*scenario.parameters), Random(0))
@@ -297,7 +297,9 @@ class Fleet:
         self._end(event)
         if isinstance(event, Arrived):
             self._requests[event.request.id] = event.request
-        commands = [command for heard in self._heard(event) for command in self.scheduler.handle(heard, self._now)]
+        commands = [
+            command for reported in self._reporting(event) for command in self.scheduler.handle(reported, self._now)
+        ]
         self.books.note(event, commands, pooled=self.properties.pooled)
         for command in commands:
             match command:
@@ -326,7 +328,7 @@ class Fleet:
                 size,
                 self._found(habits.cached, dispatch.cached_tokens, size),
                 output,
-                told=self._chance(habits.told),
+                reports_usage=self._chance(habits.reports_usage),
                 refused=self._chance(habits.refused),
                 breaks_at=self._random.randint(0, output) if self._chance(habits.broken) else None,
             )

@@ -1,14 +1,15 @@
-"""Measure the cost of one decision, and how it grows with the queue.
+"""Measure the cost of one decision, and how it grows with the queue and with the fleet.
 
 A fleet has full windows and a queue: one request arrives, one ends, and the next is dispatched. The cost is the CPU
 time of the scheduler for the arrival and the dispatch. A short and a long queue take turns in the same process, so that
-their ratio is meaningful even on a noisy machine.
+their ratio is meaningful even on a noisy machine. So do a small fleet and larger ones, of which each worker's cache
+holds as much.
 """
 
 import argparse
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
 from time import process_time_ns
@@ -17,7 +18,7 @@ from typing import Final
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Dispatch
-from router.core.model.events import Arrived, Event, Finished, Progressed, Started, WorkerJoined
+from router.core.model.events import Arrived, Event, Evicted, Finished, Progressed, Started, WorkerJoined
 from router.core.model.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
 from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
 from router.core.policies.context import Parameters
@@ -29,6 +30,8 @@ MODEL: Final = "m"
 PROMPT_CHUNKS: Final = 4096 // CHUNK_BYTES
 SHARED_CHUNKS: Final = PROMPT_CHUNKS // 2
 """Chunks of a prompt that are one of the shared prefixes."""
+COMMON_CHUNKS: Final = SHARED_CHUNKS // 2
+"""Chunks with which every prompt begins if all workers hold a common prefix."""
 PREFIXES: Final = 1000
 STREAMS: Final = 200
 TOKENS_PER_SECOND: Final = 50
@@ -36,6 +39,10 @@ TOKENS_PER_SECOND: Final = 50
 PROGRESS_SECONDS: Final = 2.0
 SECONDS_BETWEEN: Final = 0.02
 """Virtual time from one arrival to the next."""
+WORKER_CHUNKS: Final = 4000
+"""Chunks per worker in the prefix tree where fleets of several sizes are compared."""
+ALIKE: Final = 5000
+"""Waiting requests that share a prefix which a worker evicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,10 @@ class Setting:
     chunks: int = 200_000
     in_flight: int = 32
     """Requests in flight at each worker."""
+    prefixes: int = PREFIXES
+    """Prefixes that prompts share."""
+    common: bool = False
+    """Whether all prompts begin alike, with a prefix that every worker holds."""
 
 
 class Fleet:
@@ -57,7 +68,9 @@ class Fleet:
     def __init__(self, setting: Setting) -> None:
         self._random = Random(1)
         self._hasher = PromptHasher(b"a secret of the benchmark")
-        self._prefixes = [self._random.randbytes(SHARED_CHUNKS * CHUNK_BYTES) for _ in range(PREFIXES)]
+        common = self._random.randbytes(COMMON_CHUNKS * CHUNK_BYTES if setting.common else 0)
+        others = SHARED_CHUNKS * CHUNK_BYTES - len(common)
+        self._prefixes = [common + self._random.randbytes(others) for _ in range(setting.prefixes)]
         self._setting = setting
         self._now = 0.0
         self._arrivals = self._output = 0
@@ -99,6 +112,13 @@ class Fleet:
             spent += self._handle(Progressed(dict.fromkeys(self._running, self._output)))
         return round(spent / PROGRESS_SECONDS)
 
+    def evict(self, worker: int) -> int:
+        """Evict at one worker the prefixes that all prompts share; return the CPU nanoseconds that it took, with the
+        next arrival and dispatch.
+        """
+        held = self._scheduler.mirror.held_tokens(WorkerId(f"w{worker}"))
+        return self._handle(Evicted(WorkerId(f"w{worker}"), round(held))) + self.turns(1)
+
     def _handle(self, event: Event) -> int:
         began = process_time_ns()
         commands = self._scheduler.handle(event, self._now)
@@ -128,6 +148,39 @@ def compare(make: Callable[[int], Setting], waiting: tuple[int, int], rounds: in
     return [[fleet.turns(turns) / turns / 1000 for fleet in fleets] for _ in range(rounds)]
 
 
+def growth(policy: str) -> dict[str, Setting]:
+    """Return a small fleet, and fleets that are larger in one way or in all, by their names."""
+    fleets = {
+        "8 workers, 10 clients, 10 waiting": Setting(policy, 10, 10),
+        "256 workers": Setting(policy, 10, 10, workers=256),
+        "2,000 clients": Setting(policy, 10, 2000),
+        "20,000 waiting": Setting(policy, 20_000, 10),
+        "all of these": Setting(policy, 20_000, 2000, workers=256),
+        "all, and a prefix on all workers": Setting(policy, 20_000, 2000, workers=256, common=True),
+    }
+    return {name: replace(each, chunks=each.workers * WORKER_CHUNKS) for name, each in fleets.items()}
+
+
+def evictions(policy: str, rounds: int) -> float:
+    """Return the median milliseconds of an eviction, with the next arrival and dispatch, of a prefix that all workers
+    hold and that `ALIKE` waiting requests share.
+    """
+    workers = 256
+    fleet = Fleet(Setting(policy, ALIKE, 10, workers=workers, chunks=300 * workers, in_flight=4, prefixes=1))
+    return median(fleet.evict(round_ * workers // rounds) for round_ in range(rounds)) / 1e6
+
+
+def compare_growth(settings: Mapping[str, Setting], rounds: int, turns: int) -> dict[str, tuple[float, float]]:
+    """Return, for each setting, the median CPU microseconds per turn and the median ratio to the first setting."""
+    fleets = [Fleet(setting) for setting in settings.values()]
+    spent = [[fleet.turns(turns) / turns / 1000 for fleet in fleets] for _ in range(rounds)]
+    columns = zip(*spent, strict=True)
+    return {
+        name: (median(column), median(each / first[0] for each, first in zip(column, spent, strict=True)))
+        for name, column in zip(settings, columns, strict=True)
+    }
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
     parser.add_argument("--policy", nargs="+", metavar="P", default=["d2lpm", "dlpm_home"], choices=[*POLICIES])
@@ -141,6 +194,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         default=[10, 10_000],
         help="the two queue lengths (default: 10 10000)",
+    )
+    parser.add_argument(
+        "--growth",
+        nargs="*",
+        metavar="P",
+        default=["dlpm_home"],
+        choices=[*POLICIES],
+        help="policies whose cost is compared over sizes of the fleet (default: dlpm_home)",
     )
     parser.add_argument("--rounds", type=int, default=9, help="number of rounds; the median counts (default: 9)")
     parser.add_argument(
@@ -169,9 +230,14 @@ def run(options: argparse.Namespace) -> None:
             few, many = median(r[0] for r in rounds), median(r[1] for r in rounds)
             ratio = median(r[1] / r[0] for r in rounds)
             print(f"{policy:24}{clients:8}{few:11.0f} us{many:11.0f} us{ratio:8.2f}")
+    for policy in options.growth:
+        print(f"\nCPU time of an arrival and a dispatch in fleets of several sizes, {policy}")
+        for name, (spent, ratio) in compare_growth(growth(policy), options.rounds, options.turns).items():
+            print(f"{name:40}{spent:11.0f} us{ratio:8.2f}")
+        print(f"{f'a prefix of {ALIKE:,} waiting is evicted':40}{evictions(policy, options.rounds):11.1f} ms")
     print(f"\nCPU time of progress reports per second, {STREAMS} streams of {TOKENS_PER_SECOND} tokens/s, 10 clients")
     print(f"{'policy':24}" + "".join(f"{f'every {seconds} s':>14}" for seconds in options.report_seconds))
     for policy in options.policy:
         fleet = Fleet(Setting(policy, short, clients=10, in_flight=STREAMS // 8))
-        spent = [[fleet.progress(seconds) for seconds in options.report_seconds] for _ in range(options.rounds)]
-        print(f"{policy:24}" + "".join(f"{median(each) / 1e6:11.1f} ms" for each in zip(*spent, strict=True)))
+        progress = [[fleet.progress(seconds) for seconds in options.report_seconds] for _ in range(options.rounds)]
+        print(f"{policy:24}" + "".join(f"{median(each) / 1e6:11.1f} ms" for each in zip(*progress, strict=True)))

@@ -18,14 +18,14 @@ request failed, or the engine would be sent a different text) still fills the ca
 prompt has.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from math import inf
 from typing import Final
 
 from router.core.cache.cache_model import CacheState, PinnedRun
-from router.core.cache.engine_rules import Tracking, blocks_for, computes_anew, rules_of, whole_blocks
+from router.core.cache.engine_rules import MatchWorth, Tracking, blocks_for, computes_anew, rules_of, whole_blocks
 from router.core.cache.prefix_node import Node
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.model.events import CacheReport
@@ -48,6 +48,8 @@ class CacheMirror:
         self._unmatchable_hashes = count(1 << 63)
         self.uncached: set[WorkerId] = set()
         """Workers that keep no prefix cache; a match there is worth nothing."""
+        self._worth: dict[WorkerId, MatchWorth] = {}
+        self._workers_of_worth: Counter[MatchWorth] = Counter()
         self.changes = 0
         """Rises with whatever may change what a match in the tree is worth."""
 
@@ -66,6 +68,7 @@ class CacheMirror:
             state.block_tokens = state.rules.block_tokens
         if worker.kv_tokens is not None:
             state.capacity = worker.kv_tokens
+        self._note_worth(worker.id)
 
     def reads_cache(self, request: Request, worker: WorkerId) -> bool:
         """Whether a worker would use what its prefix cache holds of a request's prompts."""
@@ -96,12 +99,30 @@ class CacheMirror:
         """Return how many of these tokens the engine would find: those of full blocks."""
         return whole_blocks(tokens, self._caches[worker].block_tokens)
 
-    def discounted(self, worker: WorkerId, tokens: int) -> int:
-        """Return how many tokens a match counts for; fewer than it has while matches at this worker prove to be
-        wrong.
-        """
-        share = self._caches[worker].calibration.discount
-        return tokens if share == 1.0 or not self._tracking.corrects else int(tokens * share)
+    @property
+    def common_worth(self) -> MatchWorth | None:
+        """What a match is worth at every worker; None if the workers differ."""
+        if len(self._workers_of_worth) != 1 or len(self._worth) != len(self._caches):
+            return None
+        return next(iter(self._workers_of_worth))
+
+    def worth(self, worker: WorkerId) -> MatchWorth:
+        """Return what a match is worth at a worker."""
+        state = self._caches[worker]
+        return MatchWorth(state.block_tokens, state.calibration.discount if self._tracking.corrects else 1.0)
+
+    def _note_worth(self, worker: WorkerId) -> None:
+        worth, known = self.worth(worker), self._worth.get(worker)
+        if worth != known:
+            self._drop_worth(worker)
+            self._worth[worker] = worth
+            self._workers_of_worth[worth] += 1
+
+    def _drop_worth(self, worker: WorkerId) -> None:
+        if (known := self._worth.pop(worker, None)) is not None:
+            self._workers_of_worth[known] -= 1
+            if not self._workers_of_worth[known]:
+                del self._workers_of_worth[known]
 
     def dispatch(
         self, request: Request, worker: WorkerId, now: float, matched: int, prompt_tokens: int, starts_at: float
@@ -176,6 +197,7 @@ class CacheMirror:
         cache_kept = self._tree.holding(run.worker) is run.holding
         if usage is not None and run.reads:
             self._compare_with_prediction(run, state, usage, cache_kept=cache_kept)
+            self._note_worth(run.worker)
         for place, prompt in enumerate(run.prompts if cache_kept else ()):
             if self._tracking.replays:
                 end, epoch = run.pins[place]
@@ -210,6 +232,7 @@ class CacheMirror:
         elif before is not None and self._tracking.corrects:
             self._apply_counters(worker, state, before, now)
         state.predicted_tokens = state.prompt_tokens = 0
+        self._note_worth(worker)
 
     def set_capacity(self, worker: WorkerId, capacity: int) -> None:
         """Set how much a worker's cache can hold, as its engine reports it, in tokens."""
@@ -230,11 +253,13 @@ class CacheMirror:
         self._tree.drop(worker)
         if worker in self._caches:
             self._caches[worker].clear()
+            self._note_worth(worker)
 
-    def forget(self, worker: WorkerId) -> None:
+    def forget_worker(self, worker: WorkerId) -> None:
         """Forget a worker that has left and at which nothing runs any more."""
         self._tree.drop(worker)
         self._caches.pop(worker, None)
+        self._drop_worth(worker)
         self.uncached.discard(worker)
 
     def _join_batch(self, run: PinnedRun, now: float, starts_at: float) -> None:
@@ -349,7 +374,7 @@ def _pass_on_chunks(state: CacheState, hashes: bytes, held: int) -> None:
     for run in state.runs:
         for path, prompt in zip(run.paths, run.prompts, strict=True):
             if path and path[-1][0] > held and prompt.hashes.startswith(own_chunks.first, at):
-                shared = own_chunks.shared(prompt.hashes, at)
+                shared = own_chunks.shared_bytes(prompt.hashes, at)
                 if shared > most:
                     new_owner, most = path, shared
     while new_owner and new_owner[-1][0] > held:

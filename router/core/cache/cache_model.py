@@ -40,7 +40,7 @@ class PrefillingPrompt:
     """The attempt at the worker; None if it is not known there."""
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the attempt waits for its first token, as far as is known."""
         return self.flight is not None and not self.flight.started
 
@@ -84,7 +84,7 @@ class NextBatch:
         This goes by first tokens, and not by the expected start of a batch: that may be too early, whereas a request
         that is held back too long loses one step only.
         """
-        ahead = [each for each in self._computing if each.waits and _shares_missing(hashes, each)]
+        ahead = [each for each in self._computing if each.is_waiting and _shares_missing(hashes, each)]
         return min([each.found_chunks for each in ahead], default=None)
 
     @staticmethod

@@ -7,7 +7,7 @@ and of what no request uses, what was released first is evicted first, the end o
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +62,16 @@ def whole_blocks(tokens: float, block: int) -> int:
 def blocks_for(tokens: float, block: int) -> int:
     """Round tokens up to full blocks."""
     return -(-int(tokens) // block) * block
+
+
+class MatchWorth(NamedTuple):
+    """How many tokens a match at one worker counts for."""
+
+    block_tokens: int
+    """The size of a block; only full blocks are found."""
+    share: float
+    """Less than 1 while matches at this worker prove to be wrong."""
+
+    def discounted(self, tokens: int) -> int:
+        """Return what a match of this many tokens of full blocks counts for."""
+        return tokens if self.share == 1.0 else int(tokens * self.share)

@@ -3,21 +3,18 @@
 Policies ask one question: `match(request) -> {worker: tokens}`. There are two key spaces. For workers whose KV events
 report what they hold, and requests whose tokens are known, `token_blocks` answers. For all others, the prefix tree
 counts chunks, the mirror keeps the tree true to the engines' caches, and the tokens of a chunk are learned per model
-(`token_estimates`). Queued requests can be watched, in the tree only: they are indexed by the last chunk that each
-worker holds of them and by the first chunk that it lacks, so that an insertion or an eviction names exactly the
-requests whose match it changes, at a cost that does not depend on how many are queued. (The last chunk is enough for
-losses, because a worker that holds a chunk holds those before it.)
+(`token_estimates`). Queued requests can be watched, in the tree only: `match_watch` indexes them, so that an insertion
+or an eviction names exactly the requests whose match it changes, at a cost that does not depend on how many are queued.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from operator import attrgetter
-from struct import iter_unpack
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from router.core.cache.cache_mirror import CacheMirror
-from router.core.cache.engine_rules import TRACK_ALL, Tracking, whole_blocks
-from router.core.cache.match_watch import MatchWatch, WatchIndex
+from router.core.cache.engine_rules import TRACK_ALL, MatchWorth, Tracking, whole_blocks
+from router.core.cache.match_watch import HeldChunks, MatchGroup, MatchWatch, WatchIndex
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.kv_blocks.token_blocks import TokenBlocks
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
@@ -26,8 +23,6 @@ from router.core.predict.token_estimates import Estimates
 
 Oracle = Callable[[Request], Mapping[WorkerId, int]]
 """Replaces `PrefixMap.match` in simulations."""
-
-_serial = attrgetter("serial")
 
 
 class Lookup:
@@ -43,6 +38,15 @@ class Lookup:
         self.match: Mapping[WorkerId, int] = {}
         self.match_version = -1
         """The same for the match, as the sum of all that is counted of changes on which it rests."""
+
+
+class RequestWatch(NamedTuple):
+    """The watches of one request."""
+
+    worker: WorkerId | None
+    """The worker that matters to them; None if all do."""
+    prompts: tuple[MatchWatch, ...]
+    """One per prompt."""
 
 
 class LiveRequest(Protocol):
@@ -91,10 +95,10 @@ class PrefixMap:
         self._live = live
         self._latest: Lookup | None = None
         """The lookup in use. An oracle does not report when its answers change, so only this one is kept then."""
-        self._watches: dict[RequestId, tuple[MatchWatch, ...]] = {}
-        """For each watched request, one watch per prompt."""
-        self._index = WatchIndex()
-        self._unindexed: dict[MatchWatch, None] = {}
+        self._watches: dict[RequestId, RequestWatch] = {}
+        self._indexes: defaultdict[WorkerId | None, WatchIndex] = defaultdict(WatchIndex)
+        """The indexed watches, by the worker that matters to them; None if all do."""
+        self._unindexed: dict[MatchWatch, WatchIndex] = {}
         """New watches, not indexed before the tree changes: most requests that are watched never wait that long."""
         self._watch_calls = 0
         self.changed: dict[WorkerId, dict[RequestId, None]] = {}
@@ -181,18 +185,36 @@ class PrefixMap:
             lookup.size_version = version
         return lookup.size
 
-    def _match_in_tokens(self, request: Request, tree: PrefixTree) -> dict[WorkerId, int]:
-        found: dict[WorkerId, int] = {}
-        caches = self.mirror.caches
+    def _match_in_tokens(self, request: Request, tree: PrefixTree) -> Mapping[WorkerId, int]:
+        if len(request.prompts) == 1 and (worth := self.mirror.common_worth) is not None:
+            return self._match_alike(request, tree, worth)
+        found: Counter[WorkerId] = Counter()
         for prompt in request.prompts:
             if held := tree.match(prompt.hashes):
                 measure = self._estimates.measure(request.model, prompt)
-                # Workers fall into a few groups that hold the same number of chunks.
-                worth = {chunks: measure.held(chunks) for chunks in set(held.values())}
+                tokens = {chunks: measure.held(chunks) for chunks in {*held.values()}}
                 for worker, chunks in held.items():
-                    found[worker] = found.get(worker, 0) + whole_blocks(worth[chunks], caches[worker].block_tokens)
-        min_tokens, discount = self._min_match_tokens, self.mirror.discounted
-        return {worker: discount(worker, tokens) for worker, tokens in found.items() if tokens >= min_tokens}
+                    found[worker] += whole_blocks(tokens[chunks], self.mirror.worth(worker).block_tokens)
+        return {
+            worker: self.mirror.worth(worker).discounted(tokens)
+            for worker, tokens in found.items()
+            if tokens >= self._min_match_tokens
+        }
+
+    def _match_alike(self, request: Request, tree: PrefixTree, worth: MatchWorth) -> Mapping[WorkerId, int]:
+        """Match one prompt at workers at which a match of one length is worth the same.
+
+        The workers fall into a few groups that hold the same number of chunks, so no code runs once per worker.
+        """
+        (prompt,) = request.prompts
+        if not (held := tree.match(prompt.hashes)):
+            return {}
+        measure, block_tokens = self._estimates.measure(request.model, prompt), worth.block_tokens
+        tokens = {chunks: whole_blocks(measure.held(chunks), block_tokens) for chunks in {*held.values()}}
+        counted = {chunks: worth.discounted(each) for chunks, each in tokens.items()}
+        if min(tokens.values()) >= self._min_match_tokens:
+            return dict(zip(held, map(counted.__getitem__, held.values()), strict=True))
+        return {each: counted[chunks] for each, chunks in held.items() if tokens[chunks] >= self._min_match_tokens}
 
     def insert(self, model: str, prompts: Iterable[PromptKey], worker: WorkerId, now: float) -> None:
         """Assume that the worker holds these prompts now, though nothing was sent there."""
@@ -203,27 +225,22 @@ class PrefixMap:
     def _on_gained(self, worker: WorkerId, hashes: bytes, gained: int) -> None:
         """Update watches: a worker holds a prefix now of which it lacked the last `gained` bytes of hashes."""
         self._index_new_watches()
-        start = len(hashes) - gained
-        watches = self._index.lacked.get(hashes[start : start + HASH_BYTES])
-        before = start // HASH_BYTES
-        for watch in sorted(watches, key=_serial) if watches else ():
-            if watch.ends.get(worker) == before:
-                self._set_chunks(watch, worker, watch.shared(hashes, before))
+        before = (len(hashes) - gained) // HASH_BYTES
+        for index in self._indexes_of(worker):
+            self._note_changes(worker, index.gained(worker, hashes, before))
 
     def _on_lost(self, worker: WorkerId, hashes: bytes) -> None:
         """Update watches: a worker no longer holds this run of chunks."""
         self._index_new_watches()
-        held = self._index.held
-        for place, (chunk,) in enumerate(iter_unpack("8s", hashes) if held else ()):
-            if chunk in held:
-                for watch in sorted(held[chunk], key=_serial):
-                    chunks = watch.ends.get(worker, 0)
-                    if watch.hashes[(chunks - 1) * HASH_BYTES : chunks * HASH_BYTES] == chunk:
-                        self._set_chunks(watch, worker, chunks - place - 1)
+        for index in self._indexes_of(worker):
+            self._note_changes(worker, index.lost(worker, hashes))
 
-    def _set_chunks(self, watch: MatchWatch, worker: WorkerId, chunks: int) -> None:
-        self._index.move(watch, worker, chunks)
-        self.changed.setdefault(worker, {})[watch.request] = None
+    def _indexes_of(self, worker: WorkerId) -> list[WatchIndex]:
+        return [index for each in (None, worker) if (index := self._indexes.get(each)) is not None]
+
+    def _note_changes(self, worker: WorkerId, watches: Iterable[MatchWatch]) -> None:
+        if watches:
+            self.changed.setdefault(worker, {}).update(dict.fromkeys([watch.request for watch in watches]))
 
     def take_changes(self) -> Mapping[WorkerId, Iterable[RequestId]]:
         """Return the watched requests whose match differs from what `watch` returned; each must be watched anew.
@@ -236,68 +253,84 @@ class PrefixMap:
     def drop(self, worker: WorkerId) -> None:
         """Forget everything that a worker held or was promised, because it left."""
         self.mirror.drop(worker)
+        self._index_new_watches()
+        if not self._indexes.get(worker):
+            self._indexes.pop(worker, None)
         self._promised.drop(worker)
 
-    def watch(self, request: Request, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
-        """Watch a request's match at these workers, and at no others, until `unwatch`. Returns the matches, in chunks.
+    def watch(self, request: Request, workers: Mapping[WorkerId, object]) -> HeldChunks:
+        """Watch a request's match at all workers until `unwatch`. Returns what these workers hold.
 
-        They are not in tokens, because the tokens of a chunk change as the estimates learn, and matches returned at
-        different times are compared.
+        That is in chunks and not in tokens, because the tokens of a chunk change as the estimates learn, and matches
+        returned at different times are compared. A change at any worker is reported.
         """
-        workers = tuple(workers)
-        watches = self._watches.get(request.id)
-        if not watches or tuple(watches[0].ends) != workers:
-            self._remove_watches(request.id)
-            watches = self._watches[request.id] = tuple(
-                [self._new_watch(request.id, prompt.hashes, workers) for prompt in request.prompts]
-            )
-        self._watch_calls += 1
-        for watch in watches:
-            watch.serial = self._watch_calls
+        watches = self._watch(request, None)
         if len(watches) == 1:
-            matched = watches[0].ends.copy()
+            held = watches[0].group.held.among(workers)
         else:
-            matched = {worker: sum([watch.ends[worker] for watch in watches]) for worker in workers}
-        return self._apply_minimum(request, matched)
+            held = _sum([watch.group.held for watch in watches]).among(workers)
+        return self._apply_minimum(request, held)
 
-    def chunks_held(self, request: Request, workers: Iterable[WorkerId]) -> dict[WorkerId, int]:
+    def watch_at(self, request: Request, worker: WorkerId) -> int:
+        """Watch a request's match at one worker, and at no other, until `unwatch`. Returns the match in chunks."""
+        held = sum([watch.group.held.at(worker) for watch in self._watch(request, worker)])
+        return self._apply_minimum(request, HeldChunks({worker: held} if held else {})).at(worker)
+
+    def chunks_held(self, request: Request, workers: Mapping[WorkerId, object]) -> HeldChunks:
         """Return what `watch` would return, without watching the request."""
-        if len(request.prompts) == 1:
-            found = self.tree.match(request.prompts[0].hashes)
-            matched = {worker: found.get(worker, 0) for worker in workers}
-        else:
-            finds = [self.tree.match(prompt.hashes) for prompt in request.prompts]
-            matched = {worker: sum([found.get(worker, 0) for found in finds]) for worker in workers}
-        return self._apply_minimum(request, matched)
+        finds = [HeldChunks(self.tree.match(prompt.hashes)) for prompt in request.prompts]
+        return self._apply_minimum(request, _sum(finds).among(workers))
 
-    def _new_watch(self, request: RequestId, hashes: bytes, workers: tuple[WorkerId, ...]) -> MatchWatch:
+    def _watch(self, request: Request, worker: WorkerId | None) -> Sequence[MatchWatch]:
+        """Return a request's watches, one per prompt, made if there are none for this worker."""
+        watched = self._watches.get(request.id)
+        if watched is None or watched.worker != worker:
+            self._remove_watches(request.id)
+            watches = tuple([self._new_watch(request.id, prompt.hashes, worker) for prompt in request.prompts])
+            watched = self._watches[request.id] = RequestWatch(worker, watches)
+        self._watch_calls += 1
+        for watch in watched.prompts:
+            watch.serial = self._watch_calls
+        return watched.prompts
+
+    def _new_watch(self, request: RequestId, hashes: bytes, worker: WorkerId | None) -> MatchWatch:
         """Watch one prompt."""
         found = self.tree.match(hashes)
-        watch = MatchWatch(request, hashes, {worker: found.get(worker, 0) for worker in workers})
-        self._unindexed[watch] = None
+        if worker is not None:
+            found = {worker: found[worker]} if worker in found else {}
+        held = HeldChunks(found)
+        watch = MatchWatch(request, hashes, MatchGroup(hashes[: held.most * HASH_BYTES], held))
+        self._unindexed[watch] = self._indexes[worker]
         return watch
 
     def _index_new_watches(self) -> None:
         """Index the new watches, before the tree changes."""
         if self._unindexed:
-            for watch in self._unindexed:
-                for chunks in set(watch.ends.values()):
-                    self._index.add(watch, chunks)
+            for watch, index in self._unindexed.items():
+                index.add(watch)
             self._unindexed.clear()
 
-    def _apply_minimum(self, request: Request, matched: dict[WorkerId, int]) -> dict[WorkerId, int]:
-        """Set matches below the minimum, and those that the worker would not use, to 0."""
+    def _apply_minimum(self, request: Request, held: HeldChunks) -> HeldChunks:
+        """Leave out matches below the minimum, and those that the worker would not use."""
         if request.computed_anew_by or self.mirror.uncached:
             reads = self.mirror.reads_cache
-            matched = {worker: chunks if reads(request, worker) else 0 for worker, chunks in matched.items()}
-        shortest = min(filter(None, matched.values()), default=0)
-        if self._match_minimum == 0 or not shortest:
-            return matched
+            held = HeldChunks({worker: chunks for worker, chunks in held.by_worker.items() if reads(request, worker)})
+        if self._match_minimum == 0 or not held.least or self._surely_enough(request, held.least):
+            return held
         size = sum([prompt.size for prompt in request.prompts])
         tokens = self._estimates.input_tokens(request) * CHUNK_BYTES / max(size, 1)
-        if shortest * tokens >= self._match_minimum:
-            return matched
-        return {worker: chunks if chunks * tokens >= self._match_minimum else 0 for worker, chunks in matched.items()}
+        if held.least * tokens >= self._match_minimum:
+            return held
+        enough = {each: chunks for each, chunks in held.by_worker.items() if chunks * tokens >= self._match_minimum}
+        return HeldChunks(enough)
+
+    def _surely_enough(self, request: Request, chunks: int) -> bool:
+        """Whether this many chunks of a request reach the minimum, as can be told without measuring its prompt."""
+        return (
+            len(request.prompts) == 1
+            and request.prompts[0].tokens is None
+            and chunks >= self._estimates.chunks_with(request.model, self._match_minimum)
+        )
 
     def unwatch(self, request: RequestId) -> None:
         """Stop watching a request; does nothing if it is not watched."""
@@ -306,12 +339,10 @@ class PrefixMap:
             changes.pop(request, None)
 
     def _remove_watches(self, request: RequestId) -> None:
-        for watch in self._watches.pop(request, ()):
-            if watch in self._unindexed:
-                del self._unindexed[watch]
-                continue
-            for chunks in set(watch.ends.values()):
-                self._index.remove(watch, chunks)
+        if (watched := self._watches.pop(request, None)) is not None:
+            for watch in watched.prompts:
+                if self._unindexed.pop(watch, None) is None:
+                    self._indexes[watched.worker].remove(watch)
 
     @property
     def watched(self) -> int:
@@ -322,9 +353,17 @@ class PrefixMap:
         """Raise AssertionError if the tree contradicts itself, or the index of watches differs from the watches."""
         self.tree.check_integrity()
         self._index_new_watches()
-        watches = [watch for watches in self._watches.values() for watch in watches]
-        for side, index in enumerate((self._index.held, self._index.lacked)):
-            indexed = {(watch, chunk) for chunk, there in index.items() for watch in there}
-            edges = {(watch, watch.edge(chunks)[side]) for watch in watches for chunks in watch.ends.values()}
-            assert indexed == {(watch, chunk) for watch, chunk in edges if chunk}, "the index differs from the watches"
-            assert all(index.values()), "a chunk is indexed at which no match ends"
+        for worker, index in self._indexes.items():
+            index.check(
+                [each for watched in self._watches.values() if watched.worker == worker for each in watched.prompts]
+            )
+
+
+def _sum(helds: Sequence[HeldChunks]) -> HeldChunks:
+    """Return what workers hold of several prompts together."""
+    if len(helds) == 1:
+        return helds[0]
+    chunks: Counter[WorkerId] = Counter()
+    for held in helds:
+        chunks.update(held.by_worker)
+    return HeldChunks(chunks)

@@ -74,9 +74,11 @@ class Ring:
 class Holding:
     """All that one worker holds of one tree: what may be evicted, and what running requests pin."""
 
-    __slots__ = ("chunks", "epoch", "free", "pinned")
+    __slots__ = ("chunks", "epoch", "free", "pinned", "serial")
 
-    def __init__(self) -> None:
+    def __init__(self, serial: int) -> None:
+        """`serial`: rises with each holding of a tree."""
+        self.serial = serial
         self.chunks = 0
         self.epoch = object()
         """Replaced when all pins are voided; pins made in an earlier epoch are void."""
@@ -129,7 +131,7 @@ class Holding:
             if residency.node.may_join_child():
                 residency.node.join_child()
 
-    def check(self, residencies: int) -> None:
+    def check_integrity(self, residencies: int) -> None:
         """Raise AssertionError, naming the broken invariant, if the lists are inconsistent or have another length."""
         seen: set[Node] = set()
         chunks = 0
@@ -172,7 +174,7 @@ class Node:
     def first(self) -> bytes:
         return self.key[:HASH_BYTES]
 
-    def shared(self, hashes: bytes, at: int) -> int:
+    def shared_bytes(self, hashes: bytes, at: int) -> int:
         """Return how many bytes of the key are in `hashes` from `at` on, where its first hash is known to be.
 
         A chained hash covers all before it, so the point where the two part is found by bisection.
@@ -194,7 +196,7 @@ class Node:
         """Return how far the nodes below this one follow a path that starts there. Changes nothing."""
         node, shared, at = self, len(self.key), 0
         while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None:
-            node, shared = child, child.shared(hashes, at)
+            node, shared = child, child.shared_bytes(hashes, at)
             at += shared
             if shared < len(node.key):
                 break
@@ -273,7 +275,7 @@ class Node:
                 end.take_over(run)
             stack += end.children.values()
 
-    def check(self) -> None:
+    def check_integrity(self) -> None:
         """Raise AssertionError, naming the broken invariant, if the node contradicts its neighbours in the tree."""
         parent = self.parent
         assert self.key, "a node is empty"

@@ -20,10 +20,26 @@ Counts are in chunks. Dictionaries are iterated in insertion order only: the sam
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from sys import maxsize
+from typing import Final, NamedTuple
 
 from router.core.cache.prefix_node import Holding, Node, PathEnd
 from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import WorkerId
+
+
+class HoldingSize(NamedTuple):
+    """What a worker holds, the largest first; of equals, the one that began first."""
+
+    chunks: int
+    """Negative."""
+    serial: int
+    worker: WorkerId
+
+
+NO_HOLDING: Final = HoldingSize(0, maxsize, WorkerId(""))
 
 
 class PrefixTree:
@@ -50,6 +66,9 @@ class PrefixTree:
         self._on_gained = on_gained
         self._root = Node(b"")
         self._holdings: dict[WorkerId, Holding] = {}
+        self._largest: list[HoldingSize] = []
+        """A heap of the holdings' sizes. For each holding, one entry has at least its current size."""
+        self._serial = count()
         self._chunks = 0
         self._matched: tuple[bytes, int, dict[WorkerId, int], PathEnd] = (b"", -1, {}, (self._root, 0, 0))
         """The latest match: its hashes, the value of `changes`, and the result. One decision often asks for it
@@ -94,7 +113,7 @@ class PrefixTree:
             if len(child.residencies) < len(holders):
                 found.update(dict.fromkeys(holders, at // HASH_BYTES))
             node, holders = child, child.residencies
-            shared = node.shared(hashes, at)
+            shared = node.shared_bytes(hashes, at)
             at += shared
             if shared < len(node.key):
                 break
@@ -123,7 +142,7 @@ class PrefixTree:
         """All that a worker holds; another object once the worker was dropped."""
         holding = self._holdings.get(worker)
         if holding is None:
-            holding = self._holdings[worker] = Holding()
+            holding = self._holdings[worker] = Holding(next(self._serial))
         return holding
 
     def last_touched(self, hashes: bytes, worker: WorkerId) -> float | None:
@@ -150,6 +169,8 @@ class PrefixTree:
         epoch = holding.epoch
         self.changes += 1
         new_chunks = holding.touch_path(end, worker, now, pins=1 if pin or over_limit else 0)
+        if new_chunks:
+            self._note_growth(worker, holding)
         if over_limit:
             self._shrink_to_limit(worker, len(hashes) // HASH_BYTES)
             if not pin and holding.epoch is epoch:
@@ -177,6 +198,8 @@ class PrefixTree:
                 ends[below] = self._grow(ends[number].find(hashes), hashes, seal=False)
                 number = below
             self.holding(worker).hold_stalest(ends[end], worker, now)
+        for worker, holding in self._holdings.items():
+            self._note_growth(worker, holding)
         self._shrink_to_limit()
         self._root.join_below()
         self.changes += 1
@@ -252,7 +275,9 @@ class PrefixTree:
     def drop(self, worker: WorkerId) -> None:
         """Forget a worker and all that it holds. O(nodes held by it)."""
         self.evict(worker, self.held_chunks(worker))
-        self._holdings.pop(worker, None)
+        if self._holdings.pop(worker, None) is not None:
+            self._largest = [entry for entry in self._largest if entry.worker != worker]
+            heapify(self._largest)
 
     def _find(self, hashes: bytes) -> PathEnd:
         """Return where the path of this prefix ends, without a search if it was the latest match."""
@@ -276,13 +301,41 @@ class PrefixTree:
     def _shrink_to_limit(self, worker: WorkerId | None = None, kept: int = 0) -> None:
         """Evict until the limit holds; the `kept` freshest chunks of `worker` stay."""
         while (excess := self._chunks - self._limit) > 0:
-            largest, spare = None, 0
-            for each, holding in self._holdings.items():
-                chunks = holding.chunks - kept if each == worker else holding.chunks
-                if chunks > spare:
-                    largest, spare = each, chunks
-            assert largest is not None, "chunks that no worker holds"
+            largest, spare = self._find_largest(worker, kept)
+            assert spare > 0, "chunks that no worker holds"
             self.evict(largest, min(excess, spare))
+
+    def _find_largest(self, worker: WorkerId | None, kept: int) -> tuple[WorkerId, int]:
+        """Return who holds most, and how much that is; of `worker`, the `kept` freshest chunks do not count."""
+        best, own = self._first_largest(), None
+        while worker is not None and best.worker == worker:  # there may be several entries of it
+            own = heappop(self._largest)
+            best = self._first_largest()
+        if own is not None:
+            heappush(self._largest, own)
+            best = min(best, own._replace(chunks=own.chunks + kept))
+        return best.worker, -best.chunks
+
+    def _first_largest(self) -> "HoldingSize":
+        """Return the first entry of the heap of holdings that is up to date, once all before it are."""
+        heap = self._largest
+        while heap:
+            chunks, serial, worker = entry = heap[0]
+            holding = self._holdings.get(worker)
+            if holding is None or holding.serial != serial:
+                heappop(heap)
+            elif holding.chunks != -chunks:
+                heapreplace(heap, HoldingSize(-holding.chunks, serial, worker))
+            else:
+                return entry
+        return NO_HOLDING
+
+    def _note_growth(self, worker: WorkerId, holding: Holding) -> None:
+        """Take in that a worker holds more."""
+        heappush(self._largest, HoldingSize(-holding.chunks, holding.serial, worker))
+        if len(self._largest) > 2 * len(self._holdings) + 16:
+            self._largest = [HoldingSize(-each.chunks, each.serial, name) for name, each in self._holdings.items()]
+            heapify(self._largest)
 
     def _prune(self, top: Node, worker: WorkerId, before: float) -> None:
         """Evict from a subtree what a worker may lose, leaves first."""
@@ -318,7 +371,7 @@ class PrefixTree:
         assert sum(node.chunks for node in nodes) == self._chunks, "the count of distinct chunks is wrong"
         assert self._chunks <= self._limit, "there are more chunks than the limit"
         for node in nodes:
-            node.check()
+            node.check_integrity()
         residencies = Counter(worker for node in nodes for worker in node.residencies)
         assert residencies.keys() <= self._holdings.keys(), "an unknown worker holds a node"
         for worker, holding in self._holdings.items():
@@ -326,4 +379,4 @@ class PrefixTree:
                 assert all(entry.node.residencies.get(worker) is entry for entry in ring), (
                     "a residency is listed that its node does not have"
                 )
-            holding.check(residencies[worker])
+            holding.check_integrity(residencies[worker])

@@ -98,12 +98,12 @@ class Fairness:
         self.turns.request_closed(request.client, request.id, now)
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
-        self._gaps[queue].begin(client)
+        self._gaps[queue].backlog_began(client)
         self._queues[client] = self._queues.get(client, 0) + 1
         self._recent[client].backlogged_until = float("inf")
 
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        self._gaps[queue].end(client)
+        self._gaps[queue].backlog_ended(client)
         self._queues[client] -= 1
         if not self._queues[client]:
             del self._queues[client]

@@ -104,6 +104,11 @@ class Ledger:
         """Open a client's account with what it was served before a restart."""
         self._accounts[client] = Account(*served)
 
+    def take_back(self, client: ClientId, served: Tokens) -> None:
+        """Subtract restored service that will be charged again, as far as the client's account still has it."""
+        if (account := self._accounts.get(client)) is not None:
+            account.serve(Tokens(*map(min, served, account.served)), NOTHING)
+
     def open(self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int) -> Bill:
         """Reserve a dispatched request's input. Returns the bill; its first change is `change_from(NOTHING)`.
 

@@ -146,9 +146,7 @@ class RateLimits:
 
     def begin_call(self, call: Hashable, owners: Sequence[OwnerLimits], now: float) -> Shortage | None:
         """Count a call with its owners' limiters. Returns the limit that it would exceed instead, if there is one."""
-        limiters = [(owner, _limiter(self._limiters, owner.owner, owner.limits, now)) for owner in owners]
-        # Looking up the second limiter may have dropped the first, which was idle until now.
-        self._limiters.update((owner.owner, limiter) for owner, limiter in limiters)
+        limiters = self._limiters_of(owners, now)
         for owner, limiter in limiters:
             if (shortage := limiter.call_shortage(now)) is not None:
                 return _of(owner, shortage)
@@ -157,11 +155,31 @@ class RateLimits:
         self._calls[call] = CountedCall(limiters)
         return None
 
+    def count_again(self, call: Hashable, owners: Sequence[OwnerLimits], now: float) -> None:
+        """Count a call that an earlier run has admitted, however many there are now, and take nothing for it."""
+        limiters = self._limiters_of(owners, now)
+        for _, limiter in limiters:
+            limiter.in_flight += 1
+        self._calls[call] = CountedCall(limiters)
+
+    def set_estimate(self, call: Hashable, tokens: int) -> None:
+        """Set what was taken for a counted call. Ignored if it is not counted."""
+        if (counted := self._calls.get(call)) is not None:
+            counted.estimate = tokens
+
+    def _limiters_of(self, owners: Sequence[OwnerLimits], now: float) -> Sequence[tuple[OwnerLimits, RateLimiter]]:
+        limiters = [(owner, _limiter(self._limiters, owner.owner, owner.limits, now)) for owner in owners]
+        # Looking up the second limiter may have dropped the first, which was idle until now.
+        self._limiters.update((owner.owner, limiter) for owner, limiter in limiters)
+        return limiters
+
     def take_input(self, call: Hashable, tokens: int, now: float) -> Shortage | None:
-        """Take the estimated input of a counted call. Returns the limit that it would exceed instead, if there is
-        one.
+        """Take the estimated input of a call. Returns the limit that it would exceed instead, if there is one.
+
+        A call that is not counted has no limits.
         """
-        counted = self._calls[call]
+        if (counted := self._calls.get(call)) is None:
+            return None
         for owner, limiter in counted.limiters:
             if (shortage := limiter.token_shortage(tokens, now)) is not None:
                 return _of(owner, shortage)

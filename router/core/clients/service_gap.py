@@ -43,13 +43,13 @@ class GapMeter:
     def __init__(self) -> None:
         self._clients: dict[ClientId, Backlogged] = {}
 
-    def begin(self, client: ClientId) -> None:
+    def backlog_began(self, client: ClientId) -> None:
         """Begin the interval of a client whose backlog began."""
         if len(self._clients) < PAIR_LIMIT:
             others = {other: entry.service for other, entry in self._clients.items()}
             self._clients[client] = Backlogged(others=others)
 
-    def end(self, client: ClientId) -> None:
+    def backlog_ended(self, client: ClientId) -> None:
         """End the interval of a client whose backlog ended. A later backlog is another interval."""
         if self._clients.pop(client, None):
             for entry in self._clients.values():
@@ -58,8 +58,8 @@ class GapMeter:
     def begin_again(self, client: ClientId) -> None:
         """Begin a new interval for a client if it is backlogged."""
         if client in self._clients:
-            self.end(client)
-            self.begin(client)
+            self.backlog_ended(client)
+            self.backlog_began(client)
 
     def begin_all_again(self) -> None:
         """Begin a new interval for all backlogged clients."""

@@ -45,7 +45,7 @@ class Shares:
         self._members: dict[ClientId, Member] = {}
         self._groups: dict[GroupId, Group] = {}
 
-    def begin(self, request: Request) -> float:
+    def add_request(self, request: Request) -> float:
         """Count one more request of a client, waiting or in flight, and take its weight, group and group weight from
         the request. Returns the client's effective weight.
         """
@@ -63,7 +63,7 @@ class Shares:
             self._rescale(self._groups[request.group])
         return self.effective_weight(request)
 
-    def end(self, client: ClientId) -> None:
+    def remove_request(self, client: ClientId) -> None:
         """Count one request of the client less."""
         member = self._members[client]
         member.requests -= 1

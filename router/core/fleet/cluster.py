@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
-from math import inf
+from itertools import count, islice
 
+from router.core.fleet.fleet_rates import FleetRates
 from router.core.fleet.health import DEFAULT_RULES, Condition, HealthRules, SilenceTimeout
 from router.core.fleet.window import Window
+from router.core.fleet.worker_index import WorkerIndex
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.events import WorkerReported
 from router.core.model.request import Request, Worker, WorkerId, own_route
@@ -14,8 +15,6 @@ from router.core.predict.output_predictions import OutputPredictions
 
 DEPARTED_LIMIT = 256
 """Workers remembered after they left: for their clients' debts there, and to limit trust when they come back."""
-SPEED_TOLERANCE = 1.25
-"""Workers whose service rates differ by at most this factor are equally fast: rates also differ with what is served."""
 
 
 class Cluster:
@@ -38,9 +37,11 @@ class Cluster:
         self._states: dict[WorkerId, WorkerState] = {}
         self.states: Mapping[WorkerId, WorkerState] = self._states
         """Read-only view; always the same object."""
-        self._serving: dict[str, list[WorkerId]] = {}
+        self.index = WorkerIndex()
+        self._rates = FleetRates()
+        self._joined = count()
+        self._serving: dict[str, dict[WorkerId, int]] = {}
         self._routes: dict[WorkerId, frozenset[str]] = {}
-        self._deadlines: dict[WorkerId, float] = {}
         self._silence_timeouts: dict[WorkerId, SilenceTimeout] = {}
         """What is learned of how long workers are silent; kept while they are away, as they stay as slow."""
         self._departed: dict[WorkerId, bool] = {}
@@ -49,6 +50,8 @@ class Cluster:
         """
         self.ejected: dict[WorkerId, float] = {}
         """Ejected workers and the earliest time of their readmission: an open breaker, or silence until they answer."""
+        self.held = False
+        """Whether no worker may be sent anything, see `Held`."""
         self.silent_workers: list[WorkerId] = []
         """Workers found silent. Some may have answered since, or be gone."""
 
@@ -61,21 +64,23 @@ class Cluster:
     def __getitem__(self, worker: WorkerId) -> WorkerState:
         return self._states[worker]
 
-    def serving(self, model: str) -> list[WorkerId]:
-        """Return the workers that a request for this model may be sent to."""
+    def serving(self, model: str) -> Mapping[WorkerId, int]:
+        """Return the workers that a request for this model may be sent to, in the order in which they joined, each with
+        its number in this order. Never changes: the next call may return another object.
+        """
         found = self._serving.get(model)
         if found is None:
-            found = [s.worker.id for s in self._states.values() if self._serves(s, model)]
+            found = {s.worker.id: s.joined for s in self._states.values() if self._serves(s, model)}
             if found:  # clients can invent any number of model names, so unknown ones are not cached
                 self._serving[model] = found
         return found
 
-    def candidates(self, request: Request) -> list[WorkerId]:
-        """Return the workers that this request may be sent to."""
+    def candidates(self, request: Request) -> Mapping[WorkerId, int]:
+        """Return the workers that this request may be sent to, as `serving` does."""
         serving = self.serving(request.model)
         if request.worker is None:
             return serving
-        return [worker for worker in serving if worker == request.worker]
+        return {request.worker: serving[request.worker]} if request.worker in serving else {}
 
     def routes(self, worker: WorkerId) -> frozenset[str]:
         """Return the routes of a worker's requests: its models, and one route of its own."""
@@ -141,9 +146,10 @@ class Cluster:
         back = back and (self._departed.get(worker.id, False) or (state is not None and state.left))
         self._departed.pop(worker.id, None)
         if state is None:
-            state = WorkerState(worker, self._window.fresh(), self._deadlines, self._rules)
+            state = WorkerState(worker, self._window.fresh(), self.index, self._rules, next(self._joined))
             state.silence_timeout = self._silence_timeouts.setdefault(worker.id, state.silence_timeout)
             self._states[worker.id] = state
+            self._rates.set(worker.id, None, None)
             self._outputs.add(state.mean_output, worker.id)
         else:
             state.worker = replace(worker, kv_tokens=worker.kv_tokens or state.worker.kv_tokens)
@@ -188,36 +194,29 @@ class Cluster:
 
         Workers not seen full count as the mean of the others.
         """
-        measured = [self._states[worker].service_rate for worker in workers]
-        rates = [rate for each in measured if (rate := each.rate or each.least_rate) is not None]
-        return sum(rates) * len(measured) / len(rates) if rates else None
+        self._refresh_rates()
+        return self._rates.together(workers)
 
     def rate_of_all(self) -> float | None:
         """Return the rate of all workers that have not left."""
         return self.rate([worker for worker, state in self._states.items() if not state.left])
 
     def speed(self, worker: WorkerId) -> float:
-        """Return a worker's service rate divided by the mean of the known rates; 1 if it is close to 1 or not known.
+        """Return a worker's service rate divided by the mean of the known rates; see `FleetRates`."""
+        self._refresh_rates()
+        return self._rates.speed(worker)
 
-        A rate is known for a worker that was seen full, and for one that serves more than the mean of these even so: a
-        worker with little to do serves little, however fast it is.
-        """
-        service_rates = {state.worker.id: state.service_rate for state in self._states.values()}
-        rates = {each: rate for each, service_rate in service_rates.items() if (rate := service_rate.rate) is not None}
-        if not rates:
-            return 1.0
-        full = sum(rates.values()) / len(rates)
-        for each, service_rate in service_rates.items():
-            if each not in rates and (least := service_rate.least_rate) is not None and least > full:
-                rates[each] = least
-        mean = sum(rates.values()) / len(rates)
-        speed = rates[worker] / mean if worker in rates else 1.0
-        return 1.0 if 1 / SPEED_TOLERANCE < speed < SPEED_TOLERANCE else speed
+    def _refresh_rates(self) -> None:
+        stale = self.index.stale_rates
+        for worker in stale:
+            measured = self._states[worker].service_rate
+            self._rates.set(worker, measured.rate, measured.least_rate)
+        stale.clear()
 
     @property
     def next_deadline(self) -> float:
         """When time alone changes something here; infinite if never."""
-        deadline = min(self._deadlines.values()) if self._deadlines else inf
+        deadline = self.index.next_deadline
         for worker, until in self.ejected.items():
             if until < deadline and not self._states[worker].silent:
                 deadline = until
@@ -225,10 +224,7 @@ class Cluster:
 
     def advance(self, now: float) -> None:
         """Update the workers whose deadlines are over at this time."""
-        deadlines = self._deadlines
-        if not deadlines or min(deadlines.values()) > now:
-            return
-        for worker in [worker for worker, deadline in deadlines.items() if deadline <= now]:
+        for worker in self.index.due(now):
             state = self._states[worker]
             state.advance(now)
             if state.silent and worker not in self.silent_workers:
@@ -242,7 +238,8 @@ class Cluster:
             self._outputs.remove(state.mean_output, worker)
             self._routes.pop(worker, None)
             self._depart(worker, distrusted=True)
-            self._deadlines.pop(worker, None)
+            self.index.remove(worker)
+            self._rates.remove(worker)
 
     def _depart(self, worker: WorkerId, *, distrusted: bool) -> None:
         self._departed.pop(worker, None)

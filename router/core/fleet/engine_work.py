@@ -26,7 +26,7 @@ class Uncharged:
             self._differences.popleft()
         self._tokens = round(difference - self._differences[0][1]) - pending
 
-    def tokens(self, *, unknown: int) -> int:
+    def recent_tokens(self, *, unknown: int) -> int:
         """Return the uncharged tokens of the last `UNCHARGED_SECONDS`, as of the last report; `unknown` before the
         first.
 
@@ -101,7 +101,7 @@ class EngineWork:
         All of them if the engine does not count; else no more than the engine computed recently by its own count
         without a charge.
         """
-        claimed = max(0, min(tokens, self._input.tokens(unknown=tokens)))
+        claimed = max(0, min(tokens, self._input.recent_tokens(unknown=tokens)))
         self._input.claim(claimed)
         return claimed
 
@@ -115,7 +115,7 @@ class EngineWork:
         """
         if not self._alone or not estimated:
             return 0
-        claimed = self._output.tokens(unknown=0) * estimated // of_all
+        claimed = self._output.recent_tokens(unknown=0) * estimated // of_all
         claimed = max(-estimated // 2, min(estimated, claimed))
         self._output.claim(claimed)
         return claimed

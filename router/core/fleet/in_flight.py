@@ -30,6 +30,8 @@ class InFlight:
     """Whether its start is only a guess."""
     output: int = 0
     """Output tokens so far."""
+    earlier_output: int = 0
+    """Those of them that an earlier run has seen."""
     burst: Burst | None = None
     """The burst of starts that it belongs to, if its start was seen."""
     answers: int = 1

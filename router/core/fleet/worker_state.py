@@ -10,9 +10,10 @@ from router.core.fleet.health import DEFAULT_RULES, Backoff, Health, HealthRules
 from router.core.fleet.in_flight import InFlight, InFlightTable
 from router.core.fleet.service_rate import ServiceRate
 from router.core.fleet.window import Window
+from router.core.fleet.worker_index import WorkerIndex
 from router.core.model.events import WorkReport
 from router.core.model.load import Load
-from router.core.model.request import RequestId, Worker, WorkerId
+from router.core.model.request import RequestId, Worker
 from router.core.predict.kv_forecast import KvPeakForecast
 from router.core.predict.mean_output import WorkerMean
 
@@ -31,11 +32,13 @@ class WorkerState:
         self,
         worker: Worker,
         window: Window,
-        deadlines: dict[WorkerId, float],
+        index: WorkerIndex,
         rules: HealthRules = DEFAULT_RULES,
+        joined: int = 0,
     ) -> None:
-        """`deadlines`: of all workers. This worker keeps its own entry up to date."""
+        """`index`: of all workers. This worker keeps its own entries up to date. `joined`: rises with each worker."""
         self.worker = worker
+        self.joined = joined
         self.window = window
         self.health = Health(rules)
         self.service_rate = ServiceRate()
@@ -48,7 +51,8 @@ class WorkerState:
         """The load that the window looks at, as of the last change."""
         self.has_room = True
         """Whether any request could go now, however small."""
-        self._deadlines = deadlines
+        self._index = index
+        index.set_load(worker.id, 0, has_room=True)
         self._in_flight = InFlightTable()
         self._kv_forecast = KvPeakForecast()
         self._backoff = Backoff()
@@ -166,6 +170,21 @@ class WorkerState:
         self._start(flight, guessed=False)
         self._refresh_load()
 
+    def resume_start(self, flight: InFlight, now: float, *, seen: bool) -> None:
+        """Mark as started a request that has started in an earlier run, which teaches nothing of the worker's pace."""
+        self._account_until(now)
+        if seen:
+            self._in_flight.mark_first_token(flight, now)
+        if not flight.started:
+            self._start(flight, guessed=False)
+        self._refresh_load()
+
+    def resume_output(self, flight: InFlight, output_tokens: int) -> None:
+        """Add output tokens that an earlier run has seen."""
+        flight.output += output_tokens
+        flight.earlier_output += output_tokens
+        self._in_flight.kv_tokens += output_tokens
+
     def _prefilled_beside(self, flight: InFlight) -> int:
         """Return the uncached input of others of which the engine may have computed a part by the start of this
         request.
@@ -235,7 +254,7 @@ class WorkerState:
         """
         if flight.first_token_seen:
             tokens = flight.output if output_tokens is None else output_tokens
-            self.silence_timeout.on_tokens(now - flight.first_token_at, tokens)
+            self.silence_timeout.on_tokens(now - flight.first_token_at, tokens - flight.earlier_output)
 
     def remove(self, flight: InFlight, now: float, *, computed: bool) -> None:
         """Remove a request that ended. `computed`: whether the engine computed any of it, instead of refusing it."""
@@ -311,12 +330,13 @@ class WorkerState:
             self.service_rate.add_unseen_prefill(flight.uncached_tokens)
         self._most_kv_tokens = max(self._most_kv_tokens, self._in_flight.kv_tokens)
         self.service_rate.count_start(flight.uncached_tokens)
-        self._kv_forecast.begin(flight.hold)
+        self._kv_forecast.start_growth(flight.hold)
         self.window.on_start(self.service_rate.turnover)
 
     def _account_until(self, now: float) -> None:
         """Account for the time until now, before anything changes."""
         self._now = now
+        self._index.stale_rates[self.worker.id] = None
         in_flight, service_rate, full = self._in_flight, self.service_rate, not self.has_room
         running = len(in_flight.requests)
         streams = running - len(in_flight.waiting)
@@ -354,11 +374,8 @@ class WorkerState:
         self.has_room = self._open and window.admits(load, 1)
         resumes = self._backoff.until if self._now < self._backoff.until else inf
         self._load_deadline = min(next_guess, low_at, resumes)
-        deadline = min(self._load_deadline, self._silent_at())
-        if deadline < inf:
-            self._deadlines[self.worker.id] = deadline
-        else:
-            self._deadlines.pop(self.worker.id, None)
+        self._index.set_load(self.worker.id, load.requests, has_room=self.has_room)
+        self._index.set_deadline(self.worker.id, min(self._load_deadline, self._silent_at()))
 
     def _silent_at(self) -> float:
         """Return when the worker will have been silent for too long; infinite if it is idle, or silent already.

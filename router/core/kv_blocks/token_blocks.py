@@ -52,7 +52,7 @@ class WorkerBlocks:
     def size(self) -> int:
         return sum(map(len, self.blocks.values()))
 
-    def tokens(self, hashes: list[int]) -> int:
+    def cached_tokens(self, hashes: list[int]) -> int:
         """Return how many tokens of a prompt with these blocks a prefill there would find cached.
 
         For several ranks this is their mean, because the engine picks the rank regardless of the prompt.
@@ -67,7 +67,7 @@ class WorkerBlocks:
                 leading += 1
         return leading * self.block_tokens // self.ranks
 
-    def release(self, hashes: bytes) -> None:
+    def stop_expecting(self, hashes: bytes) -> None:
         """Expect these blocks of one request less."""
         expected = self.expected
         for hash_ in _split(hashes):
@@ -128,7 +128,7 @@ class TokenBlocks:
         blocks.update(_split(event.stored))
         self._size += held.size - before
         for hashes in held.expiring:
-            held.release(hashes)
+            held.stop_expecting(hashes)
         held.expiring.clear()
         if self._size > self._limit:
             self.unfollow(event.worker)
@@ -158,7 +158,7 @@ class TokenBlocks:
         usable = {size: [_usable(key, size) for key in request.blocks] for size in known}
         for worker, held in self._held.items():
             if held.block_tokens in usable:
-                found[worker] = sum([held.tokens(hashes) for hashes in usable[held.block_tokens]])
+                found[worker] = sum([held.cached_tokens(hashes) for hashes in usable[held.block_tokens]])
         return found
 
     def expect(self, request: Request, worker: WorkerId) -> ExpectedBlocks | None:
@@ -189,7 +189,7 @@ class TokenBlocks:
             if stored and len(held.expiring) < MAX_EXPIRING:
                 held.expiring.append(hashes)
             else:
-                held.release(hashes)
+                held.stop_expecting(hashes)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if counts and contents contradict each other. O(blocks)."""

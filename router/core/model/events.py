@@ -6,8 +6,9 @@ Times are seconds on the caller's monotonic clock.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
+from router.core.model.cost import Tokens
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
 
@@ -17,6 +18,8 @@ class Arrived:
     """A client's request arrived and waits to be dispatched."""
 
     request: Request
+    again: bool = False
+    """Whether it arrived in an earlier run of the scheduler already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,53 @@ class Cancelled:
 
     request: RequestId
     usage: Usage | None = None
+
+
+class ChargedRequest(NamedTuple):
+    """What a live request was charged in the counters and accounts that were saved with it."""
+
+    request: RequestId
+    client: ClientId
+    worker: WorkerId | None
+    """Where it was; None while it waited."""
+    charged: Tokens
+    """Charged for its present attempt: to the policy's counters and, once it has started, to the client's account."""
+    started: bool
+    earlier: Tokens | None
+    """Charged for earlier attempts; None while nothing was charged for the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The scheduler has just taken over from an earlier run, whose requests are about to be reported. Until `Released`,
+    no worker has room.
+    """
+
+    charged: tuple[ChargedRequest, ...] = ()
+    """The live requests of the restored state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """An earlier run of the scheduler sent this request to this worker; more events say what has become of it since.
+
+    Reported after `Held`. What the saved state says was charged for the attempt is charged no second time.
+    """
+
+    request: Request
+    worker: WorkerId
+    cached_tokens: int
+    """Input tokens that were predicted to be cached there."""
+    saved: bool = True
+    """Whether the request had arrived when the state was saved, so that the state may hold what it was charged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The requests of the earlier run have been reported."""
+
+    complete: bool = True
+    """Whether all of them have been. If not, a late front may report some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +309,9 @@ Event = (
     | Failed
     | Returned
     | Cancelled
+    | Held
+    | Resumed
+    | Released
     | WorkerJoined
     | WorkerReported
     | WorkerAnswered

@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from router.core.model.cost import Tokens
-from router.core.model.events import CacheReport
-from router.core.model.request import ClientId, GroupId, WorkerId
+from router.core.model.events import CacheReport, ChargedRequest
+from router.core.model.request import ClientId, GroupId, Worker, WorkerId
 
 Row = TypeVar("Row")
 
@@ -109,7 +109,21 @@ class Cache:
     """
 
 
-Piece = Clients | Counters | Groups | Prefixes | Cache
+@dataclass(frozen=True, slots=True)
+class LiveRequests:
+    """Requests that had not ended, other than those that waited and had never been charged."""
+
+    rows: tuple[ChargedRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The workers that were present."""
+
+    workers: tuple[Worker, ...]
+
+
+Piece = Clients | Counters | Groups | Prefixes | Cache | LiveRequests | Fleet
 
 
 def in_rows(rows: Iterable[Row]) -> Iterator[tuple[Row, ...]]:

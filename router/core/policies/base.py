@@ -86,6 +86,10 @@ class Policy(Protocol):
     def withdraw(self, request: RequestId, now: float) -> None:
         """Remove a waiting request because its client left or it expired."""
 
+    def hold(self, now: float) -> None:  # noqa: ARG002 - most policies queue each request at once
+        """Nothing may be dispatched for now: queue a request that was to be dispatched without waiting."""
+        return
+
     def next(self, now: float) -> Choice | None:
         """Remove and return one request that its worker's window admits, or None if none may go. Called only while
         requests wait.
@@ -102,6 +106,10 @@ class Policy(Protocol):
         """The time at which `next` may give another answer although no event arrived; infinite if there is none. Read
         only while requests wait.
         """
+
+    def resume(self, request: Request, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - some policies keep no state
+        """Count a request as dispatched to this worker, which is present: an earlier run has sent it there."""
+        return
 
     def request_charged(self, charge: Charge) -> None:
         """The bill of a dispatched request changed. The first change comes with its dispatch."""
@@ -171,6 +179,10 @@ class Placement(Protocol):
     def request_dispatched(self, request: RequestId, now: float) -> None:
         """A request was dispatched, with or without waiting. Called before `unplace`."""
 
+    def resume(self, request: Request, worker: WorkerId) -> None:  # noqa: ARG002 - some policies keep no state
+        """A request that an earlier run sent to this worker counts as dispatched."""
+        return
+
     def request_charged(self, charge: Charge) -> None:
         """The bill of a dispatched request changed."""
 
@@ -229,6 +241,10 @@ class Order(Protocol):
 
     def request_dispatched(self, request: Request, now: float) -> None:
         """A request of this queue was dispatched."""
+
+    def resume(self, request: Request, now: float) -> None:
+        """Count a request as dispatched from this queue: an earlier run has sent it to the worker."""
+        self.request_dispatched(request, now)
 
     def request_charged(self, charge: Charge) -> None:
         """The bill of a request dispatched from this queue changed."""

@@ -3,11 +3,12 @@
 One `PolicyContext` serves all parts of a policy.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol, TypeVar
 
+from router.core.cache.match_watch import HeldChunks
 from router.core.clients.backlog import Backlog
 from router.core.clients.recent_clients import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
@@ -21,11 +22,14 @@ P = TypeVar("P")
 class FleetView(Protocol):
     """What a policy can ask about the fleet and the prefix map."""
 
-    def serving(self, model: str) -> Sequence[WorkerId]:
-        """The workers that serve this model, in the order in which they joined."""
+    def serving(self, model: str) -> Mapping[WorkerId, int]:
+        """The workers that serve this model, in the order in which they joined, each with its number in this order."""
 
-    def able(self, request: Request) -> Sequence[WorkerId]:
-        """The workers that a request may go to, in the order in which they joined."""
+    def able(self, request: Request) -> Mapping[WorkerId, int]:
+        """The workers that a request may go to, as in `serving`. The mapping never changes."""
+
+    def joined(self, worker: WorkerId) -> int:
+        """The worker's number in the order in which workers joined."""
 
     def in_flight(self, worker: WorkerId) -> int:
         """The number of requests that were dispatched to a worker and have not ended."""
@@ -33,8 +37,14 @@ class FleetView(Protocol):
     def has_room(self, worker: WorkerId) -> bool:
         """Whether the worker's window has room for any request."""
 
-    def with_room(self, workers: Iterable[WorkerId]) -> Mapping[WorkerId, int]:
-        """Those of these workers that have room for any request, each with its number of requests in flight."""
+    @property
+    def with_room(self) -> Mapping[WorkerId, int]:
+        """The workers that have room for any request, each with its number of requests in flight. Some may have left,
+        or be out of use.
+        """
+
+    def take_changed_loads(self) -> Iterable[WorkerId]:
+        """Return the workers whose `in_flight` or room may have changed since the last call; some may be out of use."""
 
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """Whether the worker's window has room for this request."""
@@ -78,13 +88,16 @@ class FleetView(Protocol):
     def release(self) -> None:
         """Drop all promises, because no request waits."""
 
-    def watch(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
-        """Return the match at these workers, in chunks, and report its next change to `match_changed`."""
+    def watch(self, request: Request, workers: Mapping[WorkerId, object]) -> HeldChunks:
+        """Return the match at these workers, and report its next change at any worker to `match_changed`."""
+
+    def watch_at(self, request: Request, worker: WorkerId) -> int:
+        """Return the match at this worker, in chunks, and report its next change there to `match_changed`."""
 
     def unwatch(self, request: RequestId) -> None:
         """Stop reporting changes of a request's match."""
 
-    def chunks_held(self, request: Request, workers: Collection[WorkerId]) -> Mapping[WorkerId, int]:
+    def chunks_held(self, request: Request, workers: Mapping[WorkerId, object]) -> HeldChunks:
         """Return what `watch` would, without watching the request."""
 
     def models(self, worker: WorkerId) -> Collection[str]:

@@ -84,6 +84,11 @@ class QueuedPolicy(Policy):
         self._orders[placed.worker].remove(request.id)
         return self._send(Choice(request, placed.worker, placed.why), now).worker
 
+    def resume(self, request: Request, worker: WorkerId, now: float) -> None:
+        self._loads[worker] += 1
+        self._placement.resume(request, worker)
+        self._orders[worker].resume(request, now)
+
     def _dispatch_passing(self, choice: Choice, now: float) -> Choice:
         self._passing_through = None
         return self._send(choice, now)

@@ -62,7 +62,7 @@ class KvPeakForecast:
         self._insert(hold, self.clock + growth, tokens - self.clock)
         return hold
 
-    def begin(self, hold: KvHold) -> None:
+    def start_growth(self, hold: KvHold) -> None:
         """Let a request grow from now on."""
         self.remove(hold)
         self._insert(hold, self.clock + hold.growth, hold.tokens - self.clock)

@@ -55,6 +55,8 @@ class MeasuredPrefixes:
         self._limit = limit
         self._places: dict[int, tuple[float, float]] = {}
         """Tokens up to a place, and its distance in bytes from the chunk's end."""
+        self.least_per_chunk = inf
+        """The fewest tokens per chunk of all places ever kept."""
 
     def record_count(self, prompt: PromptKey, tokens: int, ratio: float) -> None:
         """Record how many tokens an engine counted in a prompt. `ratio`: tokens per byte after its last full chunk.
@@ -66,19 +68,30 @@ class MeasuredPrefixes:
             at = tokens - ratio * (prompt.size - chunks * CHUNK_BYTES)
             last = _last(prompt, chunks)
             known = self._places.get(last)
-            self._keep(last, known if known is not None and known[1] else (max(0.0, at), 0.0))
+            self._keep(last, known if known is not None and known[1] else (max(0.0, at), 0.0), chunks)
 
     def record_match(self, prompt: PromptKey, chunks: int, tokens: int) -> None:
         """Record that an engine finds `tokens` cached of any prompt that shares exactly this many first chunks."""
         if chunks:
-            self._keep(_last(prompt, chunks), (tokens, SHARED_BEHIND))
+            self._keep(_last(prompt, chunks), (tokens, SHARED_BEHIND), chunks)
 
-    def _keep(self, chunk: int, place: tuple[float, float]) -> None:
+    def _keep(self, chunk: int, place: tuple[float, float], chunks: int) -> None:
         known_places = self._places
+        self.least_per_chunk = min(self.least_per_chunk, place[0] / chunks)
         known_places.pop(chunk, None)
         known_places[chunk] = place
         if len(known_places) > self._limit:
             del known_places[next(iter(known_places))]
+
+    def chunks_with(self, tokens: float, ratio: float) -> float:
+        """Return a number of chunks which, if a prompt has that many, have at least these tokens, whatever else it has
+        and whatever `measure` finds of it: a chunk counts for as much as the mean chunk of the prompt.
+
+        Up to a place a prompt has at least `least_per_chunk`, and `ratio` per byte of the rest, of which at most
+        `SHARED_BEHIND` bytes count to the place.
+        """
+        per_chunk = min(self.least_per_chunk, CHUNK_BYTES * ratio)
+        return (tokens + SHARED_BEHIND * ratio) / per_chunk if per_chunk > 0.0 else inf
 
     def measure(self, prompt: PromptKey, ratio: float) -> Measure:
         """Return a prompt's size, at `ratio` tokens per byte where nothing is known; O(its chunks)."""

@@ -59,7 +59,7 @@ class OutputLengths(OutputPredictor):
         self._limit = client_limit
         self._pasts: dict[tuple[ClientId | None, str], LengthHistory] = {}
 
-    def mean(self, request: Request) -> float:
+    def mean_length(self, request: Request) -> float:
         """Return the mean length of the client's answers by this model, or else of all answers by it, in tokens."""
         past = self._past(request)
         return float(FIRST_OUTPUT) if past is None else past.mean
@@ -67,7 +67,7 @@ class OutputLengths(OutputPredictor):
     def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:
         limit, past = request.output_limit, self._past(request)
         if limit is None:
-            predicted = self.mean(request)
+            predicted = self.mean_length(request)
         else:
             predicted = min(limit, MEAN_FACTOR * FIRST_OUTPUT) if past is None else past.forecast(limit)
         return min(remaining_beyond(predicted, inf if limit is None else limit, age), horizon)
@@ -99,7 +99,7 @@ class ReservedOutput(OutputPredictor):
 
     def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:
         limit = request.output_limit
-        return remaining_of(ceil(self._lengths.mean(request)) if limit is None else limit, age, horizon)
+        return remaining_of(ceil(self._lengths.mean_length(request)) if limit is None else limit, age, horizon)
 
 
 def remaining_beyond(predicted: float, most: float, so_far: float) -> float:

@@ -14,6 +14,8 @@ RATIO_MEMORY = 0.98
 """Factor by which the weight of past requests in the ratio decays with each new one: about the last fifty count."""
 SPREAD = 0.25
 """How far a prompt's tokens per byte may differ from the mean, as a share of the mean."""
+ROUNDING: Final = 1e-9
+"""More than the relative error of a few floating-point operations."""
 MEASURES_KEPT = 64
 """Prompts whose measure is cached."""
 
@@ -51,6 +53,8 @@ class Estimates:
         """Cache by model and hashes, cleared with every change of `version`: one decision measures the same prompts
         repeatedly.
         """
+        self._chunks_with: dict[tuple[str, int], float] = {}
+        """Answers of `chunks_with`, cleared likewise."""
         self.outputs: Final = OutputPredictions(client_limit)
         self.version = 0
         """Incremented whenever estimates may have changed."""
@@ -79,10 +83,20 @@ class Estimates:
             return self.measure(request.model, request.prompts[0]).tokens
         return sum([self.measure(request.model, prompt).tokens for prompt in request.prompts])
 
+    def chunks_with(self, model: str, tokens: int) -> float:
+        """Return how many chunks of any one prompt of this model surely amount to these tokens, by `input_tokens` and
+        the prompt's size; a prompt that came as token ids may have less.
+        """
+        known = self._chunks_with.get((model, tokens))
+        if known is None:
+            chunks = self._measured_prefixes.chunks_with(tokens, self._ratio(model).value)
+            known = self._chunks_with[model, tokens] = chunks * (1 + ROUNDING)
+        return known
+
     def learn(self, request: Request, usage: Usage, answers: Sequence[PromptKey] = ()) -> None:
         """Learn from the engine's usage of a finished request. `answers`: its prompt followed by each answer."""
         self.version += 1
-        self._measures.clear()
+        self._forget_answers()
         prompts = request.prompts
         sizes = [prompt.size for prompt in prompts if prompt.tokens is None]
         # If a worker stores the request's conversation, its input tokens include more than the bytes of these prompts.
@@ -107,8 +121,12 @@ class Estimates:
         believed = self.measure(model, prompt).held(chunks)
         if (1 - SPREAD) * believed <= tokens <= (1 + SPREAD) * believed + self.tokens_per_chunk(model):
             self.version += 1
-            self._measures.clear()
+            self._forget_answers()
             self._measured_prefixes.record_match(prompt, chunks, tokens)
+
+    def _forget_answers(self) -> None:
+        self._measures.clear()
+        self._chunks_with.clear()
 
     def _record_answer(self, answer: PromptKey, tokens: int, ratio: float) -> None:
         """Record the tokens of a prompt with its answer.

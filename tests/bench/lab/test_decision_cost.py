@@ -27,6 +27,16 @@ def calls(setting: Setting) -> int:
     return count
 
 
+@pytest.mark.parametrize("common", [False, True])
+def test_a_decision_does_not_cost_more_in_a_larger_fleet(common: bool) -> None:
+    """With 24 times the workers it takes at most 1.5 times the calls, also if all of them hold a prefix."""
+    small, large = (
+        calls(Setting("dlpm_home", 20, 5, workers, 400 * workers, in_flight=8, prefixes=20, common=common))
+        for workers in (4, 96)
+    )
+    assert large <= 1.5 * small
+
+
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])
 @pytest.mark.parametrize("clients", [5, 200])
 def test_a_decision_does_not_cost_more_with_a_longer_queue(policy: str, clients: int) -> None:

@@ -1,4 +1,4 @@
-"""The mirror of the engines' caches: replayed from outside, and corrected by the engines' reports."""
+"""The cache mirror replays the engines' caches from outside and is corrected by the engines' reports."""
 
 from random import Random
 
@@ -71,7 +71,7 @@ class Caches:
         self.mirror.apply_report(worker, report, self.now)
 
     def held(self, text: str, worker: WorkerId = W1) -> int:
-        """Chunks of the text that the worker holds."""
+        """Return how many chunks of the text the worker holds."""
         return self.tree.match(key(text).hashes).get(worker, 0)
 
 
@@ -164,7 +164,9 @@ def test_voided_pins_of_one_request_leave_no_pin() -> None:
 
 
 def test_prefixes_of_running_requests_are_not_evicted() -> None:
-    """The prefix of a running request stays, however old; a later one that has ended is evicted first."""
+    """The prefix of a running request stays, however old it is; that of a later request that has ended is evicted
+    first.
+    """
     caches = Caches(chunks=8)
     running = caches.send("xxxx")
     caches.serve("yyy")
@@ -176,7 +178,7 @@ def test_prefixes_of_running_requests_are_not_evicted() -> None:
 
 
 def test_the_end_of_a_prompt_is_evicted_before_its_beginning() -> None:
-    """As in vLLM, which frees blocks in reverse order."""
+    """Chunks are evicted from the end of a prompt, as in vLLM, which frees blocks in reverse order."""
     caches = Caches(chunks=8, engine="vllm")
     caches.serve("xxxx")
     caches.serve("yyyyyy")
@@ -193,7 +195,7 @@ def test_sglang_evicts_what_a_request_added_as_a_whole() -> None:
 
 
 def test_an_answer_fills_the_cache_while_it_grows() -> None:
-    """The tokens of an answer evict others at once, not only when it is complete."""
+    """The tokens of an answer evict others as they come, and not only when the answer is complete."""
     caches = Caches(chunks=8)
     caches.serve("xxxx")
     running = caches.send("yyyy")
@@ -214,7 +216,7 @@ def test_an_unmatchable_answer_fills_the_cache() -> None:
 
 
 def test_a_refused_prompt_is_not_cached() -> None:
-    """Only what was cached before the refused request stays."""
+    """Of a refused request's prompt, only what was cached before stays."""
     caches = Caches()
     caches.serve("xx")
     caches.end(caches.send("xxyy"), computed=False)
@@ -233,7 +235,7 @@ def test_a_repeatedly_refused_prompt_is_not_cached(order: tuple[int, ...]) -> No
 
 
 def test_a_computed_prompt_stays_if_others_are_refused() -> None:
-    """The engine has the prompt from the one request that it computed."""
+    """The engine has the prompt from the one request that it computed, so refusals of others do not remove it."""
     caches = Caches()
     first, second, third = (caches.send("xxyy") for _ in range(3))
     caches.end(first, computed=False)
@@ -243,7 +245,7 @@ def test_a_computed_prompt_stays_if_others_are_refused() -> None:
 
 
 def test_a_missing_prefix_removes_its_continuation_and_older_ones() -> None:
-    """Caches evict in order: everything released before a missing prefix is gone as well."""
+    """Caches evict in order, so all that was released before a missing prefix is gone as well."""
     caches = Caches()
     for prompt in ("old", "xxyy", "xxzz", "new"):
         caches.serve(prompt)
@@ -263,7 +265,7 @@ def test_a_missing_recent_prefix_removes_nothing_older() -> None:
 
 
 def test_a_miss_on_a_prefilling_prefix_evicts_nothing() -> None:
-    """The missing prefix is still pinned: both requests were computed at the same time."""
+    """A prefix that is missing while another request pins it was computed for both at the same time."""
     caches = Caches()
     caches.serve("old")
     first = caches.send("xxyy")
@@ -297,7 +299,9 @@ def test_the_age_of_evicted_blocks_evicts_older_prefixes() -> None:
 
 
 def test_the_age_of_recent_hits_is_not_evicted() -> None:
-    """The ages that vLLM reports include those of blocks that were never cached, which are young."""
+    """A reported age below that of recent hits evicts nothing, since vLLM also reports the ages of blocks that were
+    never cached.
+    """
     caches = Caches()
     caches.report(CacheReport(idle_seconds=10.0, idle_blocks=4))
     for prompt in ("old", "xx", "yy"):
@@ -345,7 +349,7 @@ def test_matches_learn_from_what_the_engine_found() -> None:
     ids=["born", "computed", "hits", "evicted", "asleep"],
 )
 def test_a_restarted_or_sleeping_engine_holds_nothing(before: CacheReport, after: CacheReport) -> None:
-    """A request that ran there before pins nothing of what comes after."""
+    """The engine's cache is empty then, and a request that ran before pins nothing of what comes after."""
     caches = Caches()
     caches.report(before)
     caches.serve("xx")
@@ -359,7 +363,7 @@ def test_a_restarted_or_sleeping_engine_holds_nothing(before: CacheReport, after
 
 
 def test_unchanged_counters_are_no_restart() -> None:
-    """Neither equal nor missing counters mean a restart."""
+    """Equal counters, and missing ones, show no restart."""
     caches = Caches()
     caches.report(CacheReport(born=1.0, computed_tokens=10.0, hit_tokens=5.0))
     caches.serve("xx")
@@ -405,14 +409,16 @@ def test_failing_predictions_are_discounted_until_they_hold() -> None:
     calibration = scene.scheduler.mirror.cache(W1).calibration
     for _ in range(MIN_ANSWERS):
         calibration.record(1000, 500, 1000)
+    scene.feed(WorkerReported(W1, 0, 0, cache=CacheReport()))
     assert scene.dispatched[scene.arrive("ada", "doc!")].cached_tokens == round(3 * CHUNK_TOKENS * 0.5)
     for _ in range(200):
         calibration.record(1000, 1000, 1000)
+    scene.feed(WorkerReported(W1, 0, 0, cache=CacheReport()))
     assert scene.dispatched[scene.arrive("ada", "docs")].cached_tokens == 3 * CHUNK_TOKENS
 
 
 def test_the_scheduler_drops_what_a_restarted_worker_held() -> None:
-    """It does so at the first report after the restart."""
+    """The scheduler drops it at the first report after the restart."""
     scene = Scene("rr+fcfs")
     scene.feed(WorkerReported(W1, 0, 0, cache=CacheReport(born=1.0)))
     scene.finish(scene.arrive("ada", "doc?"))
@@ -423,7 +429,7 @@ def test_the_scheduler_drops_what_a_restarted_worker_held() -> None:
 
 
 def test_tracking_can_be_reduced() -> None:
-    """Of the reduced ways of tracking, one evicts nothing, and one evicts by the order of dispatch."""
+    """There are two reduced ways of tracking: one evicts nothing, and one evicts in the order of dispatch."""
     never = Caches(chunks=4, tracking=Tracking(evicts=False, replays=False, corrects=False))
     plain = Caches(chunks=4, tracking=Tracking(replays=False, corrects=False))
     for caches in (never, plain):

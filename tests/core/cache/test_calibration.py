@@ -1,4 +1,4 @@
-"""How predictions are compared with reports, and what follows."""
+"""Calibration compares predictions with reports and discounts predictions that promise too much."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_predictions_are_discounted_while_they_promise_too_much() -> None:
 
 
 def test_predictions_that_promise_too_little_are_not_raised() -> None:
-    """Their error is reported, but a cache is never assumed to hold more than was sent there."""
+    """The error of such predictions is reported, but a cache is never assumed to hold more than was sent there."""
     calibration = Calibration()
     for _ in range(MIN_ANSWERS):
         calibration.record(100, 900, 1000)
@@ -55,7 +55,7 @@ def test_an_engine_that_never_reports_is_silent() -> None:
 
 
 def test_an_emptied_cache_resets_the_discount() -> None:
-    """The totals stay."""
+    """The discount begins anew when a cache was emptied, and the totals stay."""
     calibration = Calibration()
     for _ in range(MIN_ANSWERS):
         calibration.record(1000, 0, 1000)

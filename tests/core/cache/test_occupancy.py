@@ -1,4 +1,4 @@
-"""How many tokens of an engine's cache a chunk of the prefix tree takes."""
+"""Occupancy learns how many tokens of an engine's cache a chunk of the prefix tree takes."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ def test_the_size_converges_to_what_the_engine_stored(tokens: int) -> None:
 
 @given(stored=st.lists(st.tuples(st.integers(-100, 10**6), st.integers(-10, 10**4))), usual=st.floats(0.5, 500.0))
 def test_the_size_stays_near_the_usual_size(stored: list[tuple[int, int]], usual: float) -> None:
-    """However wrong the model was by which the tree grew."""
+    """The size stays near the usual one, however wrong the model was by which the tree grew."""
     occupancy = Occupancy()
     for tokens, chunks in stored:
         occupancy.learn(tokens, chunks)

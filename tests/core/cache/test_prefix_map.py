@@ -1,11 +1,14 @@
-"""What workers are believed to hold, in tokens, and the watches on queued requests."""
+"""The prefix map says in tokens what workers are believed to hold, and reports changes for watched requests."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.cache.match_watch import MatchWatch
+from router.core.cache.match_watch import HeldChunks, MatchGroup
 from router.core.cache.prefix_map import Lookup, PrefixMap
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.predict.token_estimates import Estimates
@@ -15,7 +18,9 @@ W1, W2 = WorkerId("w1"), WorkerId("w2")
 WORKERS = (W1, W2)
 
 texts = st.text("xy", max_size=6)
-workers = st.sampled_from(WORKERS)
+workers = st.sampled_from((*WORKERS, WorkerId("w3")))
+watched_workers = workers | st.sets(workers, min_size=1).map(lambda drawn: dict.fromkeys(sorted(drawn)))
+"""One worker, or some of all, of which the others are not asked for."""
 
 
 def request(*prompts: str, number: int = 1) -> Request:
@@ -28,7 +33,7 @@ def prefixes(limit: int = 1000, minimum: int = 0) -> PrefixMap:
 
 def watch(held: PrefixMap, watched: Request, worker: WorkerId) -> int:
     """Watch a request at one worker."""
-    return held.watch(watched, [worker])[worker]
+    return held.watch_at(watched, worker)
 
 
 def changed(held: PrefixMap, worker: WorkerId) -> list[RequestId]:
@@ -36,6 +41,14 @@ def changed(held: PrefixMap, worker: WorkerId) -> list[RequestId]:
     found = held.take_changes()
     assert found.keys() <= {worker}
     return list(found.get(worker, ()))
+
+
+class Told(NamedTuple):
+    """What a watch told."""
+
+    workers: dict[WorkerId, None] | WorkerId
+    """The workers of a watch at all workers, or the only one that is watched."""
+    chunks: Mapping[WorkerId, int]
 
 
 class Watches(RuleBasedStateMachine):
@@ -46,22 +59,28 @@ class Watches(RuleBasedStateMachine):
         self.map = PrefixMap(12, Estimates(), match_minimum=0)
         self.tree = self.map.tree
         self.arrivals = 0
-        self.told: dict[Request, dict[WorkerId, int]] = {}
+        self.told: dict[Request, Told] = {}
 
     def matched(self, worker: WorkerId, request: Request) -> int:
         return sum(self.tree.match(prompt.hashes).get(worker, 0) for prompt in request.prompts)
 
-    @rule(workers=st.sets(workers, min_size=1), prompts=st.lists(texts, min_size=1, max_size=2))
-    def watch(self, workers: set[WorkerId], prompts: list[str]) -> None:
+    def watch_anew(self, watched: Request, workers: dict[WorkerId, None] | WorkerId) -> None:
+        if isinstance(workers, dict):
+            held = self.map.watch(watched, workers)
+            assert held.by_worker == self.map.chunks_held(watched, workers).by_worker
+            self.told[watched] = Told(workers, {worker: held.at(worker) for worker in workers})
+        else:
+            self.told[watched] = Told(workers, {workers: self.map.watch_at(watched, workers)})
+
+    @rule(workers=watched_workers, prompts=st.lists(texts, min_size=1, max_size=2))
+    def watch(self, workers: dict[WorkerId, None] | WorkerId, prompts: list[str]) -> None:
         self.arrivals += 1
-        watched = request(*prompts, number=self.arrivals)
-        self.told[watched] = self.map.watch(watched, sorted(workers))
+        self.watch_anew(request(*prompts, number=self.arrivals), workers)
 
     @precondition(lambda self: self.told)
-    @rule(data=st.data(), workers=st.sets(workers, min_size=1))
-    def watch_elsewhere(self, data: st.DataObject, workers: set[WorkerId]) -> None:
-        watched = data.draw(st.sampled_from(list(self.told)))
-        self.told[watched] = self.map.watch(watched, sorted(workers))
+    @rule(data=st.data(), workers=watched_workers)
+    def watch_elsewhere(self, data: st.DataObject, workers: dict[WorkerId, None] | WorkerId) -> None:
+        self.watch_anew(data.draw(st.sampled_from(list(self.told))), workers)
 
     @precondition(lambda self: self.told)
     @rule(data=st.data())
@@ -90,15 +109,16 @@ class Watches(RuleBasedStateMachine):
         for worker, requests in self.map.take_changes().items():
             for name in requests:
                 (watched,) = [watched for watched in self.told if watched.id == name]
-                assert worker in self.told[watched]
-                self.told[watched] = self.map.watch(watched, self.told[watched])
+                workers = self.told[watched].workers
+                assert isinstance(workers, dict) or workers == worker
+                self.watch_anew(watched, workers)
         assert not self.map.take_changes()
 
     @invariant()
     def every_change_is_reported(self) -> None:
         """The reported match of a watched request is its match, and the index holds nothing but the watches."""
         for watched, told in self.told.items():
-            assert told == {worker: self.matched(worker, watched) for worker in told}
+            assert told.chunks == {worker: self.matched(worker, watched) for worker in told.chunks}
         assert self.map.watched == len(self.told)
         self.map.check_integrity()
 
@@ -108,7 +128,7 @@ TestWatches.settings = settings(max_examples=40)
 
 
 def test_a_match_is_in_tokens_by_worker() -> None:
-    """Each worker's longest common prefix, at the learned tokens per chunk."""
+    """A request matches each worker's longest common prefix, at the learned tokens per chunk."""
     held = prefixes()
     held.insert(MODEL, [key("doc?")], W1, 0.0)
     held.insert(MODEL, [key("do")], W2, 0.0)
@@ -181,7 +201,7 @@ def test_an_eviction_for_lack_of_room_is_reported() -> None:
 
 
 def test_a_prompt_longer_than_the_tree_is_held_up_to_its_limit() -> None:
-    """A watched request matches as much of it."""
+    """The tree holds the beginning of such a prompt, and a watched request matches as much."""
     held = prefixes(limit=4)
     watched = request("documents!")
     assert watch(held, watched, W1) == 0
@@ -205,7 +225,7 @@ def test_changes_are_reported_in_the_order_of_watching() -> None:
 
 
 def test_an_unwatched_request_is_not_reported() -> None:
-    """Not even if the change came before."""
+    """A request that is no longer watched is not reported, even if its match changed before."""
     held = prefixes()
     watch(held, request("doc!"), W1)
     held.insert(MODEL, [key("doc?")], W1, 0.0)
@@ -238,14 +258,16 @@ def test_learning_does_not_change_watched_matches() -> None:
 
 
 class Carrier:
-    """A live request."""
+    """Stands for a live request, which carries its lookup."""
 
     def __init__(self, request: Request) -> None:
         self.lookup = Lookup(request)
 
 
 def test_a_live_request_keeps_its_match_until_something_changes() -> None:
-    """Its match is found once, and again after a change of the tree; of another request nothing is kept."""
+    """A live request's match is found once, and again after a change of the tree; for other requests
+    nothing is kept.
+    """
     live, other = request("doc!"), request("dots", number=2)
     held = PrefixMap(100, Estimates(), 0, live={live.id: Carrier(live)})
     held.insert(MODEL, [key("doc?")], W1, 0.0)
@@ -269,7 +291,7 @@ def test_a_live_request_keeps_its_size_until_something_is_learned() -> None:
 
 
 def test_an_oracle_is_asked_anew_once_another_request_was_looked_up() -> None:
-    """It does not report when its answers change."""
+    """The oracle is asked again after every other request, because it does not report when its answers change."""
     live, asked = [request("doc!", number=number) for number in (1, 2)], list[RequestId]()
 
     def oracle(request: Request) -> dict[WorkerId, int]:
@@ -283,7 +305,7 @@ def test_an_oracle_is_asked_anew_once_another_request_was_looked_up() -> None:
 
 
 def test_evicted_and_dropped_prefixes_match_no_more() -> None:
-    """An eviction takes the tokens that the worker reported, a drop everything, both at that worker alone."""
+    """An eviction removes the tokens that the worker reported, and a drop removes all, both at that worker alone."""
     held = prefixes()
     for worker in WORKERS:
         held.insert(MODEL, [key("doc?")], worker, 0.0)
@@ -297,6 +319,6 @@ def test_a_broken_index_is_found() -> None:
     """The check fails if a chunk is indexed at which no match ends."""
     held = prefixes()
     watch(held, request("doc"), W1)
-    held._index.lacked[b"12345678"] = {MatchWatch(RequestId("r9"), b"", {}): None}
-    with pytest.raises(AssertionError, match="watches"):
+    held._indexes[W1]._lacked[b"12345678"] = {MatchGroup(b"", HeldChunks({})): None}
+    with pytest.raises(AssertionError, match="indexed wrongly"):
         held.check_integrity()

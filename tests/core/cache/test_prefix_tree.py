@@ -1,4 +1,4 @@
-"""The prefix tree against a naive dictionary of prefixes, and its integrity check against planted damage."""
+"""The prefix tree equals a naive dictionary of prefixes, and its integrity check finds planted damage."""
 
 import hashlib
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def chain(document: str) -> bytes:
 
 
 class NaiveTree:
-    """What the tree promises, written down prefix by prefix: each worker's prefixes and when each was last touched."""
+    """Keeps what the tree promises, prefix by prefix: each worker's prefixes and when each was last touched."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -166,7 +166,7 @@ def test_what_an_insertion_adds_is_what_the_worker_did_not_hold(document: str, k
     ids=["gone", "split by another prefix", "split by a pruning that takes nothing"],
 )
 def test_a_match_is_not_reused_after_a_change(change: Callable[[PrefixTree], object]) -> None:
-    """The nodes at the end of the match may have changed since."""
+    """A match is found anew after any change, since the nodes at its end may have changed."""
     tree, hashes = PrefixTree(1000), chain("xxyxx")
     tree.insert(chain("xxyy"), A, 0.0, seal=True)
     assert tree.match(hashes) == {A: 3}
@@ -178,7 +178,9 @@ def test_a_match_is_not_reused_after_a_change(change: Callable[[PrefixTree], obj
 
 
 def test_eviction_takes_the_stalest_leaf_first_and_cuts_it_to_measure() -> None:
-    """Five chunks are one whole stale leaf of two and the last three of the next; what was touched since stays."""
+    """An eviction of five chunks takes a whole stale leaf of two and the last three of the next; prefixes touched since
+    stay.
+    """
     tree = tree_of(("xxyy", A), ("xxxxxx", A), ("xx", A))
     assert tree.evict(A, 5) == 5
     assert tree.match(chain("xxxxxx")) == {A: 3}
@@ -396,7 +398,9 @@ def test_pins_are_voided_if_nothing_else_is_left() -> None:
 def test_a_pinned_prefix_ends_with_the_node_that_it_was_inserted_with(
     runs: list[tuple[str, WorkerId]], order: Random
 ) -> None:
-    """Whatever is pinned, held, unpinned and evicted around it. Once all pins are taken back, none is left."""
+    """The prefix does so whatever is pinned, held, unpinned and evicted around it, and no pin is left once all are
+    taken back.
+    """
     tree = PrefixTree(1000)
     ends = [(tree.insert(chain(document), worker, 0.0, pin=True), worker, document) for document, worker in runs]
     order.shuffle(ends)
@@ -411,7 +415,7 @@ def test_a_pinned_prefix_ends_with_the_node_that_it_was_inserted_with(
 
 
 def test_pruning_evicts_all_continuations_of_a_prefix() -> None:
-    """Only at that worker, and only what is neither pinned nor fresh."""
+    """Pruning evicts them at one worker only, and only those that are neither pinned nor fresh."""
     tree = tree_of(("xxyy", A), ("xxyy", B), ("xxyx", A), ("x", A), ("yy", A))
     tree.insert(chain("xxxx"), A, 9.0)
     tree.insert(chain("xxyyy"), A, 10.0, pin=True)
@@ -425,7 +429,7 @@ def test_pruning_evicts_all_continuations_of_a_prefix() -> None:
 
 
 def test_older_prefixes_can_be_evicted() -> None:
-    """Apart from the age, only pins matter."""
+    """All prefixes last touched before a given time are evicted unless they are pinned."""
     tree = tree_of(("xx", A), ("yy", A), ("xy", A))
     tree.insert(chain("yyyy"), A, 3.0, pin=True)
     assert tree.evict_older(A, 2.0) == 1
@@ -434,7 +438,9 @@ def test_older_prefixes_can_be_evicted() -> None:
 
 
 def test_sealed_nodes_are_evicted_as_a_whole() -> None:
-    """As in an engine that never joins or splits its nodes; shared beginnings stay separate nodes."""
+    """A sealed node is evicted whole, as in an engine that never joins or splits its nodes; shared beginnings are nodes
+    of their own.
+    """
     tree = PrefixTree(1000)
     for now, document in enumerate(("xxx", "xxxyy")):
         tree.insert(chain(document), A, float(now), seal=True)

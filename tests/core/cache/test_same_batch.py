@@ -1,4 +1,4 @@
-"""How much of a match is computed when a request starts."""
+"""A request finds only the part of its match that is computed when it starts."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from tests.core.scenario import key
 
 @dataclass
 class Flight:
-    """An attempt at the worker."""
+    """Stands for an attempt at the worker."""
 
     started: bool = False
 
@@ -29,7 +29,7 @@ def would_find(batch: NextBatch, text: str) -> int | None:
 
 
 def test_prompts_of_the_same_batch_are_not_found() -> None:
-    """Only what was computed before either of them is found."""
+    """A prompt finds only what was computed before its own batch."""
     batch = NextBatch()
     assert add(batch, "doc?", 1) == 1
     assert add(batch, "doc!", 3) == 1
@@ -45,7 +45,7 @@ def test_other_prompts_of_the_batch_do_not_matter() -> None:
 
 
 def test_a_first_token_and_time_form_the_next_batch() -> None:
-    """After either, what was sent before is computed first."""
+    """After a first token, or enough time, a new prompt finds what was sent before, since that is computed first."""
     batch = NextBatch()
     add(batch, "doc?", 0)
     batch.on_first_token(None, 0.5)
@@ -55,7 +55,7 @@ def test_a_first_token_and_time_form_the_next_batch() -> None:
 
 
 def test_an_ended_request_no_longer_counts() -> None:
-    """It was cancelled or refused."""
+    """A request that was cancelled or refused leaves the batch."""
     batch = NextBatch()
     ended = send(batch, "doc?", 0)
     batch.remove(ended)
@@ -77,7 +77,9 @@ def test_the_last_batch_of_a_long_prompt_is_shared() -> None:
 
 
 def test_a_batch_takes_waiting_prompts_in_order() -> None:
-    """First come, first served: the rest waits for the next batch, with what is sent meanwhile."""
+    """A batch takes prompts first come, first served; the rest waits for the next batch, with what is
+    sent meanwhile.
+    """
     batch = NextBatch()
     batch.batch_chunks = 4
     for text in ("aa", "bb", "cc"):
@@ -89,7 +91,7 @@ def test_a_batch_takes_waiting_prompts_in_order() -> None:
 
 
 def test_simultaneous_first_tokens_end_one_batch() -> None:
-    """They arrive at once, or nearly."""
+    """First tokens that arrive at once, or nearly, end one batch and not several."""
     batch = NextBatch()
     batch.batch_chunks = 3
     first, *_ = [send(batch, text, 0) for text in ("aa", "bb", "cc")]
@@ -111,7 +113,7 @@ def test_a_new_request_finds_what_waiting_ones_found() -> None:
 
 
 def test_requests_that_no_longer_wait_do_not_matter() -> None:
-    """For unstreamed answers, the end of the wait is a guess."""
+    """A request that is believed to have started delays no match; for unstreamed answers this is a guess."""
     batch = NextBatch()
     sent, flight = send(batch, "doc?", 1), Flight()
     sent.flight = flight

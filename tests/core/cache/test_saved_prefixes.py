@@ -1,4 +1,4 @@
-"""The cost of restoring a prefix tree, and what is kept of one that is too large."""
+"""A prefix tree is restored at a cost in proportion to its size, and a too large one in part."""
 
 import sys
 import tracemalloc
@@ -14,12 +14,14 @@ from tests.core.cache.test_prefix_tree import A, B
 
 
 def run_of(start: int, end: int) -> bytes:
-    """Hashes of one endless document, from one chunk to another."""
+    """Return the hashes of one endless document, from one chunk to another."""
     return b"".join(number.to_bytes(HASH_BYTES) for number in range(start, end))
 
 
 def deep(depth: int) -> list[Prefixes]:
-    """The pieces of a document that two workers hold and that became shorter chunk by chunk: one node per chunk."""
+    """Return the pieces of a document that two workers hold and that became shorter chunk by chunk: one
+    node per chunk.
+    """
     tree = PrefixTree(depth)
     for at, end in enumerate(range(depth, 0, -1)):
         for worker in (A, B):
@@ -31,7 +33,7 @@ def deep(depth: int) -> list[Prefixes]:
 
 
 def lines_of_restoring(pieces: list[Prefixes]) -> int:
-    """How many lines of Python run while the pieces are restored."""
+    """Return how many lines of Python run while the pieces are restored."""
     lines = 0
 
     def watch(_frame: FrameType, event: str, _argument: Any) -> Any:
@@ -49,7 +51,7 @@ def lines_of_restoring(pieces: list[Prefixes]) -> int:
 
 
 def bytes_of_restoring(pieces: list[Prefixes]) -> int:
-    """Peak memory while the pieces are restored."""
+    """Return the peak of memory while the pieces are restored."""
     tree = PrefixTree(100_000)
     tracemalloc.start()
     try:
@@ -60,14 +62,14 @@ def bytes_of_restoring(pieces: list[Prefixes]) -> int:
 
 
 def test_a_chain_twice_as_deep_costs_twice_as_much() -> None:
-    """In lines run and in bytes: no work is repeated for each node below."""
+    """Restoring takes lines run and bytes in proportion to the depth: no work is repeated for each node below."""
     short, long = deep(300), deep(600)
     assert lines_of_restoring(long) < 2.1 * lines_of_restoring(short)
     assert bytes_of_restoring(long) < 2.3 * bytes_of_restoring(short)
 
 
 def test_nodes_that_may_join_are_restored_as_one() -> None:
-    """Although they were saved in several pieces; the order is that of the touches."""
+    """Such nodes become one node although they were saved in several pieces, in the order of their touches."""
     nodes = tuple(SavedNode(number - 1, run_of(number, number + 1)) for number in range(50))
     tree = PrefixTree(1000)
     restore_prefixes(
@@ -99,7 +101,7 @@ def test_chunks_saved_twice_are_restored_once() -> None:
 
 
 def test_the_most_recent_part_of_a_too_large_tree_is_restored() -> None:
-    """The router may be restarted with a smaller limit."""
+    """A smaller limit after a restart keeps the most recent part of the saved tree."""
     documents = [run_of(100 * number, 100 * number + 5) for number in range(1, 9)]
     nodes = tuple(SavedNode(-1, document) for document in documents)
     touches = tuple(SavedTouch(WorkerId("w"), number, float(number)) for number in range(8))

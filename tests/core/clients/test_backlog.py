@@ -1,4 +1,4 @@
-"""Backlogs, compared with a list of all waiting requests."""
+"""Backlogs equal those counted from a list of all waiting requests."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ Place = tuple[WorkerId | None, ClientId]
 
 
 class Recorder(BacklogWatcher):
-    """Record all notifications."""
+    """Records all notifications."""
 
     def __init__(self) -> None:
         self.notifications: list[tuple[str, WorkerId | None, ClientId, float]] = []

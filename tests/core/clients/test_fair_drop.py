@@ -1,4 +1,4 @@
-"""The holder with the most of a scarce resource."""
+"""The holder with the most of a scarce resource is found without a search."""
 
 from collections import Counter
 

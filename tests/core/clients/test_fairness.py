@@ -1,4 +1,4 @@
-"""Jain's index, waiting times, and which queue's gap is measured."""
+"""Fairness reports Jain's index, waiting times and service gaps over the right clients and queues."""
 
 from collections.abc import Callable
 
@@ -102,7 +102,7 @@ def test_service_counts_per_weight() -> None:
 
 
 def test_each_worker_has_its_own_gap() -> None:
-    """Service at other workers does not count."""
+    """A gap in one worker's queue does not count service at other workers."""
     fairness = backlogged(ADA, BOB)
     fairness.add_service(request(ADA), W1, 30, 0.0)
     fairness.add_service(request(ADA), W2, 1000, 0.0)
@@ -131,8 +131,8 @@ def test_the_bound_is_kept_where_the_gap_is(pooled: bool) -> None:
 
 
 def test_a_pool_of_different_models_has_no_bound() -> None:
-    """A refill for one model reaches clients of other models. The gap starts anew when all workers serve the same
-    models.
+    """A pool has no bound while a refill for one model reaches clients of other models; the gap begins anew when all
+    workers serve the same models.
     """
     scene = Scene("dlpm_home", settings=SchedulerSettings(window=FixedWindow(requests=1)))
     scene.join("w1", "llama", "ada's adapter")

@@ -1,4 +1,4 @@
-"""Sums and maxima over the last minute, compared with a list of all values."""
+"""Sums and maxima over the last minute equal those of a list of all values."""
 
 from hypothesis import given
 from hypothesis import strategies as st

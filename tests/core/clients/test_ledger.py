@@ -1,4 +1,4 @@
-"""The service ledger: charged = served + reserved, and a settled bill equals the engine's usage."""
+"""In the service ledger, charged = served + reserved, and a settled bill equals the engine's usage."""
 
 from functools import reduce
 
@@ -27,7 +27,7 @@ def new_ledger(limit: int = LIMIT) -> Ledger:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Any interleaving of bills, compared with the sum of all charges."""
+    """Compares any interleaving of bills with the sum of all charges."""
 
     def __init__(self) -> None:
         super().__init__()

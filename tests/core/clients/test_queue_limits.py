@@ -1,4 +1,4 @@
-"""Limits on waiting, and which request gives way when one is reached."""
+"""Queue limits bound what waits, and choose which request gives way when a limit is reached."""
 
 from collections.abc import Sequence
 from math import inf
@@ -57,8 +57,8 @@ def test_a_dispatched_request_is_no_surplus() -> None:
 
 
 def test_a_flood_costs_the_flooder() -> None:
-    """A client with less waiting finds room in a full queue until it has as much, at the cost of the other's newest
-    requests.
+    """In a full queue, a client with less waiting finds room at the cost of the other's newest requests, until it has
+    as much.
     """
     waiting = limits_of(requests=6)
     assert fill(waiting, numbered("flood", 6)) == []

@@ -6,7 +6,9 @@ from router.core.clients.rate_limits import ClientLimits, OwnerLimits, RateLimit
 
 
 def test_a_client_of_a_limited_group_keeps_its_own_limit() -> None:
-    """Also in its first two calls at a time, when its limiter is new and idle."""
+    """The client's limit holds beside the group's, also in its first two calls at a time, when its limiter is new and
+    idle.
+    """
     client, group = OwnerLimits("ann", ClientLimits(in_flight=1)), OwnerLimits("team", ClientLimits(in_flight=9), True)
     limits = RateLimits()
     assert limits.begin_call(1, (client, group), 0.0) is None
@@ -16,7 +18,7 @@ def test_a_client_of_a_limited_group_keeps_its_own_limit() -> None:
 
 
 def test_a_call_that_was_refused_can_end() -> None:
-    """It was never counted, so its end gives nothing back."""
+    """The end of a refused call gives nothing back, because the call was never counted."""
     client, limits = OwnerLimits("ann", ClientLimits(in_flight=1)), RateLimits()
     assert limits.begin_call(1, (client,), 0.0) is None
     assert limits.begin_call(2, (client,), 0.0) is not None

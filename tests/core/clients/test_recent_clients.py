@@ -1,4 +1,4 @@
-"""A bounded number of clients is remembered, and no debt is forgiven because its client is forgotten."""
+"""The scheduler remembers a bounded number of clients, and forgives no debt by forgetting its client."""
 
 from collections import deque
 
@@ -75,8 +75,8 @@ def test_entries_of_strangers_are_bounded(policy: str) -> None:
 
 
 def entries_after(scene: Scene) -> int:
-    """Count the entries of strangers when nothing runs any more, except in the estimates, which
-    have their own limit.
+    """Count the entries of strangers when nothing runs any more. The estimates, which have a limit of their own, are
+    left out.
     """
     scene.serve_all()
     scheduler = scene.scheduler

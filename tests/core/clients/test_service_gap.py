@@ -1,4 +1,4 @@
-"""The measured gap, compared with the whole history; the bound, compared with the formula."""
+"""The measured gap equals that of the whole history, and the bound equals the formula."""
 
 from itertools import combinations
 
@@ -16,7 +16,7 @@ ADA, BOB, CYD, _ = CLIENTS
 
 
 class Gaps(RuleBasedStateMachine):
-    """Backlogs that begin, end and begin again, compared with a list of all service."""
+    """Compares backlogs that begin, end and begin again with a list of all service."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,10 +28,10 @@ class Gaps(RuleBasedStateMachine):
     def begin_or_end(self, client: ClientId) -> None:
         if client in self.since:
             del self.since[client]
-            self.meter.end(client)
+            self.meter.backlog_ended(client)
         else:
             self.since[client] = len(self.history)
-            self.meter.begin(client)
+            self.meter.backlog_began(client)
 
     @rule(client=st.sampled_from(CLIENTS), service=st.integers(-10, 50))
     def serve(self, client: ClientId, service: int) -> None:
@@ -58,12 +58,12 @@ TestGaps.settings = settings(max_examples=60)
 def test_a_backlog_that_began_again_is_compared_anew() -> None:
     """Service in an earlier backlog does not count against a client."""
     meter = GapMeter()
-    meter.begin(ADA)
-    meter.begin(BOB)
+    meter.backlog_began(ADA)
+    meter.backlog_began(BOB)
     meter.add_service(ADA, 100)
     meter.add_service(BOB, 70)
-    meter.end(ADA)
-    meter.begin(ADA)
+    meter.backlog_ended(ADA)
+    meter.backlog_began(ADA)
     assert meter.gap() == 0
 
 
@@ -71,11 +71,11 @@ def test_clients_beyond_the_limit_are_not_compared() -> None:
     """A client beyond the limit is not measured, and the end of its backlog is no error."""
     meter = GapMeter()
     for number in range(PAIR_LIMIT):
-        meter.begin(ClientId(str(number)))
-    meter.begin(ADA)
+        meter.backlog_began(ClientId(str(number)))
+    meter.backlog_began(ADA)
     meter.add_service(ADA, 1000)
     assert meter.gap() == 0
-    meter.end(ADA)
+    meter.backlog_ended(ADA)
 
 
 def test_the_bound_is_the_formula() -> None:
@@ -137,7 +137,7 @@ def test_the_bound_never_falls(sizes: list[Outstanding], gap: int) -> None:
 
 @pytest.mark.parametrize("together", [True, False])
 def test_an_ended_request_is_not_outstanding(together: bool) -> None:
-    """Requests one after the other need half the outstanding part of two at a time."""
+    """Requests one after the other widen the bound half as much as two at a time."""
     meter = BoundMeter(LinearCost(extend=0.0, output=1.0))
     for _ in range(2):
         meter.add(ADA, 1.0, Outstanding(100, 1, 1))

@@ -1,4 +1,4 @@
-"""The lag of each client, compared with a list of all service."""
+"""The lag of each client equals that computed from a list of all service."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ class Moment(NamedTuple):
 
 
 class Lags(RuleBasedStateMachine):
-    """Requests that arrive, are answered and end, with pauses in between."""
+    """Lets requests arrive, be answered and end, with pauses in between."""
 
     @initialize(weights=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=4, max_size=4))
     def begin(self, weights: list[float]) -> None:
@@ -84,7 +84,7 @@ class Lags(RuleBasedStateMachine):
         self.now += seconds
 
     def lag(self, client: ClientId) -> float:
-        """Compute the lag: the most by which even shares while waiting exceed the client's own service, from any moment
+        """Return the lag: the most by which even shares while waiting exceed the client's own service, from any moment
         on.
         """
         if client not in self.since or self.now - self.idle.get(client, self.now) > IDLE_SECONDS:
@@ -115,7 +115,9 @@ def waiting(turns: Turns, *clients: ClientId) -> None:
 
 
 def test_a_client_that_waits_falls_behind_one_that_comes_back() -> None:
-    """With one request at a time, the end of a request does not end an interval."""
+    """A waiting client falls behind although the other one's requests end before its next ones: the end of a request
+    ends no interval.
+    """
     turns = Turns()
     waiting(turns, ADA)
     for number in range(10):
@@ -129,7 +131,9 @@ def test_a_client_that_waits_falls_behind_one_that_comes_back() -> None:
 
 
 def test_a_client_with_nothing_waiting_does_not_fall_behind() -> None:
-    """Neither while its request is answered nor while it has none: others may have what it leaves."""
+    """A client does not fall behind while its request is answered or while it has none: others may have
+    what it leaves.
+    """
     turns = Turns()
     waiting(turns, ADA, BOB)
     turns.request_answered(ADA, RequestId(ADA), 0.0)
@@ -141,7 +145,7 @@ def test_a_client_with_nothing_waiting_does_not_fall_behind() -> None:
 
 
 def test_a_long_pause_resets_the_lag() -> None:
-    """After `IDLE_SECONDS` without a request a client starts anew; before, its lag is unchanged."""
+    """A client starts anew after `IDLE_SECONDS` without a request; after a shorter pause its lag is unchanged."""
     for pause, lag in ((0.5 * IDLE_SECONDS, 50.0), (2 * IDLE_SECONDS, 0.0)):
         turns = Turns()
         waiting(turns, ADA, BOB)

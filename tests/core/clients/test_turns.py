@@ -1,4 +1,4 @@
-"""Waits and rounds, compared with a simple model, and in small examples."""
+"""Waits and rounds equal those of a simple model, and are right in small examples."""
 
 from dataclasses import dataclass, field
 
@@ -41,7 +41,7 @@ class ModelRound:
 
 
 class Rounds(RuleBasedStateMachine):
-    """Requests that arrive, are answered, served and closed. The model checks all of them each time."""
+    """Lets requests arrive, be answered, served and closed, and checks each step against the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ TestRounds.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_a_fair_round_is_one_mean_request_per_client() -> None:
-    """A fair round is the clients with an open request, times the recent mean cost, divided by the service rate."""
+    """A fair round takes the clients with an open request, times the recent mean cost, divided by the service rate."""
     turns = Turns()
     for client in CLIENTS:
         request = opened(turns, client, 0.0)
@@ -187,7 +187,7 @@ def test_a_client_of_small_weight_is_expected_to_wait_longer() -> None:
 
 
 def test_a_resumed_request_does_not_wait() -> None:
-    """Its client already has the first token."""
+    """A request that continues an answer does not wait, because its client already has the first token."""
     turns = Turns()
     turns.request_resumed(ADA, 1.0, 0.0)
     assert turns.client_turns(ADA, 9.0).unserved_s is None

@@ -1,4 +1,4 @@
-"""What a learned window finds out about an engine."""
+"""A learned window finds out what an engine can take."""
 
 from math import inf
 
@@ -51,7 +51,7 @@ def test_a_share_of_the_places_stays_a_share() -> None:
 
 
 def test_until_something_is_learned_two_steps_of_prefill_may_wait() -> None:
-    """With half of that ahead, a request of any size may go."""
+    """At first two steps of prefill may wait, and with half of that ahead a request of any size may go."""
     limit = TokenLimit(16_384)
     assert (limit.limit, limit.low) == (FEWEST_TOKENS, FEWEST_TOKENS / 2)
 
@@ -78,7 +78,7 @@ def test_a_lull_does_not_make_a_fast_engine_slow() -> None:
 
 
 def test_the_unstarted_limit_follows_starts_per_step() -> None:
-    """It begins low, grows to the requests of a few steps, and decays slowly."""
+    """The limit begins low, grows to the requests of a few steps, and decays slowly."""
     limit = UnstartedLimit()
     assert limit.limit == FEWEST_REQUESTS
     limit.learn(Turnover(1.0, 3000.0))
@@ -106,7 +106,7 @@ def test_an_old_report_is_read_as_a_proportion() -> None:
 
 
 def test_a_limit_that_was_reached_with_nothing_waiting_is_raised() -> None:
-    """A limit that is not reached is unchanged."""
+    """Only a limit that is reached is raised."""
     limit = RequestLimit()
     limit.on_report(report(4, 4))
     limit.on_report(report(2, 0))
@@ -116,7 +116,7 @@ def test_a_limit_that_was_reached_with_nothing_waiting_is_raised() -> None:
 
 
 def test_requests_waiting_for_the_next_step_show_nothing() -> None:
-    """They show neither that the engine is full nor that it has room."""
+    """Such requests show neither that the engine is full nor that it has room."""
     limit = RequestLimit()
     limit.on_report(report(1, 79, unstarted=79, new=79))
     assert limit.places == inf
@@ -134,7 +134,7 @@ def test_a_limit_falls_slowly() -> None:
 
 
 def test_as_many_may_wait_as_start_in_a_step() -> None:
-    """A place that becomes free is then taken at once."""
+    """As many requests may wait, so that a place that becomes free is taken at once."""
     limit = RequestLimit()
     limit.on_report(report(20, 10))
     limit.learn(Turnover(10.0, 500.0))
@@ -152,7 +152,9 @@ def test_an_idle_engine_has_no_limit_of_places() -> None:
 
 
 def test_the_limit_may_be_exceeded_while_too_few_wait() -> None:
-    """Requests of other routers that wait in the engine count, too."""
+    """More requests may go than the limit while few wait in the engine; those of other routers count as
+    waiting, too.
+    """
     limit = RequestLimit()
     limit.on_report(report(8, 1, unstarted=1))
     assert limit.admit(20, 0, 0)
@@ -162,7 +164,9 @@ def test_the_limit_may_be_exceeded_while_too_few_wait() -> None:
 
 
 def test_a_guessed_start_counts_as_waiting_until_a_report() -> None:
-    """Otherwise answers without streaming would fill the engine's queue without limit."""
+    """A request whose start is only guessed still counts as waiting, or unstreamed answers would fill the engine's
+    queue.
+    """
     limit = RequestLimit()
     limit.on_report(report(8, 1, unstarted=1))
     assert not limit.admit(20, 0, 1)
@@ -201,7 +205,7 @@ def test_unstarted_and_foreign_requests_are_not_preempted() -> None:
     ("held_back", "kv_tokens", "grows"), [(True, 4900, True), (False, 4900, False), (True, 900, False)]
 )
 def test_a_learned_capacity_grows_while_it_holds_requests_back(held_back: bool, kv_tokens: int, grows: bool) -> None:
-    """It also has to be nearly used up; otherwise nothing would show whether there is more."""
+    """The capacity grows only while it is nearly used up, since otherwise nothing would show whether there is more."""
     limit = KvLimit()
     for _ in range(2):
         limit.on_report(report(8, 2, kv_tokens=5000), held_back=False)

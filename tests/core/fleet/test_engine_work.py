@@ -1,4 +1,4 @@
-"""A worker's own counters, compared with what was charged for its work."""
+"""A worker's own counters bound what may be claimed beyond the charges for its work."""
 
 from router.core.fleet.engine_work import EngineWork
 from router.core.model.cost import Tokens
@@ -49,7 +49,7 @@ def test_claims_are_limited_to_uncharged_tokens() -> None:
 
 
 def test_old_uncharged_tokens_are_not_claimed() -> None:
-    """Their client is gone, and other clients do not pay for them."""
+    """Old uncharged tokens belong to clients that are gone, and other clients do not pay for them."""
     work = EngineWork()
     work.on_report(WorkReport(0.0), now=0.0)
     for second in range(1, 100):
@@ -65,7 +65,7 @@ def test_an_engine_that_does_not_count_lets_the_whole_claim_pass() -> None:
 
 
 def test_charges_are_added_up_and_corrected() -> None:
-    """A bill that falls is subtracted."""
+    """The sum of charges falls when a bill falls."""
     work = EngineWork()
     work.charge(Tokens(), Tokens(100, 20, 0))
     work.charge(Tokens(100, 20, 0), Tokens(70, 50, 9))

@@ -1,4 +1,4 @@
-"""Which workers to trust: circuit breakers, slow start, backoff, the retry budget and silence timeouts."""
+"""Health decides which workers to trust: circuit breakers, slow start, backoff, retry budget, silence timeouts."""
 
 import pytest
 from hypothesis import given
@@ -97,7 +97,7 @@ def test_trust_grows_with_each_first_token() -> None:
 
 
 def test_a_breaker_may_be_switched_off() -> None:
-    """With `failures=0` it stays closed."""
+    """A breaker with `failures=0` stays closed."""
     health = Health(HealthRules(failures=0))
     assert fail(health, 100) is None
     assert trusts(health)
@@ -105,7 +105,7 @@ def test_a_breaker_may_be_switched_off() -> None:
 
 @given(st.lists(st.booleans(), max_size=300), st.integers(0, 12))
 def test_retries_are_a_share_of_the_requests_and_a_floor(attempts: list[bool], floor: int) -> None:
-    """At one moment there are never more retries than that."""
+    """At no moment are there more retries than a share of the requests plus the floor."""
     budget = RetryBudget(0.1, floor)
     requests = retries = 0
     for is_request in attempts:
@@ -118,7 +118,7 @@ def test_retries_are_a_share_of_the_requests_and_a_floor(attempts: list[bool], f
 
 
 def test_the_floor_of_the_retry_budget_is_refilled() -> None:
-    """It is refilled with time, up to the floor."""
+    """The budget is refilled with time, up to the floor."""
     budget = RetryBudget(0.0, 5)
     assert [budget.take(0.0) for _ in range(6)] == [True] * 5 + [False]
     assert [budget.take(4.0) for _ in range(3)] == [True, True, False]
@@ -126,7 +126,7 @@ def test_the_floor_of_the_retry_budget_is_refilled() -> None:
 
 
 def test_silence_timeouts_follow_the_workers_slowest_times() -> None:
-    """They are ten times the slowest first token and at least the configured minimum, and decay slowly."""
+    """A timeout is ten times the slowest first token and at least the configured minimum, and decays slowly."""
     timeout = SilenceTimeout(SilenceRules(2.0, 1.0))
     assert (timeout.first_token, timeout.between_tokens) == (2.0, 1.0)
     timeout.on_first_token(3.0)
@@ -146,7 +146,7 @@ def test_silence_timeouts_follow_the_workers_slowest_times() -> None:
 
 
 def test_a_worker_that_joins_again_keeps_what_is_known_of_its_silence() -> None:
-    """It is as slow as before, so calls that take as long as before must not be given up."""
+    """A worker that joins again is as slow as before, so calls that take as long as before are not given up."""
     scene = new_scene("w1")
     request = scene.arrive("ada", "question")
     scene.wait(100.0)
@@ -174,7 +174,9 @@ def give_back(
 
 @pytest.mark.parametrize("policy", ["rr+fcfs", "d2lpm", "dlpm_home", "rpm", "preble", "rr+vtc"])
 def test_a_failed_request_goes_to_a_worker_that_has_not_failed_it(policy: str) -> None:
-    """It goes at once if there is room. When no worker is left it is refused, and nothing stays in flight."""
+    """A failed request goes there at once if there is room. When no worker is left it is refused, and nothing stays in
+    flight.
+    """
     scene = new_scene("w1", "w2", policy=policy)
     request = scene.arrive("ada", "doc")
     first = scene.worker_of(request)
@@ -211,7 +213,7 @@ def test_a_continued_answer_is_charged_once() -> None:
 
 
 def test_a_refused_connection_does_not_count_as_a_try() -> None:
-    """It uses up neither the request's tries nor the retry budget, and no worker is asked twice."""
+    """A refused connection uses up neither the request's tries nor the retry budget, and no worker is asked twice."""
     scene = new_scene("w1", "w2", "w3", "w4", rules=HealthRules(failures=0, tries=2, budget=0.0, floor=1))
     request = scene.arrive("ada", "doc")
     asked = []
@@ -232,7 +234,7 @@ def test_a_refused_connection_does_not_count_as_a_try() -> None:
 
 
 def test_what_was_begun_and_then_fails_is_not_refunded() -> None:
-    """It is not refunded even if the last worker tried refused the connection."""
+    """An attempt that a worker began is charged, even if the last worker tried refused the connection."""
     scene = new_scene("w1", "w2")
     request = scene.arrive("ada", "doc")
     give_back(scene, request)
@@ -271,7 +273,7 @@ def test_a_failed_request_matches_no_prefix_still_in_prefill(chunks: int, output
 
 
 def test_a_failed_request_waits_no_longer_than_others() -> None:
-    """It is refused if no other worker has room in time."""
+    """A failed request is refused if no other worker has room in time."""
     scene = new_scene("w1", "w2", requests=1)
     first = scene.arrive("ada", "a")
     scene.arrive("bob", "b")
@@ -332,7 +334,7 @@ def test_an_open_breaker_keeps_requests_away_until_a_probe_succeeds() -> None:
 
 
 def test_the_only_worker_of_a_model_is_never_ejected() -> None:
-    """It is sent requests although it fails, and again when the other workers of its model leave."""
+    """Such a worker is sent requests although it fails, also if it became the only one because others left."""
     scene = new_scene("w1")
     for _ in range(9):
         give_back(scene, scene.arrive("ada", "a"))
@@ -349,7 +351,7 @@ def test_the_only_worker_of_a_model_is_never_ejected() -> None:
 
 
 def test_an_ejected_worker_is_readmitted_for_a_new_model() -> None:
-    """If it is the only worker of the new model, it is readmitted although something still runs there."""
+    """An ejected worker that is the only one of a new model is readmitted, although something still runs there."""
     scene = new_scene("w1", "w2", requests=3)
     there: list[RequestId] = []
     while len(there) < 3:
@@ -383,7 +385,9 @@ def test_a_request_that_every_worker_fails_opens_no_breaker() -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_an_engines_error_counts_as_soon_as_another_answers(streamed: bool) -> None:
-    """It counts at the first token of a stream, and at the end of an answer without streaming."""
+    """The error counts at the other worker's first token of a stream, and at the end of its answer
+    without streaming.
+    """
     scene = new_scene("w1", "w2")
     for letter in "abcdef":
         request = scene.arrive("ada", letter, streamed=streamed)
@@ -397,7 +401,7 @@ def test_an_engines_error_counts_as_soon_as_another_answers(streamed: bool) -> N
 
 
 def test_trust_in_a_worker_that_comes_back_grows_slowly() -> None:
-    """It gets one request first, and more as they start; a new worker is not limited."""
+    """A returning worker gets one request first, and more as they start; a new worker is not limited."""
     scene = new_scene("w1", "w2")
     assert len([scene.arrive("ada", letter) for letter in "abcdef"]) == len(scene.dispatched)
     scene.serve_all()
@@ -412,7 +416,9 @@ def test_trust_in_a_worker_that_comes_back_grows_slowly() -> None:
 
 
 def test_a_worker_that_comes_back_without_metrics_is_not_filled_when_it_is_trusted() -> None:
-    """It gets the short requests that it runs and a limited number that wait, since their tokens are no bound."""
+    """Such a worker gets the short requests that it runs and a limited number that wait, since their tokens are no
+    bound.
+    """
     scene = Scene("rr+fcfs")
     scene.leave("w1")
     scene.join("w1")

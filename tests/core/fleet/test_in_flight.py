@@ -1,4 +1,4 @@
-"""The requests in flight at one worker, and which of them have not started."""
+"""The table of one worker's requests in flight knows which of them have not started."""
 
 from math import inf
 
@@ -25,7 +25,7 @@ def test_a_start_moves_tokens_from_unstarted_to_held() -> None:
 
 
 def test_the_first_of_the_unstarted_is_the_one_that_is_computed() -> None:
-    """The table knows its tokens and when it became the first."""
+    """The table knows the tokens of the first unstarted request and when it became the first."""
     made, _ = table_of()
     assert made.head_tokens == 0
     first = made.add(10, 1.0, streamed=True, had_place=True)
@@ -48,7 +48,7 @@ def test_starts_are_guessed_in_dispatch_order() -> None:
 
 
 def test_a_later_start_shows_the_earlier_ones() -> None:
-    """An engine that serves in order has begun with the requests before it."""
+    """A later request's start shows that earlier ones have begun, at an engine that serves in order."""
     made, (first, second, third) = table_of(silent=2, streamed=1)
     made.guess_at(first, 50.0)
     made.guess_at(second, 60.0)
@@ -66,7 +66,7 @@ def test_no_start_is_guessed_for_an_ended_request() -> None:
 
 
 def test_recently_dispatched_requests_are_counted() -> None:
-    """Only unstarted requests count."""
+    """Only unstarted requests count as recently dispatched."""
     made = InFlightTable()
     *_, last = [made.add(10, float(number), streamed=True, had_place=True) for number in range(3)]
     assert [made.unstarted_since(time) for time in (-1.0, 0.0, 1.5, 2.0)] == [3, 2, 1, 0]
@@ -85,7 +85,7 @@ def test_guesses_are_counted_while_they_last() -> None:
 
 
 def test_a_start_out_of_order_does_not_move_the_head() -> None:
-    """The first request has been computed since it became the first."""
+    """The first request counts as computed since it became the first, whichever others start."""
     made, (first, second) = table_of(streamed=2)
     made.start(second, 3.0, guessed=False)
     assert made.head_since == 0.0

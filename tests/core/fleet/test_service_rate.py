@@ -1,4 +1,4 @@
-"""How fast one worker is, measured from its answers."""
+"""A worker's speed is measured from its answers."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def learned(seconds_per_token: float, starts: int = 200, *, had_place: bool = Tr
 
 
 def test_prefill_is_guessed_until_it_is_seen() -> None:
-    """The guess is proportional to the tokens."""
+    """The guessed prefill time is proportional to the tokens."""
     assert ServiceRate().prefill_seconds(500) == 500 * FIRST_SECONDS_PER_TOKEN
 
 
@@ -36,7 +36,7 @@ def test_prefill_is_learned_from_what_starts(seconds_per_token: float) -> None:
 
 @pytest.mark.parametrize(("had_place", "slower"), [(False, False), (True, True)])
 def test_only_requests_with_a_place_show_slow_prefill(had_place: bool, slower: bool) -> None:
-    """Other requests may have waited for something else."""
+    """A request without a place may have waited for something else, so its late start shows nothing."""
     service_rate = learned(1e-4)
     known = []
     for number in range(10):
@@ -48,7 +48,7 @@ def test_only_requests_with_a_place_show_slow_prefill(had_place: bool, slower: b
 
 
 def test_a_first_start_that_waited_for_a_cold_engine_is_soon_forgotten() -> None:
-    """Faster starts after it are believed at once."""
+    """Faster starts after the first one are believed at once."""
     service_rate = ServiceRate()
     service_rate.observe_start(30.0, 0.0, 300, had_place=True)
     for number in range(1, 4):
@@ -57,7 +57,7 @@ def test_a_first_start_that_waited_for_a_cold_engine_is_soon_forgotten() -> None
 
 
 def test_an_answer_at_once_does_not_show_the_output_rate() -> None:
-    """It was computed before; a second of streaming is needed."""
+    """An answer that comes at once was computed before; only a second of streaming shows the rate."""
     service_rate = ServiceRate()
     first = service_rate.seconds_per_output_token
     service_rate.advance(0.1, streams=1, busy=True, full=False, seen_answers=1)
@@ -96,7 +96,9 @@ def test_there_are_no_averages_before_enough_work() -> None:
 
 
 def test_the_rate_covers_only_the_time_when_full() -> None:
-    """A worker with little to do serves little, which is only a lower bound of its rate."""
+    """The rate counts only time when the worker is full, since what it serves with little to do is only
+    a lower bound.
+    """
     service_rate = ServiceRate()
     for second in range(1, 30):
         service_rate.advance(float(second), streams=1, busy=True, full=False)
@@ -110,7 +112,7 @@ def test_the_rate_covers_only_the_time_when_full() -> None:
 
 
 def test_idle_time_decays_nothing() -> None:
-    """After a night without work the rate is the same."""
+    """The rate is the same after a night without work."""
     service_rate = learned(1e-4)
     service_rate.add_service(500.0, 0, full=True)
     rate = service_rate.rate
@@ -120,7 +122,7 @@ def test_idle_time_decays_nothing() -> None:
 
 
 def test_answers_without_streaming_bound_the_prefill_time() -> None:
-    """What ended within a time was computed in at most that time, although no start was seen."""
+    """An unstreamed answer shows that its prompt was computed in at most its time, although no start was seen."""
     service_rate = ServiceRate()
     for second in range(1, 400):
         service_rate.advance(float(second), streams=0, busy=True, full=False)
@@ -129,7 +131,7 @@ def test_answers_without_streaming_bound_the_prefill_time() -> None:
 
 
 def test_one_long_prompt_does_not_show_what_a_step_takes() -> None:
-    """It may have been computed in several steps; only requests that start together share one step."""
+    """One prompt may have been computed in several steps; only requests that start together share one step."""
     service_rate = ServiceRate()
     service_rate.advance(2.0, streams=0, busy=True, full=True)
     service_rate.observe_start(2.0, 0.0, 20_000, had_place=True)
@@ -139,7 +141,7 @@ def test_one_long_prompt_does_not_show_what_a_step_takes() -> None:
 
 
 def test_a_long_prefill_is_not_a_rate_of_zero() -> None:
-    """A worker that is full for seconds before it has served anything is not infinitely slow."""
+    """A worker that is full for seconds before it has served anything does not count as infinitely slow."""
     service_rate = ServiceRate()
     service_rate.advance(5.0, streams=0, busy=True, full=True)
     assert (service_rate.rate, service_rate.least_rate) == (None, None)

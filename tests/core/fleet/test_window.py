@@ -1,4 +1,4 @@
-"""Admission windows."""
+"""Admission windows bound what may be in flight at a worker."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,9 @@ def test_what_admits_a_larger_request_admits_a_smaller(window: FixedWindow, load
     ],
 )
 def test_a_fixed_window(load: Load, tokens: int, admitted: bool) -> None:
-    """It admits two requests and a hundred unstarted tokens, and a larger request if nothing waits to start."""
+    """A fixed window admits two requests and a hundred unstarted tokens, and a larger request if nothing waits to
+    start.
+    """
     assert FixedWindow(requests=2, unstarted_tokens=100).admits(load, tokens) == admitted
 
 
@@ -58,7 +60,9 @@ def report(window: LearnedWindow, load: Load, running: int, waiting: int) -> Non
 
 
 def test_a_learned_window_lets_a_few_steps_of_prefill_wait() -> None:
-    """It admits requests that fit the budget, one of any size if little is ahead, and any if nothing waits."""
+    """A learned window admits requests that fit the budget, one of any size if little is ahead, and any if nothing
+    waits.
+    """
     window = LearnedWindow()
     assert window.limits == Limits(1024, 4096)
     assert window.admits(Load(9, 9, 4000, 4000), 96)
@@ -69,14 +73,14 @@ def test_a_learned_window_lets_a_few_steps_of_prefill_wait() -> None:
 
 
 def test_computed_tokens_are_no_longer_ahead() -> None:
-    """The next request may go while a long one is still being computed."""
+    """Tokens already computed of a long request do not keep the next request from going."""
     window = LearnedWindow()
     assert not window.admits(Load(1, 1, 9000, 9000), 500)
     assert window.admits(Load(1, 1, 9000, 1000), 500)
 
 
 def test_a_learned_window_stays_at_what_the_engine_runs_and_one_that_waits() -> None:
-    """The engine report how many ran while others waited."""
+    """The engine's reports show how many requests ran while others waited."""
     window = LearnedWindow()
     report(window, Load(20, 12, 100, 100), running=8, waiting=12)
     assert window.limits == Limits(9, 4096)
@@ -87,7 +91,7 @@ def test_a_learned_window_stays_at_what_the_engine_runs_and_one_that_waits() -> 
 
 
 def test_one_may_wait_for_room_in_the_cache() -> None:
-    """A second request must not wait there, and an empty engine takes any request."""
+    """One request may wait for room and a second one may not; an empty engine takes any request."""
     window = LearnedWindow()
     window.set_kv_capacity(1000)
     assert window.admits(Load(3, 0, 0, 0, kv_peak=1000), 1)
@@ -97,7 +101,9 @@ def test_one_may_wait_for_room_in_the_cache() -> None:
 
 
 def test_without_metrics_few_unstarted_requests_are_admitted() -> None:
-    """The limit holds however short the requests are, until the engine reports again; then only tokens count."""
+    """The limit holds, however short the requests are, until the engine reports again; from then on only
+    tokens count.
+    """
     window = LearnedWindow()
     many = Load(30, FEWEST_REQUESTS, 20, 20)
     assert window.admits(many, 1)
@@ -113,7 +119,7 @@ def test_without_metrics_few_unstarted_requests_are_admitted() -> None:
 
 
 def test_the_operators_limit_is_never_exceeded() -> None:
-    """It holds whatever was learned."""
+    """The operator's limit holds whatever was learned."""
     window = LearnedWindow(requests=4)
     assert not window.admits(Load(4), 1)
     report(window, Load(4), running=4, waiting=1)

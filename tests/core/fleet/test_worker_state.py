@@ -1,10 +1,13 @@
-"""One worker as the core knows it: what is in flight there, and what its window admits."""
+"""A worker's state says what is in flight there, and what its window admits."""
+
+from math import inf
 
 import pytest
 
 from router.core.fleet.in_flight import InFlight
 from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN
 from router.core.fleet.window import FixedWindow, LearnedWindow, Window
+from router.core.fleet.worker_index import WorkerIndex
 from router.core.fleet.worker_state import EARLY_PREFILL_SHARE, WorkerState
 from router.core.model.request import RequestId, Worker, WorkerId
 
@@ -13,12 +16,12 @@ A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 
 
 class TrackedWorker:
-    """A worker's state and its deadlines."""
+    """A worker's state and its entries in the index of all workers."""
 
     def __init__(self, window: Window | None = None) -> None:
-        self.deadlines: dict[WorkerId, float] = {}
+        self.index = WorkerIndex()
         self.flights: dict[RequestId, InFlight] = {}
-        self.state = WorkerState(Worker(W1, frozenset(["llama"])), window or LearnedWindow(), self.deadlines)
+        self.state = WorkerState(Worker(W1, frozenset(["llama"])), window or LearnedWindow(), self.index)
 
     def add(self, request: RequestId, tokens: int, now: float = 0.0, *, streamed: bool = True) -> None:
         self.flights[request] = self.state.add(request, tokens, 100, now, streamed=streamed)
@@ -33,7 +36,7 @@ class TrackedWorker:
         self.state.remove(self.flights[request], now, computed=computed)
 
     def room(self) -> tuple[bool, float]:
-        """Return whether there is room, and the tokens still to be computed."""
+        """Return whether there is room, and how many tokens are still to be computed."""
         return self.state.has_room, self.state.load.ahead_tokens
 
     @property
@@ -65,22 +68,22 @@ def test_there_is_room_as_long_as_the_smallest_request_would_be_admitted() -> No
 
 
 def test_a_start_is_guessed_when_the_prefill_should_be_over() -> None:
-    """The prefill of all requests before it counts, too; the first token of an answer without
-    streaming is never seen.
+    """The guess includes the prefill of all requests before it; the first token of an unstreamed answer
+    is never seen.
     """
     tracked = TrackedWorker()
     tracked.add(A, 1000)
     tracked.add(B, 500, streamed=False)
     due = EARLY_PREFILL_SHARE * 1500 * FIRST_SECONDS_PER_TOKEN
-    assert tracked.deadlines == {W1: pytest.approx(due)}
+    assert tracked.index.next_deadline == pytest.approx(due)
     tracked.state.advance(due)
     assert tracked.unstarted == (1, 1000)
     assert tracked.state.load.guessed == 1
-    assert tracked.deadlines == {}
+    assert tracked.index.next_deadline == inf
 
 
 def test_a_later_stream_shows_earlier_starts() -> None:
-    """Engines serve requests in order."""
+    """A later stream's first token shows that earlier requests have started, since engines serve in order."""
     tracked = TrackedWorker()
     tracked.add(A, 10, streamed=False)
     tracked.add(B, 10)
@@ -101,21 +104,21 @@ def test_an_end_without_a_first_token_shows_no_earlier_starts() -> None:
 
 
 def test_when_little_of_a_long_prompt_is_left_the_next_may_go() -> None:
-    """The time is known beforehand, so no event is needed."""
+    """The time at which the next request may go is known beforehand, so no event is needed."""
     tracked = TrackedWorker()
     tracked.add(A, 8192)
     assert tracked.room() == (False, 8192)
-    due = tracked.deadlines[W1]
+    due = tracked.index.next_deadline
     assert due == pytest.approx(EARLY_PREFILL_SHARE * (8192 - 2048 + 1) * FIRST_SECONDS_PER_TOKEN)
     tracked.state.advance(due)
     has_room, ahead = tracked.room()
     assert has_room
     assert 2046 < ahead <= 2048
-    assert tracked.deadlines == {}
+    assert tracked.index.next_deadline == inf
 
 
 def test_only_the_first_prompt_counts_as_computed() -> None:
-    """However long it takes, only its first token shows that the next one has begun."""
+    """However long the first prompt takes, only its first token shows that the next one has begun."""
     tracked = TrackedWorker()
     tracked.add(A, 3000)
     tracked.add(B, 4000)
@@ -124,7 +127,7 @@ def test_only_the_first_prompt_counts_as_computed() -> None:
 
 
 def test_the_cache_is_expected_to_fill_as_answers_grow() -> None:
-    """A request that fits now must wait if running requests will need the room."""
+    """A request that fits now must wait if the running requests will need the room."""
     tracked = TrackedWorker()
     tracked.state.set_kv_capacity(1000)
     tracked.add(A, 450)
@@ -137,7 +140,7 @@ def test_the_cache_is_expected_to_fill_as_answers_grow() -> None:
 
 
 def test_answers_are_expected_to_have_their_predicted_length() -> None:
-    """The output limit does not count: clients ask for more than they get."""
+    """The prediction counts and not the output limit, because clients ask for more than they get."""
     rooms = []
     for predicted in (10.0, 100.0):
         tracked = TrackedWorker()
@@ -151,7 +154,7 @@ def test_answers_are_expected_to_have_their_predicted_length() -> None:
 
 
 def test_an_answer_longer_than_predicted_takes_room_as_it_streams() -> None:
-    """Otherwise many could run that were predicted to be over, with no room kept for them."""
+    """Such an answer takes more room as it grows, or too many could run that were predicted to be over."""
     tracked = TrackedWorker()
     tracked.state.set_kv_capacity(1000)
     tracked.flights[A] = tracked.state.add(A, 80, 10.0, 0.0, streamed=True, most_output=5000.0)
@@ -166,15 +169,15 @@ def test_an_answer_longer_than_predicted_takes_room_as_it_streams() -> None:
 
 
 def test_a_fixed_window_sets_no_deadline_for_a_long_prompt() -> None:
-    """It counts unstarted tokens, not what is left of a prompt."""
+    """A fixed window counts unstarted tokens, not what is left of a prompt."""
     tracked = TrackedWorker(FixedWindow(requests=2, unstarted_tokens=100))
     tracked.add(A, 8192)
     assert not tracked.state.has_room
-    assert tracked.deadlines == {}
+    assert tracked.index.next_deadline == inf
 
 
 def test_a_refused_request_does_not_change_the_prefill_time() -> None:
-    """Otherwise a worker that refuses many requests would seem fast."""
+    """Refusals are not measured, or a worker that refuses many requests would seem fast."""
     tracked = TrackedWorker()
     for number in range(200):
         request = RequestId(f"{number}")
@@ -184,7 +187,7 @@ def test_a_refused_request_does_not_change_the_prefill_time() -> None:
 
 
 def test_the_next_prompt_begins_when_the_first_is_gone() -> None:
-    """Nothing of it is computed by then, however long the first was there."""
+    """Nothing of the next prompt is computed by then, however long the first was there."""
     tracked = TrackedWorker()
     tracked.add(A, 4000)
     tracked.add(B, 8000, 4.9)

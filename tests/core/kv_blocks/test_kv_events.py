@@ -1,4 +1,4 @@
-"""KV events as engines encode them, missing messages, and the engines' names for blocks."""
+"""KV events are read in the engines' encodings, with missing messages and the engines' own names for blocks."""
 
 import random
 
@@ -36,7 +36,7 @@ STORED = Stored([11, 12], None, [1, 2, 3, 4], 2, False)
 
 
 def hashes(*tokens: int) -> bytes:
-    """The hashes of blocks of two tokens."""
+    """Return the hashes of blocks of two tokens."""
     return HASHER.chain(ROOT, tokens, 2)
 
 
@@ -63,7 +63,7 @@ def hashes(*tokens: int) -> bytes:
     ],
 )
 def test_both_encodings(raw: object, read: object) -> None:
-    """Maps and arrays, of vLLM and of SGLang, mean the same."""
+    """The encodings as maps and as arrays, of vLLM and of SGLang, mean the same."""
     assert read_batch([1.0, [raw], 3]) == (3, (read,), ())
 
 
@@ -255,7 +255,7 @@ def test_too_many_blocks() -> None:
 
 
 def test_random_caches_are_followed() -> None:
-    """After any history of an engine's cache with copies, the changes add up to what it holds."""
+    """The changes add up to what an engine's cache holds after any history, with copies."""
     random_ = random.Random(5)
     names, held = BlockNames(HASHER, 1000), set[bytes]()
     engine: list[int] = []

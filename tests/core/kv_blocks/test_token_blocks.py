@@ -1,4 +1,4 @@
-"""The second key space: blocks of tokens, per worker, as the workers' events report them."""
+"""Blocks of tokens are the second key space: per worker, as the workers' events report them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,18 +22,18 @@ ONE, TWO = WorkerId("one"), WorkerId("two")
 
 
 def request(*prompts: Sequence[int], name: str = "r", size: int = SIZE) -> Request:
-    """A request with these token ids."""
+    """Return a request with these token ids."""
     keys = tuple(HASHER.key(tokens, [size]) for tokens in prompts)
     return Request(RequestId(name), ClientId("c"), "m", tuple(PromptKey(b"", 0) for _ in keys), blocks=keys)
 
 
 def blocks(tokens: Sequence[int]) -> bytes:
-    """The hashes of a prompt's full blocks."""
+    """Return the hashes of a prompt's full blocks."""
     return HASHER.chain(ROOT, tokens, SIZE)
 
 
 def followed(*workers: WorkerId, limit: int = 1000, ranks: int = 1) -> TokenBlocks:
-    """Blocks of workers whose events are complete."""
+    """Return the blocks of workers whose events are complete."""
     found = TokenBlocks(limit)
     for worker in workers:
         found.follow(BlocksFollowed(worker, SIZE, ranks))
@@ -125,7 +125,7 @@ def test_an_unfollowed_worker_is_forgotten() -> None:
 
 
 def test_the_limit_is_kept() -> None:
-    """The worker that exceeds the limit is no longer followed; the others stay."""
+    """The worker that exceeds the limit is no longer followed, and the others stay."""
     held = followed(ONE, TWO, limit=3)
     held.change(stored(ONE, range(8)))
     held.change(stored(TWO, range(8)))
@@ -207,7 +207,7 @@ def test_counts_agree_with_contents(steps: list[tuple[str, WorkerId, list[int]]]
 
 
 def with_estimates(*workers: WorkerId, minimum: int = 0) -> PrefixMap:
-    """A map with an estimated match of three chunks, 96 tokens, at these workers."""
+    """Return a map with an estimated match of three chunks, 96 tokens, at these workers."""
     held = PrefixMap(1000, Estimates(), minimum)
     for worker in workers:
         held.insert(MODEL, [key("doc")], worker, 1.0)
@@ -215,7 +215,7 @@ def with_estimates(*workers: WorkerId, minimum: int = 0) -> PrefixMap:
 
 
 def both(tokens: Sequence[int]) -> Request:
-    """The request `doc!` in both key spaces."""
+    """Return the request `doc!` in both key spaces."""
     return replace(request(tokens), model=MODEL, prompts=(key("doc!"),))
 
 

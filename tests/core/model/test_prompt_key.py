@@ -1,4 +1,4 @@
-"""Prompt keys: chained, keyed, resumable, and without the prompt's text."""
+"""Prompt keys are chained, keyed and resumable, and do not contain the prompt's text."""
 
 import pytest
 from hypothesis import given

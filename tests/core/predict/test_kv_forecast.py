@@ -1,4 +1,4 @@
-"""The peak of the KV cache that the requests in flight will use."""
+"""The forecast is the peak of the KV cache that the requests in flight will use."""
 
 from math import inf
 
@@ -18,7 +18,7 @@ def forecast(*spans: tuple[int, int]) -> KvPeakForecast:
 
 
 def peak_step_by_step(spans: list[tuple[int, int]], growth: int) -> int:
-    """Compute the peak step by step, with one more request."""
+    """Return the peak, with one more request, computed step by step."""
     last = max(max((end for _, end in spans), default=0), growth)
     return max(
         sum(tokens + step for tokens, end in spans if step <= end) + min(step, growth) for step in range(last + 1)
@@ -27,13 +27,13 @@ def peak_step_by_step(spans: list[tuple[int, int]], growth: int) -> int:
 
 @given(spans=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 12)), max_size=8), growth=st.integers(0, 12))
 def test_the_upper_bound_is_not_below_the_peak(spans: list[tuple[int, int]], growth: int) -> None:
-    """If the upper bound is low enough, nothing has to be searched."""
+    """If the upper bound is low enough, the exact peak need not be searched for."""
     made = forecast(*spans)
     assert made.peak(growth, enough=inf) >= made.peak(growth, enough=0)
 
 
 def test_a_removed_request_holds_nothing() -> None:
-    """What the others hold is left."""
+    """After a removal, what the other requests hold is left."""
     made = KvPeakForecast()
     first, second = made.add(RequestId("0"), 10, 5), made.add(RequestId("1"), 20, 5)
     made.remove(first)
@@ -51,7 +51,7 @@ def test_growth_goes_with_the_engines_steps() -> None:
 
 
 def test_a_request_that_outlives_its_forecast_grows_as_much_again() -> None:
-    """It grows up to its maximum, which the average clock may reach a little early."""
+    """Such a request grows up to its maximum, which the average clock may reach a little early."""
     made = KvPeakForecast()
     made.add(RequestId("long"), 10, 50, most=130)
     peaks = [made.peak(0, enough=0)]
@@ -68,7 +68,7 @@ def test_a_request_that_outlives_its_forecast_grows_as_much_again() -> None:
     steps=st.lists(st.floats(0.25, 40), max_size=12),
 )
 def test_the_forecast_is_at_least_what_is_held(spans: list[tuple[int, int, int]], steps: list[float]) -> None:
-    """It is at most twice what the requests have grown by, or their predicted growth."""
+    """The forecast is at most twice what the requests have grown by, or their predicted growth."""
     made = KvPeakForecast()
     for number, (tokens, growth, most) in enumerate(spans):
         made.add(RequestId(str(number)), tokens, growth, most)
@@ -82,11 +82,11 @@ def test_the_forecast_is_at_least_what_is_held(spans: list[tuple[int, int, int]]
 
 
 def test_a_request_that_begins_to_grow_is_counted_once() -> None:
-    """Its growth counts from then on, not from its dispatch."""
+    """A request's growth counts from when it begins, not from its dispatch."""
     made = KvPeakForecast()
     hold = made.add(RequestId("0"), 10, 8)
     made.advance(6.0)
-    made.begin(hold)
+    made.start_growth(hold)
     assert made.peak(0, enough=0) == 10 + 8
     made.advance(6.0)
     assert made.peak(0, enough=0) == 10 + 8

@@ -1,4 +1,4 @@
-"""Means of the output at one worker: what counts in each of them."""
+"""Each mean of the output at one worker counts the attempts that its user needs."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def recent() -> RecentMean:
 
 
 def test_a_clients_newest_answer_counts_a_fifth() -> None:
-    """The mean of its answers begins at zero and leaves out those of other clients."""
+    """A client's mean begins at zero and leaves out the answers of other clients."""
     means = ClientMeans()
     means.attempt_ended(answered(100))
     means.attempt_ended(answered(70))
@@ -65,7 +65,7 @@ def test_an_attempt_without_output_does_not_change_a_workers_mean(predictor: Out
 
 
 def test_a_workers_mean_approaches_the_length_of_its_answers() -> None:
-    """It begins at zero, and after many answers of one length it is that length, whoever asked."""
+    """A worker's mean begins at zero, and after many answers of one length it is that length, whoever asked."""
     mean = WorkerMean()
     assert mean.mean == 0
     for number in range(400):

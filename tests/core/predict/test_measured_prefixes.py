@@ -1,4 +1,4 @@
-"""Prompts that an engine has measured, and prompts that share their beginnings."""
+"""Prompts that an engine has measured teach the size of prompts that share their beginnings."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,14 +9,14 @@ from tests.core.scenario import key
 
 
 def test_an_unknown_prompt_has_the_mean_ratio() -> None:
-    """Tokens are spread evenly, and never all of them are cached."""
+    """An unknown prompt's tokens are spread evenly, and never are all of them cached."""
     measure = MeasuredPrefixes().measure(key("abcd", exact=False), 0.25)
     assert measure.tokens == CHUNK_BYTES
     assert [measure.held(chunks) for chunks in range(5)] == [0, 32, 64, 96, 127]
 
 
 def test_a_shared_beginning_is_known_exactly() -> None:
-    """The rest has the mean ratio, and tokens between two known places are spread evenly."""
+    """The rest of the prompt has the mean ratio, and tokens between two known places are spread evenly."""
     measured_prefixes = MeasuredPrefixes()
     measured_prefixes.record_count(key("ab", exact=False), 100, 0.25)
     measured_prefixes.record_count(key("abcd", exact=False), 300, 0.25)
@@ -36,8 +36,8 @@ def test_the_least_recently_recorded_place_is_dropped() -> None:
 
 
 def test_a_match_is_the_same_for_the_next_prompt_that_diverges_there() -> None:
-    """It is exact to the token. Before that place tokens are spread evenly, and half a chunk after
-    it counts as shared.
+    """The match is exact to the token; tokens before that place are spread evenly, and half a chunk after it counts as
+    shared.
     """
     measured_prefixes = MeasuredPrefixes()
     measured_prefixes.record_match(key("abcd", exact=False), 3, 150)

@@ -1,4 +1,4 @@
-"""Predicted output, from a client's past answers and the limits that it set."""
+"""Predicted output follows a client's past answers and the limits that it set."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def test_exact_limits_are_believed() -> None:
 
 
 def test_a_large_limit_on_every_request_is_discounted() -> None:
-    """The prediction is the usual share of the limit."""
+    """The prediction is the client's usual share of the limit."""
     lengths = lengths_after(*[(4096, 256)] * 10)
     assert lengths.remaining(asked(4096)) == pytest.approx(256)
 
@@ -56,7 +56,7 @@ def test_one_clients_limits_do_not_affect_other_clients() -> None:
 
 
 def test_a_new_client_is_predicted_from_others_of_the_same_model() -> None:
-    """Before there are any, the prediction is a multiple of the first expected length."""
+    """Before there are answers of others, the prediction is a multiple of the first expected length."""
     lengths = lengths_after((1000, 100))
     assert lengths.remaining(asked(1000, "bob")) == 100
     assert lengths.remaining(asked(128_000, "bob", "qwen")) == MEAN_FACTOR * FIRST_OUTPUT
@@ -72,7 +72,7 @@ def test_without_a_limit_the_mean_is_predicted() -> None:
 
 
 def test_an_answer_beyond_its_prediction_is_predicted_to_double() -> None:
-    """It is never predicted to exceed its limit."""
+    """Such an answer is never predicted to exceed its limit."""
     lengths = lengths_after((1000, 100))
     assert lengths.remaining(asked(1000), age=30) == 70
     assert lengths.remaining(asked(1000), age=300) == 300
@@ -87,7 +87,7 @@ def test_the_full_limit_is_reserved() -> None:
 
 
 def test_without_a_limit_the_mean_is_reserved() -> None:
-    """It is the client's mean, rounded up; else the model's; else a constant."""
+    """The reservation is the client's mean, rounded up; else the model's; else a constant."""
     lengths = lengths_after((None, 40), client="bob")
     reserved = ReservedOutput(lengths)
     assert reserved.remaining(asked(None)) == 40
@@ -102,7 +102,7 @@ def test_without_a_limit_the_mean_is_reserved() -> None:
 def test_the_mean_is_between_the_extremes(tokens: list[int]) -> None:
     """The mean of a client's answers is between the shortest and the longest so far."""
     lengths = lengths_after(*((None, each) for each in tokens))
-    assert min(tokens) <= lengths.mean(asked(None)) <= max(tokens)
+    assert min(tokens) <= lengths.mean_length(asked(None)) <= max(tokens)
 
 
 def test_clients_that_are_long_gone_are_forgotten() -> None:
@@ -110,11 +110,11 @@ def test_clients_that_are_long_gone_are_forgotten() -> None:
     lengths = OutputLengths(3)
     for client, tokens in (("ada", 100), ("bob", 10), ("ada", 100), ("cyd", 1)):
         lengths.answer_ended(asked(None, client), tokens)
-    assert lengths.mean(asked(None)) == 100
-    assert lengths.mean(asked(None, "bob")) not in (10, 100)
+    assert lengths.mean_length(asked(None)) == 100
+    assert lengths.mean_length(asked(None, "bob")) not in (10, 100)
 
 
 def test_a_request_without_output_does_not_change_the_mean() -> None:
     """An embedding does not change what is expected of the client's next answer."""
     lengths = lengths_after((None, 40), (0, 0))
-    assert lengths.mean(asked(None)) == 40
+    assert lengths.mean_length(asked(None)) == 40

@@ -1,4 +1,4 @@
-"""Which predictors learn from what ended, and for how long."""
+"""Each predictor learns from what ended at its workers, as long as it is registered."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What holds for every predictor of output length."""
+"""These properties hold for every predictor of output length."""
 
 from collections.abc import Callable
 from random import Random

@@ -1,4 +1,4 @@
-"""Estimates of the tokens of prompts, and how they learn."""
+"""The tokens of prompts are estimated, and the estimates learn from the engine's usage."""
 
 from dataclasses import replace
 

@@ -136,6 +136,11 @@ class Eligibility:
                 if client not in self._eligible:
                     self._schedule_refill(client)
 
+    def resume(self, request: Request) -> None:
+        """Count a request as in flight that an earlier run has dispatched. Its client has been active since then."""
+        self._deficits.register(request, self._parameters.quantum, active=True)
+        self.request_dispatched(request)
+
     def _start_waiting(self, client: ClientId, cost: float) -> None:
         fraction = self._round_fraction(self._active.weight)
         self._deficits.cap(client, fraction)

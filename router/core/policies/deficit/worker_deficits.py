@@ -7,7 +7,7 @@ one, not for the same cost.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, Request, WorkerId
@@ -25,7 +25,7 @@ class WorkerDeficits:
         self._shares = shares
         self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
 
-    def refilled_table(self, request: Request, workers: Sequence[WorkerId]) -> DeficitTable[WorkerId]:
+    def refilled_table(self, request: Request, workers: Collection[WorkerId]) -> DeficitTable[WorkerId]:
         """The client's counters, with one for each of these workers, refilled until at least one of these is
         positive.
         """

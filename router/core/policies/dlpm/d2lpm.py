@@ -129,6 +129,9 @@ class D2lpm(Placement):
     def request_dispatched(self, request: RequestId, now: float) -> None:
         """Do nothing: `unplace` refunds the booking, and `request_charged` charges the actual cost."""
 
+    def resume(self, request: Request, worker: WorkerId) -> None:
+        self._worker_deficits.table(request, [worker])
+
     def request_ended(self, request: RequestId) -> None:
         """Do nothing: the whole cost is charged by then."""
 

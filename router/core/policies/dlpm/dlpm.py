@@ -49,7 +49,7 @@ class Dlpm(Order):
         )
         self._eligibility.set_sparse_limit(int(self._parameters.sparse_first))
         self._queue = LongestMatchQueue(
-            lambda request: view.watch(request, (worker,))[worker],
+            lambda request: view.watch_at(request, worker),
             view.unwatch,
             self._eligibility.waiting_priority_class,
             self._parameters.patience,
@@ -94,6 +94,10 @@ class Dlpm(Order):
 
     def request_dispatched(self, request: Request, now: float) -> None:
         self._eligibility.request_dispatched(request)
+        self._awaiting_first_token.add(request, now)
+
+    def resume(self, request: Request, now: float) -> None:
+        self._eligibility.resume(request)
         self._awaiting_first_token.add(request, now)
 
     def request_charged(self, charge: Charge) -> None:

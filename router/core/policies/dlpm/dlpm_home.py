@@ -9,7 +9,7 @@ Since there is one queue and one counter per client, the service of two backlogg
 not only worker by worker, and a slow worker receives as much as it can take.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -24,8 +24,9 @@ from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.worker_deficits import WorkerDeficits
 from router.core.policies.dlpm.awaiting_first_token import AwaitingFirstToken
+from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, longest
 from router.core.policies.dlpm.refill_hold import MIN_ISOLATION, RefillHold
 
 
@@ -58,15 +59,6 @@ class DlpmHomeParameters(DeficitParameters):
             raise ValueError(f"isolation must be 0, or from {MIN_ISOLATION} to 1")
 
 
-class WorkerDispatches:
-    """The dispatches to one worker."""
-
-    def __init__(self) -> None:
-        self.awaiting_first_token = AwaitingFirstToken()
-        self.last_dispatch = 0
-        """The number of the last request dispatched there, counted over all workers."""
-
-
 class DlpmHome(Policy):
     """Keeps the counters q_i of the fleet and q_{i,w}; longest match among the requests that are at home at a
     worker.
@@ -78,20 +70,21 @@ class DlpmHome(Policy):
         self._view = context.view
         self._cost = context.cost
         self._backlog = context.backlog
-        self._records: dict[WorkerId, WorkerDispatches] = {}
+        self._awaiting_first_token: dict[WorkerId, AwaitingFirstToken] = {}
+        """By worker of the pool."""
+        self._loads = FleetLoads(context.view)
         self._pool = HomePool(
-            context.view, self._new_queue, loss=parameters.home_loss, wait_factor=parameters.home_patience
+            context.view, self._loads, self._new_queue, loss=parameters.home_loss, wait_factor=parameters.home_patience
         )
         self._eligibility = Eligibility(
             self._pool.update_priority,
             parameters,
-            partial(context.view.rate, self._records),
+            partial(context.view.rate, self._awaiting_first_token.keys()),
             context.shares,
             context.debtors,
         )
         self._refill_hold = RefillHold(parameters.isolation, self._eligibility, context.view, context.cost)
         self._worker_deficits = WorkerDeficits(parameters.worker_quantum, context.view.speed, context.shares)
-        self._dispatches = 0
         self._newcomer: PooledRequest | None = None
         """A request that found no other waiting, until the next call of `next` dispatches it or queues it."""
 
@@ -102,7 +95,7 @@ class DlpmHome(Policy):
 
     def enqueue(self, request: Request, now: float) -> None:
         self._queue_newcomer(now)
-        placed = self._pool.place(request, self._view.input_tokens(request), now)
+        placed = self._pool.choose_homes(request, self._view.input_tokens(request), now)
         if len(self._pool):
             self._add_to_pool(placed, now)
             return
@@ -122,6 +115,9 @@ class DlpmHome(Policy):
             newcomer, self._newcomer = self._newcomer, None
             self._add_to_pool(newcomer, now)
 
+    def hold(self, now: float) -> None:
+        self._queue_newcomer(now)
+
     def withdraw(self, request: RequestId, now: float) -> None:
         self._queue_newcomer(now)
         withdrawn = self._pool.remove(request)
@@ -135,14 +131,10 @@ class DlpmHome(Policy):
             return None
         self._pool.release_from_home(now)
         self._refill_hold.advance(now)
-        with_room = self._with_room()
-        for worker, relief in with_room:
+        for worker, relief in self._with_room():
             if choice := self._next_at(worker, relief, now):
                 return choice
-        for worker, _ in with_room:
-            if choice := self._next_copied(worker, now):
-                return choice
-        return None
+        return self._next_copied(now)
 
     def _pass_through(self, newcomer: PooledRequest, now: float) -> Choice | None:
         """Dispatch a newcomer as if it had waited for no time, if it may go; otherwise queue it.
@@ -156,27 +148,23 @@ class DlpmHome(Policy):
                     self._newcomer = None
                     self._backlog.pass_through(request.worker, request.client, now)
                     choice = self._choose(newcomer, worker, relief)
-                    self._send(request, choice.worker, newcomer.matched, now)
+                    self._send(request, choice.worker, newcomer.able, now)
                     return choice
         self._queue_newcomer(now)
         return None
 
-    def _with_room(self) -> list[tuple[WorkerId, WorkerId]]:
-        """The workers with room, each with a relief worker: the first of the list for an overloaded worker, else
-        itself.
+    def _with_room(self) -> Iterator[tuple[WorkerId, WorkerId]]:
+        """The workers with room, each with a relief worker: the first of them for an overloaded worker, else itself.
 
         The worker with the fewest requests in flight is first, so that requests without a home go there; ties take
         turns.
         """
-        records = self._records
-        loads = sorted(
-            [(load, records[worker].last_dispatch, worker) for worker, load in self._view.with_room(records).items()]
-        )
-        if not loads:
-            return []
-        least, _, first = loads[0]
-        most = self._parameters.load_ratio * least + self._parameters.load_slack
-        return [(worker, first if load > most else worker) for load, _, worker in loads]
+        with_room = self._loads.with_room
+        if with_room:
+            least, _, first = with_room.first
+            most = self._parameters.load_ratio * least + self._parameters.load_slack
+            for load, _, worker in with_room:
+                yield worker, first if load > most else worker
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
         """Choose the worker that holds most of the request's prefix; of equals, the one with the fewest requests in
@@ -187,6 +175,10 @@ class DlpmHome(Policy):
         self._send(request, worker, self._view.able(request), now)
         return worker
 
+    def resume(self, request: Request, worker: WorkerId, now: float) -> None:
+        self._eligibility.resume(request)
+        self._count_sent(request, worker, self._view.able(request), now)
+
     def request_charged(self, charge: Charge) -> None:
         cost = charge.at(self._cost)
         if self._eligibility.charge(charge.client, cost):
@@ -194,8 +186,8 @@ class DlpmHome(Policy):
         self._worker_deficits.charge(charge.client, charge.worker, cost)
 
     def request_started(self, request: Request, worker: WorkerId) -> None:
-        if record := self._records.get(worker):
-            record.awaiting_first_token.discard(request.id)
+        if (awaiting := self._awaiting_first_token.get(worker)) is not None:
+            awaiting.discard(request.id)
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
         self.request_started(request, worker)
@@ -208,21 +200,23 @@ class DlpmHome(Policy):
     def worker_joined(self, worker: WorkerId, now: float) -> None:
         """The new worker is a home for requests that have none."""
         self._queue_newcomer(now)
-        if worker not in self._records:
-            self._records[worker] = WorkerDispatches()
+        if worker not in self._awaiting_first_token:
+            self._awaiting_first_token[worker] = AwaitingFirstToken()
+            self._loads.add(worker)
             self._refill_hold.worker_joined(worker)
             self._update_sparse_limit()
         self._pool.worker_joined(worker)
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         """Requests that were at home there find another home."""
+        self._loads.remove(worker)
         self._queue_newcomer(now)
         orphans = self._pool.served_only_by(worker)
         for request in orphans:
             self.withdraw(request.id, now)
         self._pool.worker_left(worker)
         self._refill_hold.worker_left(worker)
-        del self._records[worker]
+        del self._awaiting_first_token[worker]
         self._update_sparse_limit()
         return orphans
 
@@ -258,13 +252,13 @@ class DlpmHome(Policy):
             for client, _, deficit, quantum in counters.rows:
                 self._eligibility.restore(client, deficit, quantum)
 
-    def _new_queue(self, matched: Callable[[Request], int]) -> LongestMatchQueue:
+    def _new_queue(self, matched: Callable[[Request], int], sidelined: SidelinedClients) -> LongestMatchQueue:
         priority_class, parameters = self._eligibility.waiting_priority_class, self._parameters
         patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._eligibility.last_turn
-        return LongestMatchQueue(matched, lambda _: None, priority_class, patience, oldest_every, turn)
+        return LongestMatchQueue(matched, lambda _: None, priority_class, patience, oldest_every, turn, sidelined)
 
     def _update_sparse_limit(self) -> None:
-        self._eligibility.set_sparse_limit(len(self._records) if self._parameters.sparse_first else 0)
+        self._eligibility.set_sparse_limit(len(self._awaiting_first_token) if self._parameters.sparse_first else 0)
 
     def _input_cost(self, request: Request) -> float:
         """The cost of a request's input on the worker that holds most of it."""
@@ -292,7 +286,7 @@ class DlpmHome(Policy):
     ) -> Choice:
         """The worker for a request that this worker may take."""
         why = "home" if worker in waiting.homes else "room"
-        if relief != worker and relief in waiting.matched and self._view.admits(relief, waiting.request):
+        if relief != worker and relief in waiting.able and self._view.admits(relief, waiting.request):
             worker, why = relief, "load"
         else:
             worker = self._best_equal(worker, waiting)
@@ -301,13 +295,12 @@ class DlpmHome(Policy):
     def _best_equal(self, worker: WorkerId, waiting: PooledRequest) -> WorkerId:
         """The worker that holds most of a request, of those with room and as many requests in flight as this one."""
         view, matched = self._view, waiting.matched
-        here = matched[worker]
-        better = [each for each, chunks in matched.items() if chunks > here]
-        if not better:
+        here = matched.at(worker)
+        if matched.most <= here:
             return worker
-        load = view.in_flight(worker)
-        equals = [each for each in better if view.in_flight(each) == load and view.admits(each, waiting.request)]
-        return max(equals, key=matched.__getitem__) if equals else worker
+        alike = self._loads.with_room.with_load(view.in_flight(worker))
+        equals = [each for each in alike if matched.at(each) > here and view.admits(each, waiting.request)]
+        return min(equals, key=lambda each: (-matched.at(each), waiting.able[each])) if equals else worker
 
     def _refill(self, worker: WorkerId, routes: Collection[str], now: float) -> None:
         """CHECKREFILL among the clients that a worker can serve now. A worker that idles never waits for a delayed
@@ -318,25 +311,26 @@ class DlpmHome(Policy):
             return
         if self._view.reorders(worker):
             since = now - self._parameters.engine_lpm_seconds
-            if self._records[worker].awaiting_first_token.has_eligible_since(since, self._eligibility.priority_class):
+            if self._awaiting_first_token[worker].has_eligible_since(since, self._eligibility.priority_class):
                 return
         models = self._view.models(worker)
         if not self._view.in_flight(worker) or not self._refill_hold.is_held(models, now):
             self._refill_hold.on_refill(models, self._eligibility.refill(routes), now)
 
-    def _next_copied(self, worker: WorkerId, now: float) -> Choice | None:
-        """The first request of the longest queue of a worker without room, if its client's deficit there is used up."""
-        homes = self._pool.homes
-        blocked = [each for each, queue in homes.items() if len(queue) and not self._view.has_room(each)]
-        if not blocked:
+    def _next_copied(self, now: float) -> Choice | None:
+        """The first request of the longest queue of a worker without room, if its client's deficit there is used up,
+        for the first worker with room that may have it.
+        """
+        if not self._loads.with_room or (home := self._loads.longest_home_without_room) is None:
             return None
-        home = max(blocked, key=lambda each: len(homes[each]))
-        turn = homes[home].longest(lambda _: True)
-        if turn is None or worker not in self._pool[turn.request.id].matched:
+        turn = self._pool.homes[home].longest(lambda _: True)
+        if turn is None:
             return None
-        if not self._view.admits(worker, turn.request) or not self._may_copy(turn.request, home, worker):
-            return None
-        return self._take(Choice(turn.request, worker, "copied"), now)
+        request, able = turn.request, self._pool[turn.request.id].able
+        for _, _, worker in self._loads.with_room:
+            if worker in able and self._view.admits(worker, request) and self._may_copy(request, home, worker):
+                return self._take(Choice(request, worker, "copied"), now)
+        return None
 
     def _may_copy(self, request: Request, home: WorkerId, worker: WorkerId) -> bool:
         """Whether a client's deficit is positive at a worker and not at its home, after a refill if it is positive
@@ -346,17 +340,18 @@ class DlpmHome(Policy):
         return table.deficit(home) <= 0 < table.deficit(worker)
 
     def _take(self, choice: Choice, now: float) -> Choice:
-        able = self._pool[choice.request.id].matched
+        able = self._pool[choice.request.id].able
         self.withdraw(choice.request.id, now)
         self._send(choice.request, choice.worker, able, now)
         return choice
 
-    def _send(self, request: Request, worker: WorkerId, able: Collection[WorkerId], now: float) -> None:
+    def _send(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
         """Count a request as sent to one of the workers that are able to serve it."""
-        self._worker_deficits.table(request, able)
         self._eligibility.request_dispatched(request)
-        record = self._records[worker]
-        record.awaiting_first_token.add(request, now)
+        self._count_sent(request, worker, able, now)
+
+    def _count_sent(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
+        self._worker_deficits.table(request, able)
+        self._awaiting_first_token[worker].add(request, now)
         self._refill_hold.request_dispatched(request, worker)
-        self._dispatches += 1
-        record.last_dispatch = self._dispatches
+        self._loads.dispatched(worker)

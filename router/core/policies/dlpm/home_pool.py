@@ -7,13 +7,15 @@ multiple of the time that its prefix takes to compute: then any worker may take 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import inf
+from math import ceil, inf
 from typing import Final, NamedTuple
 
+from router.core.cache.match_watch import HeldChunks
 from router.core.model.prompt_key import CHUNK_BYTES
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.context import FleetView
-from router.core.policies.dlpm.longest_match import LongestMatchQueue
+from router.core.policies.dlpm.fleet_loads import FleetLoads
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients
 
 MOST_HOMES: Final = 3
 """The most homes of a request. If more workers hold its prefix, those with the lowest load are its homes."""
@@ -28,8 +30,10 @@ class PooledRequest:
     since: float
     chunk_tokens: float
     """Estimated tokens per chunk of the request."""
-    matched: Mapping[WorkerId, int]
-    """Cached chunks, by worker."""
+    able: Mapping[WorkerId, int]
+    """The workers that may serve it, each with its number in the order in which they joined."""
+    matched: HeldChunks
+    """What these workers hold of it."""
     homes: dict[WorkerId, None] = field(default_factory=dict)
     """The workers that hold most of its prefix; empty if it would lose little on any worker."""
     leaves_home_at: float | None = inf
@@ -42,13 +46,27 @@ class PooledRequest:
 
         So a worker that is no request's home starts with new prompts before it computes anew what another worker holds.
         """
-        common = min(self.matched.values())
-        return common - max(self.matched.values()) if self.homes else common
+        common = self._common(self.matched)
+        return common - self.matched.most if self.homes else common
+
+    def keeps_place(self, before: HeldChunks) -> bool:
+        """Whether the request keeps its homes and its place among others, now that its match has changed."""
+        now = self.matched
+        return (
+            len(self.homes) == MOST_HOMES
+            and now.most == before.most
+            and self._common(now) == self._common(before)
+            and all(now.by_worker.get(home) == before.by_worker.get(home) for home in self.homes)
+        )
+
+    def _common(self, matched: HeldChunks) -> int:
+        """The chunks that all workers hold."""
+        return matched.least if len(matched.by_worker) == len(self.able) else 0
 
     def may_go(self, worker: WorkerId, now: float) -> bool:
         """Whether this worker may take the request."""
         if self.leaves_home_at is None or self.leaves_home_at <= now:
-            return worker in self.matched
+            return worker in self.able
         return worker in self.homes
 
 
@@ -67,16 +85,20 @@ class HomePool:
     def __init__(
         self,
         view: FleetView,
-        new_queue: Callable[[Callable[[Request], int]], LongestMatchQueue],
+        loads: FleetLoads,
+        new_queue: Callable[[Callable[[Request], int], SidelinedClients], LongestMatchQueue],
         *,
         loss: int,
         wait_factor: float,
     ) -> None:
-        """`new_queue` makes a queue, given a function that returns a request's match in chunks.
+        """`loads`: of all workers of the pool. `new_queue` makes a queue, given a function that returns a request's
+        match in chunks, and the clients that are missing from any of the queues.
 
         `loss`: see `DlpmHomeParameters.home_loss`, in tokens. `wait_factor`: see `DlpmHomeParameters.home_patience`.
         """
         self._view = view
+        self._loads = loads
+        self._sidelined = SidelinedClients()
         self._new_queue = new_queue
         self._loss = loss
         self._wait_factor = wait_factor
@@ -109,23 +131,23 @@ class HomePool:
             queues.append(home)
         return queues
 
-    def place(self, request: Request, tokens: int, now: float) -> PooledRequest:
-        """Find the homes of a request with this many input tokens that arrived now. It does not wait before `enter`."""
+    def choose_homes(self, request: Request, tokens: int, now: float) -> PooledRequest:
+        """Choose the homes of a request of this many input tokens that arrived now. Only `enter` lets it wait."""
         size = sum([prompt.size for prompt in request.prompts])
         chunk_tokens = tokens * CHUNK_BYTES / max(size, 1)
-        matched = self._view.chunks_held(request, self._view.able(request))
+        able = self._view.able(request)
         self._arrivals += 1
-        waiting = PooledRequest(request, self._arrivals, now, chunk_tokens, matched)
+        waiting = PooledRequest(request, self._arrivals, now, chunk_tokens, able, self._view.chunks_held(request, able))
         waiting.homes = self._find_homes(waiting)
         waiting.leaves_home_at = self._home_deadline(waiting)
         return waiting
 
     def enter(self, waiting: PooledRequest) -> None:
-        """Add a placed request to the pool. Its matches have not changed since `place`."""
+        """Add a request to the pool. Its matches have not changed since `choose_homes`."""
         self._waiting[waiting.request.id] = waiting
-        self._view.watch(waiting.request, waiting.matched)
+        self._view.watch(waiting.request, waiting.able)
         for worker in waiting.homes:
-            self._homes[worker].push(waiting.request, waiting.arrival)
+            self._push_home(waiting, worker)
         self._note_deadline(waiting)
 
     def remove(self, request: RequestId) -> Request:
@@ -135,7 +157,7 @@ class HomePool:
             self._home_deadlines.clear()
         self._view.unwatch(request)
         for worker in waiting.homes:
-            self._homes[worker].remove(request)
+            self._remove_home(waiting, worker)
         if waiting.leaves_home_at is None:
             route = waiting.request.route
             self._any_worker[route].remove(request)
@@ -145,16 +167,18 @@ class HomePool:
 
     def update_priority(self, client: ClientId) -> None:
         """Take in the new priority class of a client."""
-        for queue in self._homes.values():
-            queue.update_priority(client)
-        for queue in self._any_worker.values():
-            queue.update_priority(client)
+        self._sidelined.update_priority(client)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         """The match of these requests at this worker changed."""
         for name in requests:
             waiting = self._waiting[name]
+            if worker not in waiting.able:
+                continue
+            before = waiting.matched
             self._refresh_match(waiting)
+            if worker not in waiting.homes and waiting.leaves_home_at is None and waiting.keeps_place(before):
+                continue  # the same as below, only faster: most changes change nothing
             self._assign_homes(waiting)
             if worker in waiting.homes:
                 self._homes[worker].match_changed((name,))
@@ -164,21 +188,23 @@ class HomePool:
     def worker_joined(self, worker: WorkerId) -> None:
         """The new worker is a home for requests that have none."""
         if worker not in self._homes:
-            self._homes[worker] = self._new_queue(lambda request: self._waiting[request.id].matched[worker])
+            self._homes[worker] = self._new_queue(
+                lambda request: self._waiting[request.id].matched.at(worker), self._sidelined
+            )
         for waiting in self._waiting.values():
             if worker in self._view.able(waiting.request):
                 self._rematch(waiting)
 
     def served_only_by(self, worker: WorkerId) -> list[Request]:
         """The requests that no other worker serves."""
-        return [each.request for each in self._waiting.values() if [*each.matched] == [worker]]
+        return [each.request for each in self._waiting.values() if [*each.able] == [worker]]
 
     def worker_left(self, worker: WorkerId) -> None:
         """Find other homes for requests that were at home there. Requests that only this worker served were removed
         before.
         """
         for waiting in self._waiting.values():
-            if worker in waiting.matched:
+            if worker in waiting.able:
                 self._rematch(waiting)
         del self._homes[worker]
 
@@ -190,7 +216,8 @@ class HomePool:
                 self._release(self._waiting[leaving.request])
 
     def _refresh_match(self, waiting: PooledRequest) -> None:
-        waiting.matched = self._view.watch(waiting.request, self._view.able(waiting.request))
+        waiting.able = self._view.able(waiting.request)
+        waiting.matched = self._view.watch(waiting.request, waiting.able)
 
     def _rematch(self, waiting: PooledRequest) -> None:
         """Requeue a request after workers joined or left."""
@@ -204,10 +231,10 @@ class HomePool:
         homes = self._find_homes(waiting)
         for worker in waiting.homes:
             if worker not in homes:
-                self._homes[worker].remove(waiting.request.id)
+                self._remove_home(waiting, worker)
         for worker in homes:
             if worker not in waiting.homes:
-                self._homes[worker].push(waiting.request, waiting.arrival)
+                self._push_home(waiting, worker)
         waiting.homes = homes
         if waiting.leaves_home_at is not None:
             waiting.leaves_home_at = self._home_deadline(waiting)
@@ -217,24 +244,30 @@ class HomePool:
         """The workers that hold most of a request's prefix, at most `MOST_HOMES`; none if it would lose little on any
         worker.
         """
-        matched = waiting.matched
+        matched, able = waiting.matched, waiting.able
         if not waiting.chunk_tokens:  # the request has no prompt
             return {}
-        enough = max(matched.values()) - self._loss / waiting.chunk_tokens
-        homes = {worker: None for worker in waiting.homes if worker in matched and matched[worker] >= enough}
+        enough = ceil(matched.most - self._loss / waiting.chunk_tokens)
+        homes = {worker: None for worker in waiting.homes if worker in able and matched.at(worker) >= enough}
         if len(homes) == MOST_HOMES:
             return homes
-        others = [worker for worker, chunks in matched.items() if chunks >= enough and worker not in homes]
-        found = len(homes) + len(others)
-        if found == len(matched):
+        holders = matched.at_least(enough) if enough > 0 else able
+        if len(holders) == len(able):
             return {}
-        if found > MOST_HOMES:
-            others.sort(key=self._load)
-        homes.update(dict.fromkeys(others[: MOST_HOMES - len(homes)]))
+        if len(holders) > MOST_HOMES:
+            others = self._loads.least_loaded(holders, homes, MOST_HOMES - len(homes))
+        else:
+            others = sorted(holders, key=able.__getitem__)
+        homes.update(dict.fromkeys(others))
         return homes
 
-    def _load(self, worker: WorkerId) -> int:
-        return len(self._homes[worker]) + self._view.in_flight(worker)
+    def _push_home(self, waiting: PooledRequest, worker: WorkerId) -> None:
+        self._homes[worker].push(waiting.request, waiting.arrival)
+        self._loads.add_at_home(worker, 1)
+
+    def _remove_home(self, waiting: PooledRequest, worker: WorkerId) -> None:
+        self._homes[worker].remove(waiting.request.id)
+        self._loads.add_at_home(worker, -1)
 
     def _note_deadline(self, waiting: PooledRequest) -> None:
         """Note when a request leaves home. A request without a home may go to any worker at once."""
@@ -247,8 +280,8 @@ class HomePool:
         """The time until which a request waits for its home; None without a home."""
         if not waiting.homes:
             return None
-        best = max(waiting.homes, key=waiting.matched.__getitem__)
-        prefix = int(waiting.matched[best] * waiting.chunk_tokens)
+        best = max(waiting.homes, key=waiting.matched.at)
+        prefix = int(waiting.matched.at(best) * waiting.chunk_tokens)
         return waiting.since + self._wait_factor * self._view.prefill_seconds(best, prefix)
 
     def _release(self, waiting: PooledRequest) -> None:
@@ -256,7 +289,9 @@ class HomePool:
         waiting.leaves_home_at = None
         route = waiting.request.route
         if route not in self._any_worker:
-            self._any_worker[route] = self._new_queue(lambda request: self._waiting[request.id].away_match)
+            self._any_worker[route] = self._new_queue(
+                lambda request: self._waiting[request.id].away_match, self._sidelined
+            )
         self._any_worker[route].push(waiting.request, waiting.arrival)
 
     def _is_current(self, leaving: HomeDeadline) -> bool:

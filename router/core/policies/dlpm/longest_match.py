@@ -110,6 +110,32 @@ class ClientQueue:
             heappop(self.ranks)
 
 
+class SidelinedClients:
+    """The clients that are missing from heaps of one queue or several, so that a new priority class visits no other
+    queue.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[ClientId, dict[LongestMatchQueue, None]] = {}
+
+    def add(self, client: ClientId, queue: "LongestMatchQueue") -> None:
+        """Note that a client is missing from a heap of this queue."""
+        self._queues.setdefault(client, {})[queue] = None
+
+    def discard(self, client: ClientId, queue: "LongestMatchQueue") -> None:
+        """Note that a client is missing from no heap of this queue."""
+        queues = self._queues.get(client)
+        if queues is not None and queue in queues:
+            del queues[queue]
+            if not queues:
+                del self._queues[client]
+
+    def update_priority(self, client: ClientId) -> None:
+        """Let the queues take in the new priority class of a client."""
+        for queue in [*self._queues.get(client, ())]:
+            queue.update_priority(client)
+
+
 class LongestMatchQueue:
     """A heap of requests per client, and a heap of clients, by their first requests, per priority class.
 
@@ -125,13 +151,14 @@ class LongestMatchQueue:
         max_passes: int = 32,
         oldest_every: int = 0,
         turn: Callable[[ClientId], int] | None = None,
+        sidelined: SidelinedClients | None = None,
     ) -> None:
         """`watch` returns a request's current match in chunks and starts to report its changes to `match_changed`.
 
         A request that does not fit is passed over `max_passes` times; then room is kept for it. In one of
         `oldest_every` turns of a client its oldest request goes, whatever its match; with 0 in none. `turn` returns a
         client's last turn, which orders the classes of `ROUND_ROBIN_CLASSES`; a client's last turn never becomes
-        earlier.
+        earlier. `sidelined`: shared by the queues that learn together of new priority classes.
         """
         self._watch = watch
         self._unwatch = unwatch
@@ -146,6 +173,7 @@ class LongestMatchQueue:
         self._firsts: tuple[list[RequestRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
         self._sidelined: dict[ClientId, ClientQueue] = {}
         """Clients that are missing from one of these heaps: at its head they had another priority class."""
+        self._all_sidelined = sidelined or SidelinedClients()
         self._pushes = 0
 
     def __len__(self) -> int:
@@ -184,7 +212,7 @@ class LongestMatchQueue:
         client_queue.waiting -= 1
         if not client_queue.waiting:
             del self._client_queues[client_queue.client]
-            self._sidelined.pop(client_queue.client, None)
+            self._return_to_heaps(client_queue.client)
             client_queue.close()
         return entry.request
 
@@ -199,7 +227,7 @@ class LongestMatchQueue:
 
     def update_priority(self, client: ClientId) -> None:
         """Take in the new priority class of a client."""
-        client_queue = self._sidelined.pop(client, None)
+        client_queue = self._return_to_heaps(client)
         if client_queue is not None and client_queue.ranks:
             for priority_class, offered in enumerate(client_queue.offered):
                 if offered is None:
@@ -217,7 +245,7 @@ class LongestMatchQueue:
         (entry,) = self._entries.values()
         return entry.request if self._priority_class(entry.request.client) is not None else None
 
-    def first(self, priority_class: int, before: RequestRank | None = None) -> RequestRank | None:
+    def first_rank(self, priority_class: int, before: RequestRank | None = None) -> RequestRank | None:
         """The rank of the first request of this priority class; None if there is none or it comes after `before`."""
         if self._unmatched:
             for entry in self._unmatched.values():
@@ -247,7 +275,14 @@ class LongestMatchQueue:
         entry = heappop(self._firsts[priority_class]).entry
         entry.client_queue.offered[priority_class] = None
         self._sidelined[entry.client_queue.client] = entry.client_queue
+        self._all_sidelined.add(entry.client_queue.client, self)
         return entry
+
+    def _return_to_heaps(self, client: ClientId) -> ClientQueue | None:
+        """Stop counting a client as sidelined. Returns its queue if it was."""
+        if (client_queue := self._sidelined.pop(client, None)) is not None:
+            self._all_sidelined.discard(client, self)
+        return client_queue
 
     def put_back(self, entry: WaitingEntry, *, passed: bool) -> None:
         """Undo `set_aside`. `passed`: another request went ahead of it."""
@@ -329,7 +364,7 @@ def _choose(
         while True:
             best = chosen = None
             for queue in reversed(queues):  # so that the first queue wins ties
-                if (rank := queue.first(priority_class, best)) is not None:
+                if (rank := queue.first_rank(priority_class, best)) is not None:
                     best, chosen = rank, queue
             if best is None or chosen is None:
                 break

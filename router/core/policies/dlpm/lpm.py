@@ -36,7 +36,7 @@ class Lpm(Order):
         # An OrderedDict, because a plain dict finds its first key by walking past all deleted ones.
         self._waiting: OrderedDict[RequestId, Request] = OrderedDict()
         self._queue = LongestMatchQueue(
-            lambda request: view.watch(request, (worker,))[worker],
+            lambda request: view.watch_at(request, worker),
             view.unwatch,
             lambda _client: 0,
             max_passes=0,

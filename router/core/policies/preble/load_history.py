@@ -60,7 +60,7 @@ class WorkerHistory:
         for halves in (self.waits, self.computed):
             halves.advance(now)
 
-    def place(self, candidate: Candidate, now: float) -> None:
+    def record_placement(self, candidate: Candidate, now: float) -> None:
         """Count a request that was placed on this worker."""
         self.missed.add(TimedAmount(now, candidate.extend_tokens))
         self._cached.add(TimedAmount(now, candidate.cached_tokens))
@@ -113,27 +113,27 @@ class History:
             history = self._workers[worker] = WorkerHistory(self._seconds, self._ratio_seconds, outputs)
         return history
 
-    def place(self, request: Request, candidate: Candidate) -> None:
+    def record_placement(self, request: Request, candidate: Candidate) -> None:
         """Count a request that was placed on this worker."""
         prompts = tuple(prompt.hashes for prompt in request.prompts)
         for hashes in prompts:
             self._prefixes.add(hashes, candidate.worker)
         history = self.of(candidate.worker)
         history.placed.append(PlacedPrompts(self.now, prompts))
-        history.place(candidate, self.now)
+        history.record_placement(candidate, self.now)
         self.placements += 1
 
     def stalest(self, worker: WorkerId, chunks: int) -> Iterator[PrefixRun]:
         return self._prefixes.stalest(worker, chunks)
 
-    def drop(self, worker: WorkerId) -> None:
+    def forget_worker(self, worker: WorkerId) -> None:
         """Forget a worker that left."""
         history = self._workers.pop(worker, None)
         if history is not None:
             self._predictions.remove(history.outputs, worker)
             for placement in history.placed:
                 self._forget(worker, placement)
-        self._prefixes.drop(worker)
+        self._prefixes.forget_worker(worker)
 
     def _forget(self, worker: WorkerId, placement: PlacedPrompts) -> None:
         for hashes in placement.prompts:

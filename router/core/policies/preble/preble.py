@@ -99,7 +99,7 @@ class Preble(Placement):
             chosen, why = self._rebalance(self._cheapest(request, holders), holders, request, candidates)
         else:
             chosen, why = self._explore(request, candidates)
-        self._history.place(request, chosen)
+        self._history.record_placement(request, chosen)
         self._waiting[request.id] = PlacedRequest(self._history.now, chosen)
         return Placed(chosen.worker, why)
 
@@ -187,7 +187,7 @@ class Preble(Placement):
         self._history.of(candidate.worker).request_dispatched(now - since, candidate.extend_tokens, now)
 
     def worker_left(self, worker: WorkerId) -> None:
-        self._history.drop(worker)
+        self._history.forget_worker(worker)
 
     def forget_worker(self, worker: WorkerId) -> None:
-        self._history.drop(worker)
+        self._history.forget_worker(worker)

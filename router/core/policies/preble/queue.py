@@ -111,7 +111,7 @@ class PriorityGroups(Order):
 
     def _group_of(self, request: Request) -> int:
         """The group of a request by its current match, whose changes are reported from now on."""
-        matched = self._view.watch(request, (self._worker,))[self._worker]
+        matched = self._view.watch_at(request, self._worker)
         chunks = sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES
         return min(self._count * matched // chunks, self._count - 1) if chunks else 0
 

@@ -81,7 +81,7 @@ class RecentPrefixes:
             yield PrefixRun(min(chunks, node.chunks), self._requests[node][worker])
             chunks -= node.chunks
 
-    def drop(self, worker: WorkerId) -> None:
+    def forget_worker(self, worker: WorkerId) -> None:
         """Forget a worker. All its prompts were removed before."""
         self._orders.pop(worker, None)
 
@@ -92,7 +92,7 @@ class RecentPrefixes:
             child = node.children.get(hashes[at : at + HASH_BYTES])
             if child is None:
                 return self._append(node, hashes[at:])
-            shared = child.shared(hashes, at)
+            shared = child.shared_bytes(hashes, at)
             node = child if shared == len(child.key) else self._split(child, shared)
             at += shared
         return node

@@ -226,12 +226,14 @@ class Vtc(Order):
         self._waiting[request.id] = request
         queue = self._client_queues.get(request.client)
         if queue is None:
-            self._counters.set_weight(
-                request.client, self._shares.effective_weight(request), request.group, request.group_weight
-            )
+            self._set_weight(request)
             queue = self._client_queues[request.client] = OrderedDict()
             self._counters.join(request.client)
         queue[request.id] = request
+
+    def _set_weight(self, request: Request) -> None:
+        weight = self._shares.effective_weight(request)
+        self._counters.set_weight(request.client, weight, request.group, request.group_weight)
 
     def remove(self, request: RequestId) -> Request:
         removed = self._waiting.pop(request)
@@ -252,6 +254,12 @@ class Vtc(Order):
 
     def request_dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - time does not matter here
         self._weights[request.id] = self._shares.effective_weight(request)
+
+    def resume(self, request: Request, now: float) -> None:
+        """The client's counter is not lifted: it was when the request began to wait, in the earlier run."""
+        if request.client not in self._client_queues:
+            self._set_weight(request)
+        self.request_dispatched(request, now)
 
     def request_charged(self, charge: Charge) -> None:
         self._charge(charge.request, charge.client, charge.at(self._cost))

@@ -6,6 +6,8 @@ last term of its bound is that lag; predicted output does not lag. Output beyond
 streams, and output that was not produced is refunded when the request ends, so both charge the same in total.
 """
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from router.core.model.cost import Charge
@@ -21,6 +23,7 @@ from router.core.predict.stated_limit import StatedLimit
 class Prepaid:
     """The predicted and the produced output of one request in flight, in tokens."""
 
+    client: ClientId
     predicted: int
     produced: int = 0
 
@@ -40,7 +43,7 @@ class PredictiveVtc(Vtc):
 
     def request_dispatched(self, request: Request, now: float) -> None:
         super().request_dispatched(request, now)
-        prepaid = self._prepaid[request.id] = Prepaid(round(self._predictor.remaining(request)))
+        prepaid = self._prepaid[request.id] = Prepaid(request.client, round(self._predictor.remaining(request)))
         self._charge(request.id, request.client, self._cost.output * prepaid.tokens)
 
     def request_charged(self, charge: Charge) -> None:
@@ -49,6 +52,14 @@ class PredictiveVtc(Vtc):
         prepaid.produced = charge.after.output
         used = before - prepaid.tokens
         self._charge(charge.request, charge.client, charge.at(self._cost) - self._cost.output * used)
+
+    def saved(self) -> Iterator[tuple[ClientId, float, float]]:
+        """Refunds in what it yields the output that is only predicted."""
+        prepaid: defaultdict[ClientId, float] = defaultdict(float)
+        for request, each in self._prepaid.items():
+            prepaid[each.client] += self._cost.output * each.tokens / self._weights[request]
+        for client, value, weight in super().saved():
+            yield client, value - prepaid[client], weight
 
     def request_ended(self, request: Request) -> None:
         prepaid = self._prepaid.pop(request.id)

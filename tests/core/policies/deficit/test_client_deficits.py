@@ -1,4 +1,4 @@
-"""Counters of clients in groups: the group's clock, compared with a loop over all counters in every round."""
+"""The counters of clients in groups, kept by the group's clock, equal a loop over all counters in every round."""
 
 import pytest
 from hypothesis import given
@@ -34,21 +34,21 @@ debts = st.lists(st.integers(0, 5000), min_size=4, max_size=4)
 
 @given(debts, st.lists(steps, max_size=40))
 def test_the_groups_clock_equals_a_loop(debts: list[int], steps: list[tuple[str, ClientId, int]]) -> None:
-    """However weights change meanwhile, no counter is ever a quantum away from that of the loop."""
+    """No counter is ever a quantum away from that of the loop, however weights change meanwhile."""
     shares = Shares()
     table, expected, active = ClientDeficits(shares), dict[ClientId, float](), list[ClientId]()
     for client, debt in zip((*MEMBERS, ALONE), debts, strict=True):
-        shares.begin(request(client))
+        shares.add_request(request(client))
         active.append(client)
         table.register(request(client), QUANTUM, active=True)
         expected[client] = QUANTUM * shares.effective_weight(request(client)) - debt
         table.charge(client, debt)
     for what, client, cost in steps:
         if what == "begin":
-            shares.begin(request(client))
+            shares.add_request(request(client))
             active.append(client)
         elif what == "end" and client in active:
-            shares.end(client)
+            shares.remove_request(client)
             active.remove(client)
         elif what == "charge":
             table.charge(client, cost)
@@ -68,12 +68,12 @@ def test_the_groups_clock_equals_a_loop(debts: list[int], steps: list[tuple[str,
 def test_the_earliest_scheduled_client_needs_the_fewest_rounds(
     charges: list[tuple[ClientId, int]], data: st.DataObject
 ) -> None:
-    """Even if the weights of a group change after its members were scheduled."""
+    """The schedule stays right even if the weights of a group change after its members were scheduled."""
     shares = Shares()
     table = ClientDeficits(shares)
     schedule = RefillSchedule(table, lambda client: table.deficit(client) <= 0)
     for client in (*MEMBERS, ALONE):
-        shares.begin(request(client))
+        shares.add_request(request(client))
         table.register(request(client), QUANTUM, active=True)
         table.charge(client, 100)
     for client, cost in charges:
@@ -81,7 +81,7 @@ def test_the_earliest_scheduled_client_needs_the_fewest_rounds(
     for client in (*MEMBERS, ALONE):
         schedule.schedule(client, [], most=1000)
     for client in data.draw(st.lists(st.sampled_from(MEMBERS), max_size=2, unique=True)):
-        shares.end(client)
+        shares.remove_request(client)
     first = schedule.earliest(lambda _: True)
     rounds = {client: table.rounds_to_positive(client) for client in (*MEMBERS, ALONE)}
     assert first is not None
@@ -89,11 +89,11 @@ def test_the_earliest_scheduled_client_needs_the_fewest_rounds(
 
 
 def test_a_member_that_becomes_active_has_at_most_its_share_of_the_group() -> None:
-    """Whether it is new or was known before: what the others have used is used."""
+    """The member gets no more, new or known, because what the others have used is used."""
     shares = Shares()
     table = ClientDeficits(shares)
     for client in MEMBERS:
-        shares.begin(request(client))
+        shares.add_request(request(client))
         table.register(request(client), QUANTUM, active=False)
     table.charge(MEMBERS[0], 500)
     held = table.deficit(MEMBERS[1])
@@ -102,21 +102,21 @@ def test_a_member_that_becomes_active_has_at_most_its_share_of_the_group() -> No
     table.register(request(MEMBERS[1]), QUANTUM, active=False)
     assert table.deficit(MEMBERS[1]) == pytest.approx(-200.0)  # half of the group's -400
     new = Request(RequestId("eve"), ClientId("eve"), "m", (), group=TEAM)
-    shares.begin(new)
+    shares.add_request(new)
     table.register(new, QUANTUM, active=False)
     assert table.deficit(new.client) == pytest.approx(-80.0)  # a fifth of it
 
 
 def test_a_client_may_move_to_another_group() -> None:
-    """It keeps its deficit; from then on the other group's clock counts."""
+    """The client keeps its deficit, and from then on the other group's clock counts."""
     shares = Shares()
     table = ClientDeficits(shares)
     ann = request(MEMBERS[0])
-    shares.begin(ann)
+    shares.add_request(ann)
     table.register(ann, QUANTUM, active=False)
     table.charge(ann.client, 350)
     alone = Request(RequestId("x"), ann.client, "m", ())
-    shares.begin(alone)
+    shares.add_request(alone)
     assert table.register(alone, QUANTUM, active=True)
     assert table.deficit(ann.client) == -250.0
     table.refill_for(ann.client)

@@ -1,4 +1,4 @@
-"""Deficit counters: the closed form of refill, compared with the loop that it replaces."""
+"""The closed form of a refill equals the loop that it replaces."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ def table_of(counters: dict[str, tuple[int, int]]) -> DeficitTable[str]:
 
 
 def refill_by_looping(counters: Mapping[str, tuple[float, int]], contenders: list[str]) -> tuple[int, dict[str, float]]:
-    """CHECKREFILL as a loop: while no contender is positive, add one quantum to every counter, up to one quantum."""
+    """Run CHECKREFILL as a loop: while no contender is positive, add a quantum to every counter, up to one quantum."""
     deficit = {key: float(deficit) for key, (deficit, _) in counters.items()}
     rounds = 0
     while all(deficit[key] <= 0 for key in contenders):
@@ -88,7 +88,7 @@ def test_a_refill_makes_its_contender_positive_despite_rounding(
 
 
 def test_nothing_is_refilled_while_a_contender_is_positive() -> None:
-    """All waiting clients must use up their deficits before a refill, or deficits bound nothing."""
+    """All waiting clients use up their deficits before a refill, since otherwise deficits bound nothing."""
     table = table_of({"positive": (1, 100), "in debt": (-50, 100), "absent": (-70, 100)})
     assert table.refill(["positive", "in debt"]) == 0
     assert table.refill([]) == 0
@@ -103,7 +103,7 @@ def test_debts_shrink_in_absence() -> None:
 
 
 def test_a_positive_counter_is_topped_up_to_one_quantum() -> None:
-    """Otherwise a client that uses half of its share would run out in the middle of every second round."""
+    """Without that, a client that uses half of its share would run out in the middle of every second round."""
     table = table_of({"waits": (-20, 100), "used half": (50, 100), "was given more": (300, 100)})
     table.refill(["waits"])
     assert [table.deficit(key) for key in table] == [80, 100, 300]
@@ -111,7 +111,7 @@ def test_a_positive_counter_is_topped_up_to_one_quantum() -> None:
 
 @pytest.mark.parametrize("debt", [10**9, 10**12])
 def test_a_deep_debt_takes_one_step(debt: int) -> None:
-    """The rounds are counted, not run."""
+    """Rounds are counted and not run, however deep a debt is."""
     table = table_of({"debtor": (-debt, 1)})
     assert table.refill(["debtor"]) == debt + 1
     assert table.deficit("debtor") == 1
@@ -127,7 +127,7 @@ def test_joining_again_keeps_the_deficit_and_takes_the_quantum() -> None:
 
 
 def test_a_reset_makes_all_counters_one_quantum() -> None:
-    """Neither debt nor surplus is left from before, and refills continue from there."""
+    """A reset leaves neither debt nor surplus from before, and refills continue from there."""
     table = table_of({"debtor": (-10, 100), "creditor": (60, 100), "heavy": (-900, 300)})
     table.reset()
     assert [table.deficit(key) for key in table] == [100, 100, 300]
@@ -137,7 +137,7 @@ def test_a_reset_makes_all_counters_one_quantum() -> None:
 
 
 def test_a_key_that_never_joined_has_no_counter() -> None:
-    """Its deficit is 0, a charge is ignored, and it affects no other key."""
+    """Such a key has the deficit 0, a charge to it is ignored, and it affects no other key."""
     table = table_of({"b": (-5, 100)})
     table.charge("a", 5)
     assert ("a" in table, table.deficit("a"), list(table)) == (False, 0.0, ["b"])

@@ -1,4 +1,4 @@
-"""Eligibility: the counters, their refill and the reported priority classes, compared with the rule as a loop."""
+"""Counters, refills and priority classes equal those of the rule written as a loop."""
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,7 @@ clients = st.sampled_from(CLIENTS)
 
 
 class EligibilityMachine(RuleBasedStateMachine):
-    """Clients arrive, wait, are charged and refunded, leave and return with other weights."""
+    """Lets clients arrive, wait, be charged and refunded, leave and return with other weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class EligibilityMachine(RuleBasedStateMachine):
         cost=st.integers(0, 60),
     )
     def wait(self, client: ClientId, model: str, weight: int, cost: int) -> None:
-        """A client that begins to wait keeps at most what a round adds."""
+        """Let a client begin to wait: it keeps at most what a round adds."""
         self.requests += 1
         request = Request(RequestId(f"r{self.requests}"), client, model, (), weight=weight)
         self.deficit.setdefault(client, weight * RULE.quantum)
@@ -124,8 +124,8 @@ class EligibilityMachine(RuleBasedStateMachine):
 
     @rule(models=st.none() | st.sets(st.sampled_from(MODELS), min_size=1))
     def refill(self, models: set[str] | None) -> None:
-        """While clients wait for these models and none is eligible, each counter gets the same fraction of a quantum,
-        up to one.
+        """Refill the model: while clients wait for these models and none is eligible, each counter gets the same
+        fraction of a quantum, up to one.
         """
         contenders = {r.client for r in self.waiting if models is None or r.model in models}
         while contenders and all(self.deficit[client] <= 0 for client in contenders):
@@ -159,7 +159,7 @@ def request(client: str, number: int) -> Request:
 
 
 def test_without_sparse_first_all_eligible_clients_are_equal() -> None:
-    """Then the longest match alone decides."""
+    """Without `sparse_first` the longest match alone decides among eligible clients."""
     eligibility = Eligibility(lambda _: None, RULE, lambda: None, Shares())
     eligibility.add_waiting(request("ada", 1), HEAD_START)
     assert eligibility.priority_class(ClientId("ada")) == ELIGIBLE
@@ -176,7 +176,7 @@ def test_the_refill_schedule_does_not_grow_with_charges() -> None:
 
 
 def test_a_client_is_overdue_after_one_dispatch_per_active_client() -> None:
-    """Then it goes before all others, once, even with a small debt; with a larger debt it does not."""
+    """An overdue client goes before all others, once, even with a small debt; with a larger debt it does not."""
     rule = DeficitParameters(10.0, overdue_after=1.0, overdraft=0.5)
     eligibility = Eligibility(lambda _: None, rule, lambda: None, Shares())
     for name in ("ada", "bob", "cyd"):
@@ -196,7 +196,7 @@ def test_a_client_is_overdue_after_one_dispatch_per_active_client() -> None:
 
 @given(st.floats(0.01, 1e6), st.floats(0.1, 1e4))
 def test_a_round_adds_what_is_served_in_its_time(rate: float, weight: float) -> None:
-    """For all clients together, unless that is more than a quantum for each, or less than a hundredth."""
+    """A round adds that for all clients together, but at most a quantum for each, and at least a hundredth of one."""
     rule = DeficitParameters(1_000.0, round_seconds=5.0)
     part = Rounds(rule, lambda: rate).fraction(weight)
     assert part == pytest.approx(min(1.0, max(0.01, 5.0 * rate / (weight * 1_000.0))), abs=1 / STEPS)
@@ -204,6 +204,6 @@ def test_a_round_adds_what_is_served_in_its_time(rate: float, weight: float) -> 
 
 
 def test_without_a_time_or_a_known_rate_a_round_adds_a_quantum() -> None:
-    """As in Algorithm 1."""
+    """A round adds a quantum, as in Algorithm 1, if it has no time or no rate is known."""
     assert Rounds(DeficitParameters(round_seconds=0.0), lambda: 1.0).fraction(1e3) == 1
     assert Rounds(DeficitParameters(), lambda: None).fraction(1e3) == 1

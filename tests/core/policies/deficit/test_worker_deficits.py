@@ -1,4 +1,4 @@
-"""D²LPM's counters q_{i,w}: where a new one starts, and how large a quantum is."""
+"""D²LPM's counters q_{i,w} start and grow as Algorithm 2 and the workers' speed demand."""
 
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
@@ -13,7 +13,9 @@ def request(weight: float = 1.0) -> Request:
 
 
 def test_some_deficit_of_a_client_is_always_positive() -> None:
-    """When all are used up, quanta are added until one is positive (Algorithm 2, the loop of SELECTWORKER)."""
+    """When all of a client's deficits are used up, quanta are added until one is positive (Algorithm 2, the loop of
+    SELECTWORKER).
+    """
     worker_deficits = WorkerDeficits(100.0, lambda _: 1.0, Shares())
     table = worker_deficits.refilled_table(request(), [W1, W2])
     assert [table.deficit(w) for w in (W1, W2)] == [100, 100]
@@ -24,7 +26,9 @@ def test_some_deficit_of_a_client_is_always_positive() -> None:
 
 
 def test_a_new_worker_starts_with_the_highest_deficit() -> None:
-    """With less, it would get no requests until every other deficit is used up."""
+    """A new worker gets a client's highest deficit, or it would get no requests until every other
+    deficit is used up.
+    """
     worker_deficits = WorkerDeficits(100.0, lambda _: 1.0, Shares())
     worker_deficits.refilled_table(request(), [W1, W2])
     worker_deficits.charge(ADA, W1, 30)
@@ -33,14 +37,14 @@ def test_a_new_worker_starts_with_the_highest_deficit() -> None:
 
 
 def test_a_quantum_scales_with_weight_and_speed() -> None:
-    """A worker half as fast holds a client for the same time, not for the same cost."""
+    """A worker half as fast holds a client for the same time, and so for half the cost."""
     speeds = {W1: 1.5, W2: 0.5}
     table = WorkerDeficits(100.0, speeds.__getitem__, Shares()).refilled_table(request(weight=2.0), [W1, W2])
     assert [table.deficit(w) for w in (W1, W2)] == [300, 100]
 
 
 def test_a_worker_that_a_client_was_never_placed_among_has_no_counter() -> None:
-    """A charge does not create one."""
+    """A charge creates no counter for a worker that the client was never placed among."""
     worker_deficits = WorkerDeficits(100.0, lambda _: 1.0, Shares())
     worker_deficits.charge(ADA, W1, 5)
     assert worker_deficits.deficit(ADA, W1) is None

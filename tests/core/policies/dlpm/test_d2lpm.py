@@ -1,4 +1,4 @@
-"""D²LPM's placement, in scenarios: which worker's queue a request joins."""
+"""D²LPM chooses which worker's queue a request joins."""
 
 from itertools import pairwise
 from random import Random
@@ -41,7 +41,7 @@ def new_scene(
 
 
 def test_a_request_goes_to_the_worker_that_holds_its_prefix() -> None:
-    """Turn after turn, although the other worker is idle."""
+    """Each turn of a conversation goes there, although the other worker is idle."""
     scene = new_scene()
     turns = [scene.arrive("ada", "document" + "?" * turn) for turn in range(4)]
     assert len({scene.worker_of(turn) for turn in turns}) == 1
@@ -63,7 +63,7 @@ def test_new_prefixes_go_to_the_shorter_queue_and_ties_rotate() -> None:
 
 
 def test_an_uncached_request_goes_where_the_fewest_of_its_client_wait() -> None:
-    """Even if more requests wait there in total: in a fair queue a client waits for its own requests."""
+    """The total that waits there does not matter, since in a fair queue a client waits for its own requests."""
     scene = Scene("d2lpm", D2lpmParameters(steal_loss=-1), workers=W, settings=ONE_AT_A_TIME)
     ada, bob = scene.arrive("ada", "documents"), scene.arrive("bob", "literature")
     for turn in range(4):
@@ -94,7 +94,7 @@ def test_a_client_whose_deficit_at_a_worker_is_used_up_leaves_it() -> None:
 
 
 def test_without_a_positive_deficit_anywhere_every_counter_is_refilled() -> None:
-    """Then the longest match decides again, and debts are as deep as before, less the refill."""
+    """After the refill the longest match decides again, and debts are as deep as before, less the refill."""
     scene = new_scene(quantum=100, workers=("w1",))
     scene.arrive("ada", "document 1")
     assert scene.deficit("ada").placement == 100 - 10 * CHUNK_TOKENS
@@ -104,7 +104,9 @@ def test_without_a_positive_deficit_anywhere_every_counter_is_refilled() -> None
 
 @pytest.mark.parametrize("escape", [True, False])
 def test_a_hot_prefix_escapes_its_worker_by_load(escape: bool) -> None:
-    """Extend tokens cost almost nothing there, so deficits alone would leave all requests on one worker."""
+    """Load spreads a hot prefix whose extend tokens cost almost nothing, since deficits alone would leave all its
+    requests on one worker.
+    """
     scene = new_scene(load_slack=4 if escape else NO_ESCAPE)
     scene.serve(scene.arrive("ada", "hot prefix"))
     crowd = [scene.arrive(f"c{number}", f"hot prefix {chr(33 + number)}") for number in range(30)]
@@ -173,7 +175,9 @@ def test_a_worker_that_drops_a_model_keeps_requests_for_its_other_models() -> No
 
 
 def test_a_new_worker_starts_with_the_highest_deficit() -> None:
-    """Otherwise a client with a positive deficit elsewhere would send it nothing before all of that is used up."""
+    """A client's counter at a new worker starts at its highest deficit; with less, the worker would get nothing until
+    the others are used up.
+    """
     scene = new_scene(quantum=10_000)
     scene.serve(scene.arrive("ada", "something"))
     scene.join("w3")
@@ -185,7 +189,7 @@ def test_a_new_worker_starts_with_the_highest_deficit() -> None:
 
 
 def test_a_booking_is_replaced_by_the_charge_at_dispatch() -> None:
-    """A prefix that was expected to be cached may have been evicted by then."""
+    """The charge counts at dispatch, since a prefix that was expected to be cached may have been evicted by then."""
     scene = new_scene(HUGE, workers=("w1",), settings=ONE_AT_A_TIME)
     running = scene.arrive("ada", "first")
     for _ in range(2):
@@ -198,7 +202,9 @@ def test_a_booking_is_replaced_by_the_charge_at_dispatch() -> None:
 
 
 def test_requests_with_the_same_prefix_wait_for_the_same_worker() -> None:
-    """Although none is computed yet: the first will be when the others have their turn."""
+    """Such requests wait for one worker although none of them is computed yet: the first will be when the others have
+    their turn.
+    """
     scene = new_scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
     for letter in "ab":
         scene.arrive("ada", letter)
@@ -208,7 +214,7 @@ def test_requests_with_the_same_prefix_wait_for_the_same_worker() -> None:
 
 
 def test_promises_are_dropped_when_no_request_waits() -> None:
-    """A prefix that was expected and never computed binds no request."""
+    """A prefix that was promised and never computed binds no later request."""
     scene = new_scene(HUGE, load_slack=NO_ESCAPE, settings=ONE_AT_A_TIME)
     running = [scene.arrive("ada", letter) for letter in "ab"]
     gone = scene.arrive("ada", "document")
@@ -219,7 +225,7 @@ def test_promises_are_dropped_when_no_request_waits() -> None:
 
 
 def test_a_booking_is_undone_once() -> None:
-    """It leaves nothing behind, and its client has the deficit that it had before."""
+    """An undone booking leaves nothing behind, and its client has the deficit that it had before."""
     estimates = Estimates()
     view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, estimates, 0), estimates)
     parameters = Parameters(D2lpmParameters(by_service_rate=False))
@@ -292,7 +298,9 @@ LONG = "a prefix of more than 256 tokens"
 
 
 def crowded(*prompts: str, steal_loss: int = 256) -> tuple[Scene, list[RequestId]]:
-    """These prompts wait at w1, which is busy and has computed LONG; then w2 joins, which is idle."""
+    """Return a scene where these prompts wait at w1, which is busy and has computed LONG; then w2 joins,
+    which is idle.
+    """
     parameters = D2lpmParameters(HUGE, steal_loss=steal_loss)
     scene = Scene("d2lpm", parameters, workers=("w1",), settings=ONE_AT_A_TIME)
     scene.arrive("ada", LONG)
@@ -302,7 +310,7 @@ def crowded(*prompts: str, steal_loss: int = 256) -> tuple[Scene, list[RequestId
 
 
 def test_an_idle_worker_takes_over_a_request_that_loses_little() -> None:
-    """It takes a request without a prefix from another queue; the booking moves with it."""
+    """An idle worker takes a request without a prefix from another queue, and the booking moves with it."""
     scene, (warm, cold) = crowded(LONG + "?", "short")
     assert warm not in scene.dispatched
     assert (scene.worker_of(cold), scene.dispatched[cold].why) == ("w2", "stolen")
@@ -320,14 +328,14 @@ def test_a_request_that_would_lose_its_prefix_is_not_taken_over() -> None:
 
 
 def test_stealing_can_be_switched_off() -> None:
-    """Then every request stays where it was placed, as the paper prints it."""
+    """Without stealing every request stays where it was placed, as in the paper."""
     scene, (cold,) = crowded("short", steal_loss=-1)
     assert cold not in scene.dispatched
     assert not scene.scheduler.policy.properties.work_conserving
 
 
 def test_a_slow_worker_has_a_smaller_quantum() -> None:
-    """Q^w follows the measured service rate, unless that is off."""
+    """Q^w follows the measured service rate unless that is switched off."""
     for by_rate, quantum in ((True, 500.0), (False, 1000.0)):
         view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
         view.speed = lambda worker: 0.5  # noqa: ARG005 - every one

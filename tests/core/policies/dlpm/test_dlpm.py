@@ -1,4 +1,4 @@
-"""DLPM, in scenarios: which request goes next at one worker."""
+"""DLPM chooses which request goes next at one worker."""
 
 from collections import Counter
 
@@ -29,7 +29,9 @@ def new_scene(
 
 
 def test_the_longest_match_goes_first() -> None:
-    """Of the requests of eligible clients, the one that the cache holds most of; of equals, the oldest."""
+    """Among the requests of eligible clients, the one with the longest cached prefix goes first; of
+    equals, the oldest.
+    """
     scene = new_scene()
     running = scene.arrive("ada", "document one?")
     cold, later_cold, warm = (
@@ -79,7 +81,7 @@ def test_a_light_client_goes_before_a_heavy_ones_longest_match(sparse_first: boo
 
 
 def test_a_client_is_sparse_only_with_nothing_in_flight() -> None:
-    """Its second simultaneous request has no priority; once the first has ended, the client is sparse again."""
+    """A client's second simultaneous request has no priority; once the first has ended, the client is sparse again."""
     scene = new_scene(settings=TWO_AT_A_TIME)
     running = [scene.arrive("heavy", f"document {number}") for number in (1, 2)]
     light, again = scene.arrive("light", "hello"), scene.arrive("light", "world")
@@ -130,7 +132,9 @@ def test_a_prefix_in_prefill_counts_as_cached_if_the_engine_finds_it(engine: str
 
 
 def test_a_prefix_whose_prefill_is_assumed_done_counts_as_cached() -> None:
-    """An answer that is not streamed never shows that its prompt is computed."""
+    """A prefill must be assumed done, because an answer that is not streamed never shows that its prompt
+    is computed.
+    """
     budget = SchedulerSettings(window=FixedWindow(requests=9, unstarted_tokens=17 * CHUNK_TOKENS))
     scene = Scene("rr+dlpm", workers=(), settings=budget)
     scene.join("w1", engine="sglang")
@@ -141,7 +145,7 @@ def test_a_prefix_whose_prefill_is_assumed_done_counts_as_cached() -> None:
 
 
 def test_a_call_that_costs_more_than_a_head_start_has_no_priority() -> None:
-    """So long uncached prompts do not go before cached ones."""
+    """The head start covers only cheap calls, so long uncached prompts do not go before cached ones."""
     scene = new_scene(head_start=4 * CHUNK_TOKENS + 1)
     running = scene.arrive("ada", "document one?")
     warm, cold = scene.arrive("ada", "document or two?"), scene.arrive("bob", "something else")
@@ -151,7 +155,7 @@ def test_a_call_that_costs_more_than_a_head_start_has_no_priority() -> None:
 
 
 def test_a_client_in_debt_waits_for_an_eligible_one() -> None:
-    """However long its match is."""
+    """A client in debt waits however long its match is."""
     scene = new_scene(quantum=100)
     running = scene.arrive("ada", "document 1")
     warm, cold = scene.arrive("ada", "document 2"), scene.arrive("bob", "hello")
@@ -205,7 +209,7 @@ def test_a_client_does_not_shed_debt_by_leaving() -> None:
 
 
 def test_all_deficits_are_reset_when_no_client_waits() -> None:
-    """Use of an idle machine took nothing from others, so its user is equal to a client that arrives then."""
+    """Use of an idle machine takes nothing from others, so its user is equal to a client that arrives then."""
     scene = new_scene(quantum=100)
     alone = scene.arrive("ada", "ten chunks", limit=500)
     scene.progress(alone, 400)
@@ -226,7 +230,7 @@ def test_debt_survives_a_worker_that_leaves_and_returns() -> None:
 
 
 def test_an_unstreamed_call_does_not_prevent_a_reset() -> None:
-    """It never shows its start, so it does not count as waiting in the engine."""
+    """An unstreamed call never shows its start, so it does not count as waiting in the engine."""
     scene = new_scene(quantum=100)
     scene.arrive("ada", "ten chunks", streamed=False)
     scene.arrive("bob", "hello")
@@ -268,7 +272,7 @@ def test_backlogged_clients_share_by_weight(weights: tuple[float, float]) -> Non
 
 
 def test_a_small_request_passes_one_that_does_not_fit() -> None:
-    """The remaining room is used, if the client that uses it is eligible."""
+    """A small request uses the remaining room if its client is eligible."""
     scene = new_scene(settings=SMALL_BUDGET)
     running = scene.arrive("ada", "eight...")
     large = scene.arrive("bob", "six...")
@@ -308,8 +312,8 @@ def test_room_is_kept_for_a_request_that_was_passed_often_enough() -> None:
 
 
 def test_at_a_reordering_engine_a_refill_waits_for_unstarted_requests() -> None:
-    """Otherwise the engine would serve the others' long matches before an uncached request for ever. The wait is
-    limited.
+    """Without the wait, which is limited, such an engine would serve the others' long matches before an uncached
+    request for ever.
     """
     scene = Scene("rr+dlpm", DlpmParameters(quantum=300), workers=(), settings=TWO_AT_A_TIME)
     scene.join("w1", reorders=True)
@@ -324,7 +328,7 @@ def test_at_a_reordering_engine_a_refill_waits_for_unstarted_requests() -> None:
 
 
 def test_at_an_engine_that_serves_in_order_no_refill_waits() -> None:
-    """There, an unstreamed call or one that starts slowly would delay all others for nothing."""
+    """At such an engine, an unstreamed call or one that starts slowly would delay all others for nothing."""
     scene = Scene("rr+dlpm", DlpmParameters(quantum=300), settings=TWO_AT_A_TIME)
     heavy, cold = scene.arrive("heavy", "document 1"), scene.arrive("light", "hello")
     more = scene.arrive("heavy", "document 2")

@@ -1,4 +1,4 @@
-"""DLPM with homes, in scenarios: one queue for the fleet, and each request at home where its prefix is."""
+"""`dlpm_home` keeps one queue for the fleet and sends each request home, to where its prefix is."""
 
 import pytest
 from hypothesis import given, settings
@@ -32,14 +32,14 @@ def new_scene(
 
 
 def test_an_uncached_request_goes_to_the_worker_with_the_fewest_in_flight() -> None:
-    """It has no home and may go to any worker."""
+    """An uncached request has no home and may go to any worker."""
     scene = new_scene(settings=SchedulerSettings())
     homes = [scene.worker_of(scene.arrive("ada", letter)) for letter in "abcd"]
     assert homes == ["w1", "w2", "w1", "w2"]
 
 
 def test_a_request_without_a_prompt_goes_to_any_worker() -> None:
-    """For example a call for a stored answer."""
+    """A call for a stored answer, for example, has no prompt and so no home."""
     scene = new_scene()
     scene.arrive("ada", DOCUMENT)
     request = Request(RequestId("r"), ClientId("bob"), MODEL, ())
@@ -48,7 +48,7 @@ def test_a_request_without_a_prompt_goes_to_any_worker() -> None:
 
 
 def test_workers_with_equal_load_take_turns() -> None:
-    """Successive requests do not all fill one cache."""
+    """Successive requests go to different workers and do not all fill one cache."""
     scene = new_scene()
     requests = []
     for letter in "abcd":
@@ -58,7 +58,7 @@ def test_workers_with_equal_load_take_turns() -> None:
 
 
 def test_a_request_waits_for_its_home_while_another_worker_idles() -> None:
-    """It waits up to its deadline, and goes home when there is room."""
+    """A request waits up to its deadline, and goes home when there is room."""
     scene = new_scene()
     first = scene.arrive("ada", DOCUMENT + "1")
     second = scene.arrive("ada", DOCUMENT + "2")
@@ -68,7 +68,7 @@ def test_a_request_waits_for_its_home_while_another_worker_idles() -> None:
 
 
 def test_no_home_deadline_outlives_its_request() -> None:
-    """Once no request waits, however far away the deadlines are."""
+    """Once no request waits, no deadline is left, however far away it was."""
     scene = new_scene(settings=SchedulerSettings())
     for letter in "abc":
         scene.serve(scene.arrive("ada", DOCUMENT + letter))
@@ -88,7 +88,9 @@ def test_an_idle_worker_takes_a_request_without_a_home() -> None:
 
 
 def test_away_from_home_new_prompts_go_before_cached_ones() -> None:
-    """Although the other has waited longer and may leave home: its home may still take it."""
+    """A new prompt goes first although a cached one has waited longer and may leave home: its home may
+    still take it.
+    """
     scene = new_scene(home_patience=NO_WAIT)
     first, other = scene.arrive("ada", DOCUMENT + "1"), scene.arrive("ada", "hello")
     second, new = scene.arrive("ada", DOCUMENT + "2"), scene.arrive("ada", "world")
@@ -107,7 +109,7 @@ def test_a_request_that_loses_little_may_go_anywhere() -> None:
 
 
 def test_a_request_leaves_home_at_its_deadline() -> None:
-    """After a multiple of the time that its prefix takes to compute, the first worker with room takes it."""
+    """After a multiple of the time that its prefix takes to compute, the first worker with room takes the request."""
     scene = new_scene(home_patience=3.0)
     first, second = scene.arrive("ada", DOCUMENT + "1"), scene.arrive("ada", DOCUMENT + "2")
     assert scene.wake_at is not None
@@ -156,7 +158,7 @@ def test_all_deficits_are_reset_when_no_request_waits_or_is_in_flight() -> None:
 
 
 def test_a_request_whose_prefix_is_evicted_may_go_anywhere() -> None:
-    """It no longer waits for the worker that held its prefix."""
+    """Such a request no longer waits for the worker that held its prefix."""
     scene = new_scene()
     first, second = scene.arrive("ada", DOCUMENT + "1"), scene.arrive("ada", DOCUMENT + "2")
     scene.evict(scene.worker_of(first))
@@ -164,7 +166,9 @@ def test_a_request_whose_prefix_is_evicted_may_go_anywhere() -> None:
 
 
 def test_a_client_with_one_request_for_two_workers_is_sparse() -> None:
-    """Its second request need not wait for its first, beside clients with as many requests as there are workers."""
+    """Such a client's second request need not wait for its first, beside clients with as many requests as there are
+    workers.
+    """
     scene = new_scene(settings=SchedulerSettings(window=FixedWindow(requests=3)))
     ada = [scene.arrive("ada", DOCUMENT + turn) for turn in "12345"]
     eve = [scene.arrive("eve", "another, " + DOCUMENT + turn) for turn in "12345"]
@@ -187,7 +191,7 @@ def test_a_second_copy_is_a_second_home() -> None:
 
 
 def test_when_its_home_leaves_a_request_finds_another() -> None:
-    """A worker that left holds nothing."""
+    """A request gets another home, because a worker that left holds nothing."""
     scene = new_scene()
     first, second = scene.arrive("ada", DOCUMENT + "1"), scene.arrive("ada", DOCUMENT + "2")
     scene.leave(scene.worker_of(first))
@@ -195,7 +199,7 @@ def test_when_its_home_leaves_a_request_finds_another() -> None:
 
 
 def test_a_new_worker_takes_requests_without_a_home() -> None:
-    """It does not take requests that wait for their home."""
+    """A new worker does not take requests that wait for their home."""
     scene = new_scene(workers=("w1",))
     first = scene.arrive("ada", DOCUMENT + "1")
     scene.arrive("ada", DOCUMENT + "2")
@@ -214,7 +218,7 @@ def test_an_overloaded_home_is_left() -> None:
 
 
 def test_a_worker_without_room_relieves_no_home() -> None:
-    """Another worker does, even with as many requests in flight."""
+    """A worker with room relieves it, even with as many requests in flight."""
     settings = SchedulerSettings(window=FixedWindow(unstarted_tokens=4 * CHUNK_TOKENS))
     scene = new_scene(settings=settings, workers=("w1", "w2", "w3"))
     scene.start(scene.arrive("ada", DOCUMENT))
@@ -262,12 +266,11 @@ def check_homes(scene: Scene, parameters: DlpmHomeParameters) -> None:
     pool = policy._pool
     for name, waiting in pool._waiting.items():
         current = tree.match(waiting.request.prompts[0].hashes)
-        assert waiting.matched == {
-            state.worker.id: current.get(state.worker.id, 0) for state in scene.scheduler.cluster
-        }
-        enough = max(waiting.matched.values()) - parameters.home_loss / CHUNK_TOKENS
-        near = {worker for worker, chunks in waiting.matched.items() if chunks >= enough}
-        assert set(waiting.homes) == (near if len(near) < len(waiting.matched) else set())
+        matched = {state.worker.id: current.get(state.worker.id, 0) for state in scene.scheduler.cluster}
+        assert {worker: waiting.matched.at(worker) for worker in waiting.able} == matched
+        enough = max(matched.values()) - parameters.home_loss / CHUNK_TOKENS
+        near = {worker for worker, chunks in matched.items() if chunks >= enough}
+        assert set(waiting.homes) == (near if len(near) < len(matched) else set())
         assert {worker for worker, queue in pool.homes.items() if name in queue} == set(waiting.homes)
         any_worker = pool._any_worker.get(waiting.request.model)
         assert (waiting.leaves_home_at is None) == (any_worker is not None and name in any_worker)
@@ -276,14 +279,16 @@ def check_homes(scene: Scene, parameters: DlpmHomeParameters) -> None:
 
 @pytest.mark.parametrize("parameters", [{"load_ratio": 0.5}, {"load_slack": -1}, {"quantum": 0.0}])
 def test_impossible_parameters_are_rejected(parameters: dict[str, float]) -> None:
-    """By either policy that has them."""
+    """Either policy that has these parameters rejects values out of range."""
     for family in (DlpmHomeParameters, D2lpmParameters):
         with pytest.raises(ValueError, match=r"must be|not negative"):
             family(**parameters)  # type: ignore[arg-type]
 
 
 def test_a_new_worker_starts_with_new_prompts() -> None:
-    """A prefix that every worker held until then is now held elsewhere."""
+    """A new worker gets a new prompt, and prompts with a prefix that every worker held before still go where it is
+    held.
+    """
     parameters = DlpmHomeParameters(home_patience=NO_WAIT, sparse_first=False, oldest_every=0)
     scene = Scene("dlpm_home", parameters, workers=("w1",), settings=ONE_EACH)
     first, second, third = (scene.arrive("ada", DOCUMENT + turn) for turn in ("", "1", "2"))

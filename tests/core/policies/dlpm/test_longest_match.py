@@ -1,4 +1,4 @@
-"""The queue by longest match, compared with matching everything anew at every choice."""
+"""The queue by longest match equals one that matches everything anew at every choice."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -27,7 +27,7 @@ texts = st.text("xy", max_size=6)
 
 
 class WaitingAtOneWorker(RuleBasedStateMachine):
-    """Requests come and go while prefixes, priority classes, room and the token estimate of a chunk change."""
+    """Lets requests come and go while prefixes, priority classes, room and the token estimate of a chunk change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
         self.map = PrefixMap(16, self.estimates, match_minimum=0)
         self.priority_class: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)
         self.queue = LongestMatchQueue(
-            lambda request: self.map.watch(request, [HERE])[HERE],
+            lambda request: self.map.watch_at(request, HERE),
             self.map.unwatch,
             self.priority_class.__getitem__,
             MAX_PASSES,
@@ -50,7 +50,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
         return sum(self.map.tree.match(prompt.hashes).get(HERE, 0) for prompt in request.prompts)
 
     def naive(self, fits: Collection[RequestId]) -> Turn | None:
-        """The choice by matching everything anew: one eligible request per client in order, until one fits."""
+        """Choose by matching everything anew: one eligible request per client in order, until one fits."""
         ranked = sorted(self.waiting.values(), key=lambda request: -self.matched(request))
         passed: dict[ClientId, RequestId] = {}
         for priority_class in (0, 1):
@@ -80,7 +80,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), again=st.booleans())
     def remove(self, data: st.DataObject, again: bool) -> None:
-        """A request leaves, and may be pushed again with the same id."""
+        """Remove a request, which may be pushed again with the same id."""
         request = data.draw(st.sampled_from(list(self.waiting)))
         removed = self.queue.remove(request)
         del self.passed[request]
@@ -100,7 +100,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def little_room(self, data: st.DataObject) -> None:
-        """A request that does not fit is passed over, and this is counted."""
+        """Offer room that a request does not fit: it is passed over, and this is counted."""
         fits = data.draw(st.sets(st.sampled_from(list(self.waiting))))
         expected = self.naive(fits)
         assert self.queue.longest(lambda request: request.id in fits) == expected
@@ -147,7 +147,7 @@ TestWaitingAtOneWorker.settings = settings(max_examples=80)
 
 
 class Cache:
-    """A worker whose matches the test sets, and that counts the queries."""
+    """Stands for a worker whose matches the test sets, and counts the queries."""
 
     def __init__(self) -> None:
         self.matches: dict[RequestId, int] = {}
@@ -186,7 +186,7 @@ def test_a_choice_without_changes_queries_no_match() -> None:
 
 
 def test_a_request_alone_is_not_matched() -> None:
-    """There is no choice to make, so nothing is queried and nothing is watched."""
+    """There is no choice to make for a request alone, so nothing is queried and nothing is watched."""
     cache = Cache()
     queue = cache.queue()
     queue.push(request("ada", 1))
@@ -195,7 +195,7 @@ def test_a_request_alone_is_not_matched() -> None:
 
 
 def test_a_request_alone_that_does_not_fit_waits() -> None:
-    """It stays in the queue."""
+    """A request alone stays in the queue if it does not fit."""
     queue = Cache().queue()
     queue.push(request("ada", 1))
     assert queue.longest(lambda _: False) is None
@@ -261,7 +261,7 @@ def test_a_changing_priority_class_costs_nothing_while_others_are_first() -> Non
 
 
 class QueuePair:
-    """Two queues, and each request's match in them."""
+    """Lets requests wait in one or both of two queues, with a match in each."""
 
     def __init__(self) -> None:
         self.priority_class: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, 0)

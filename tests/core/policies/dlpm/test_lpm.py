@@ -1,4 +1,4 @@
-"""LPM, in scenarios: the request with the longest cached prefix goes next, unless too many wait."""
+"""LPM sends the request with the longest cached prefix next, unless too many wait."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def new_scene(cut_off: int = 0, *, settings: SchedulerSettings = ONE_AT_A_TIME) 
 
 
 def test_the_longest_match_goes_first() -> None:
-    """Whoever sends it; of equals, the oldest."""
+    """The longest match goes first, whoever sends it; of equals, the oldest."""
     scene = new_scene()
     running = scene.arrive("ada", "document 1")
     cold, warm = scene.arrive("bob", "hello"), scene.arrive("ada", "document 2")
@@ -39,7 +39,7 @@ def test_the_order_follows_the_cache() -> None:
 
 
 def test_an_uncached_request_waits_as_long_as_cached_ones_arrive() -> None:
-    """Longest match is not fair: waiting does not raise priority."""
+    """Waiting does not raise a request's priority, so longest match is not fair."""
     scene = new_scene()
     scene.arrive("heavy", "document!")
     cold = scene.arrive("light", "hello")

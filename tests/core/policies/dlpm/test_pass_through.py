@@ -1,4 +1,4 @@
-"""`dlpm_home` dispatches a request that need not wait as if it had entered the pool: two schedulers are compared."""
+"""`dlpm_home` dispatches a request that need not wait exactly as if it had entered the pool."""
 
 from random import Random
 
@@ -33,7 +33,7 @@ NO_HOME_WAIT = DlpmHomeParameters(quantum=1e4, home_loss=0, home_patience=1e-20)
 
 
 class AllEnterPool(DlpmHome):
-    """A policy in which each request enters the pool, even an empty one."""
+    """Lets each request enter the pool, even an empty one."""
 
     def enqueue(self, request: Request, now: float) -> None:
         super().enqueue(request, now)
@@ -41,7 +41,7 @@ class AllEnterPool(DlpmHome):
 
 
 class CountingPolicy(DlpmHome):
-    """The policy as it is, with counts of passed-through and other requests."""
+    """Passes on every call to the policy, and counts the requests that passed through and the others."""
 
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)
@@ -56,7 +56,7 @@ class CountingPolicy(DlpmHome):
 
 
 class Twins(Scene):
-    """Two schedulers that handle the same events."""
+    """Lets two schedulers handle the same events."""
 
     def __init__(self, parameters: DlpmHomeParameters) -> None:
         self.twin = Scheduler(AllEnterPool, SETTINGS, Parameters(parameters), Random(0))
@@ -71,7 +71,7 @@ class Twins(Scene):
 
 
 def facts(scheduler: Scheduler, now: float) -> object:
-    """Counters, fairness figures in the order in which they are kept, and the waiting requests."""
+    """Return counters, fairness figures in the order in which they are kept, and the waiting requests."""
     fairness, quantum = scheduler.fairness, scheduler.policy.properties.gap_quantum or 0.0
     return (
         list(scheduler.policy.saved()),

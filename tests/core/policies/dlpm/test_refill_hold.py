@@ -1,4 +1,4 @@
-"""Refills that are delayed for clients with running calls, in scenarios and in virtual time."""
+"""Refills are delayed for the sake of clients with running calls."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ SECONDS = HEAVY * CHUNK_TOKENS * FIRST_SECONDS_PER_TOKEN
 
 
 def flooded(scene: Scene, *, weight: float = 1.0) -> tuple[RequestId, RequestId]:
-    """Hon's call runs, and flo's deficit is used up. Returns hon's call and flo's call that waits if it must."""
+    """Let hon's call run and use up flo's deficit. Returns hon's call, and flo's call that waits if it must."""
     hon = scene.arrive("hon", "h" * 10, weight=weight)
     scene.start(hon)
     for letter in "ab":  # with its first credit, and by a refill
@@ -36,8 +36,8 @@ def new_scene(isolation: float = 1.0, workers: tuple[str, ...] = ("w1",)) -> Sce
 
 @pytest.mark.parametrize(("weight", "times"), [(1.0, 2.0), (2.0, 3.0)])
 def test_a_flood_waits_while_eligible_clients_get_equal_engine_time(weight: float, times: float) -> None:
-    """It waits for the time that the last admitted work takes, and as long again per weight of the clients with running
-    calls.
+    """A flood waits for the time that the last admitted work takes, and as long again per weight of the clients with
+    running calls.
     """
     scene = new_scene()
     _, waiting = flooded(scene, weight=weight)
@@ -50,7 +50,7 @@ def test_a_flood_waits_while_eligible_clients_get_equal_engine_time(weight: floa
 
 
 def test_a_hold_ends_with_the_last_call_that_it_is_for() -> None:
-    """No call is left that the flood could slow."""
+    """The hold ends because no call is left that the flood could slow."""
     scene = new_scene()
     hon, waiting = flooded(scene)
     scene.finish(hon)
@@ -58,7 +58,7 @@ def test_a_hold_ends_with_the_last_call_that_it_is_for() -> None:
 
 
 def test_a_hold_ends_when_its_clients_deficits_are_used_up() -> None:
-    """From then on they would need a refill themselves."""
+    """The hold ends because its clients would now need a refill themselves."""
     scene = new_scene()
     hon, waiting = flooded(scene)
     scene.progress(hon, 100)
@@ -68,14 +68,14 @@ def test_a_hold_ends_when_its_clients_deficits_are_used_up() -> None:
 
 
 def test_without_isolation_a_refill_never_waits() -> None:
-    """As in Algorithm 1."""
+    """Refills come at once, as in Algorithm 1."""
     scene = new_scene(0.0)
     _, waiting = flooded(scene)
     assert waiting in scene.dispatched
 
 
 def test_an_idle_worker_waits_for_no_refill() -> None:
-    """No call runs there that could be slowed."""
+    """A worker without running calls serves the flood at once, since it slows no call."""
     scene = new_scene()
     _, waiting = flooded(scene)
     scene.join("w2")
@@ -83,7 +83,7 @@ def test_an_idle_worker_waits_for_no_refill() -> None:
 
 
 def test_a_client_alone_is_never_held() -> None:
-    """However many calls it has running, and however deep its debt is."""
+    """A client alone is served at once, however many calls it has running, and however deep its debt is."""
     scene = new_scene()
     calls = [scene.arrive("flo", letter * HEAVY) for letter in "abc"]
     for call in calls:
@@ -107,7 +107,7 @@ def test_debts_stay_while_anything_is_in_flight() -> None:
 
 @pytest.mark.parametrize("isolation", [-0.1, 0.01, 1.1])
 def test_isolation_is_zero_or_above_a_minimum(isolation: float) -> None:
-    """Below the minimum, the noise of the measurements would decide."""
+    """Values below the minimum are rejected, since the noise of the measurements would decide there."""
     with pytest.raises(ValueError, match="isolation"):
         DlpmHomeParameters(isolation=isolation)
 
@@ -133,7 +133,7 @@ def test_a_flood_of_uncached_prompts_takes_no_more_than_its_share() -> None:
 
 
 def test_a_flood_of_chats_takes_no_more_than_its_share() -> None:
-    """Here the running calls get nearly as much service from the engines as all calls together would."""
+    """The least served client gets over nine tenths of its fair share, at little loss of total service."""
     load = chat_flood(64)
     held, free = felt(load, DlpmHomeParameters().isolation), felt(load, 0.0)
     assert free["least/fair"] < 0.75
@@ -142,7 +142,7 @@ def test_a_flood_of_chats_takes_no_more_than_its_share() -> None:
 
 
 def test_few_streams_delay_refills_little() -> None:
-    """A long delay would leave most of the engines idle."""
+    """A few streams cause only a short delay, since a long one would leave most of the engines idle."""
     load = chat_flood(4)
     held, free = felt(load, DlpmHomeParameters().isolation), felt(load, 0.0)
     assert held["service/s"] > 0.97 * free["service/s"]

@@ -1,4 +1,4 @@
-"""Preble's placement: Algorithms 1 and 2 with made-up workers, and the load adjustment in scenarios."""
+"""Preble places requests by Algorithms 1 and 2, and relieves loaded workers."""
 
 from collections import Counter
 from random import Random
@@ -19,14 +19,14 @@ W = ("w1", "w2", "w3")
 
 
 class Workers(FleetView):
-    """Workers that prefill 100 tokens per second."""
+    """Stands for workers that prefill 100 tokens per second."""
 
     def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:  # noqa: ARG002 - all are alike
         return tokens / 100
 
 
 class Bench:
-    """The placement alone; the test says how much of each prompt is cached on which worker."""
+    """Runs the placement alone; the test says how much of each prompt is cached at which worker."""
 
     def __init__(self, parameters: PrebleParameters) -> None:
         view = cast(FleetView, Workers())  # type: ignore[abstract]
@@ -74,7 +74,7 @@ def bench(
 
 
 def test_a_prompt_that_is_mostly_cached_is_exploited() -> None:
-    """Half of a prompt is not enough; then load decides, whatever is cached."""
+    """A prompt that is half cached is not exploited: load decides, whatever is cached."""
     scene = bench()
     scene.place("abcdefgh", w1=0)
     assert scene.place("abcdexyz", w1=5, w2=0) == "w1 prefix"
@@ -82,7 +82,7 @@ def test_a_prompt_that_is_mostly_cached_is_exploited() -> None:
 
 
 def test_of_several_workers_with_the_prefix_the_cheapest_is_chosen() -> None:
-    """In any order of the workers. A worker that holds less is not considered."""
+    """The choice does not depend on the order of the workers, and a worker that holds less is not considered."""
     scene = bench()
     scene.place("abcdefgh", w2=0)
     scene.place("abcdefgh" * 2, w4=0)
@@ -126,8 +126,8 @@ def test_the_cost_of_the_request_itself_counts() -> None:
 
 @pytest.mark.parametrize(("counted", "chosen"), [(True, "w2 load"), (False, "w1 load")])
 def test_evicting_a_shared_prefix_costs_more(counted: bool, chosen: str) -> None:
-    """Both workers missed about as much, w2 slightly more; but at w1 a prefix that all its requests share would be
-    evicted.
+    """Both workers missed about as much; if evictions count, the one is avoided that would evict a prefix which all its
+    requests share.
     """
     scene = bench(eviction_cost=counted)
     for letter in "1234":
@@ -138,7 +138,7 @@ def test_evicting_a_shared_prefix_costs_more(counted: bool, chosen: str) -> None
 
 @pytest.mark.parametrize("gone", ["by time", "with its worker"])
 def test_evicting_old_prefixes_costs_nothing(gone: str) -> None:
-    """After H, or after the worker left and returned, no shared prefix is left there."""
+    """No shared prefix is left at a worker after H, or after it left and returned."""
     scene = bench(eviction_cost=True)
     for letter in "1234":
         scene.place("abcdefgh" + letter, w1=0 if letter == "1" else 8)
@@ -163,7 +163,7 @@ def test_exploration_prefers_the_worker_that_mostly_decodes(ratio: float, chosen
 
 
 def test_a_worker_that_returns_starts_with_an_empty_history() -> None:
-    """Its earlier requests do not count as sharing a prefix with later ones."""
+    """Requests from before the worker left do not count as sharing a prefix with later ones."""
     scene = bench(eviction_cost=True)
     for _ in range(4):
         scene.place("abcdefgh", w1=0)
@@ -176,14 +176,14 @@ def test_a_worker_that_returns_starts_with_an_empty_history() -> None:
 
 
 def test_no_worker_is_relieved_before_enough_requests() -> None:
-    """The given number of requests per worker must be placed first."""
+    """No worker is relieved before the given number of requests per worker was placed."""
     scene = bench(balance_ratio=1.5, balance_after=2)
     placed = [scene.place("abcdefgh", w1=7, w2=0) for _ in range(5)]
     assert placed == ["w1 prefix"] * 4 + ["w2 balance"]
 
 
 def test_the_most_loaded_worker_is_relieved() -> None:
-    """Until it has at most Th_bal times the lowest load. Other workers are not relieved."""
+    """The most loaded worker is relieved until it has at most Th_bal times the lowest load; others are not relieved."""
     scene = bench(balance_ratio=1.5, balance_after=2)
     scene.place("x" * 24, w3=0)
     scene.place("abcdefghabcdefgh", w2=0)
@@ -209,8 +209,8 @@ def test_a_hot_prefix_is_spread_over_the_fleet(on: bool) -> None:
 
 
 def test_a_prefix_is_copied_when_its_requests_wait_ever_longer() -> None:
-    """They wait twice as long in the later half of H at the most loaded worker, which alone has it; it goes to another
-    one.
+    """Another worker gets the prefix if requests wait twice as long for the most loaded worker, the only one that has
+    it, in the later half of H.
     """
     scene = bench(copy_slowdown=2.0)
     scene.place("y" * 9, w2=0)
@@ -225,7 +225,7 @@ def test_a_prefix_is_copied_when_its_requests_wait_ever_longer() -> None:
 
 
 def test_a_prefix_on_two_workers_is_not_copied() -> None:
-    """However long its requests wait at both, even if both are the most loaded."""
+    """Such a prefix is not copied however long its requests wait at both, even if both are the most loaded."""
     for others in (1, 2):
         scene = bench(copy_slowdown=2.0)
         for now, wait in ((0.0, 1.0), (160.0, 50.0)):
@@ -254,7 +254,9 @@ def test_waits_in_the_router_count() -> None:
 
 
 def test_a_worker_that_left_is_forgotten() -> None:
-    """It returns with no load; requests that waited for it are placed anew, and running ones end without error."""
+    """A worker that left returns with no load; requests that waited for it are placed anew, and running ones end
+    without error.
+    """
     scene = Scene("preble", PrebleParameters(decode_ratio=0), workers=W[:2], settings=ONE_AT_A_TIME)
     first = scene.arrive("ada", "document")
     waits = [scene.arrive("ada", "document" + letter) for letter in "ab"]

@@ -1,7 +1,6 @@
-"""Preble's priority groups, in scenarios: which request goes next at one worker."""
+"""Preble's priority groups decide which request goes next at one worker."""
 
 from collections import Counter
-from collections.abc import Collection
 from random import Random
 
 import pytest
@@ -42,7 +41,7 @@ def test_each_group_goes_in_proportion_to_its_rank() -> None:
 
 
 def test_in_a_group_the_oldest_request_goes_first() -> None:
-    """Even one that enters the group late, because its prefix was computed while it waited."""
+    """The oldest goes first even if it entered the group late, because its prefix was computed while it waited."""
     scene = new_scene(groups=2)
     running = scene.arrive("ada", "xxxx")
     early = scene.arrive("ada", "abcdef1")
@@ -68,7 +67,7 @@ def test_a_request_changes_group_with_its_match() -> None:
 
 
 def test_no_request_passes_a_head_that_does_not_fit() -> None:
-    """So the head cannot starve."""
+    """No other request goes first, so the head cannot starve."""
     window = FixedWindow(requests=9, unstarted_tokens=7 * 32)
     scene = Scene(POLICY, PriorityGroupsParameters(), settings=SchedulerSettings(window=window))
     first, large, small = (scene.arrive("ada", letter) for letter in ("aaaaa", "bbbbb", "c"))
@@ -83,15 +82,15 @@ class Matches(FleetView):
     def __init__(self) -> None:
         self.chunks: dict[RequestId, int] = {}
 
-    def watch(self, request: Request, workers: Collection[WorkerId]) -> dict[WorkerId, int]:
-        return dict.fromkeys(workers, self.chunks[request.id])
+    def watch_at(self, request: Request, worker: WorkerId) -> int:  # noqa: ARG002 - there is one worker
+        return self.chunks[request.id]
 
     def unwatch(self, request: RequestId) -> None:
         del self.chunks[request]
 
 
 def test_the_choice_equals_that_of_a_plain_list() -> None:
-    """Over a long time in which few requests wait and each changes group many times."""
+    """The choices are equal over a long time in which few requests wait and each changes its group many times."""
     random, matches = Random(5), Matches()  # type: ignore[abstract]
     context = PolicyContext(matches, LinearCost(), random, Parameters(PriorityGroupsParameters(4)), Backlog())
     queue = ORDERS["priority_groups"](context, WorkerId("w1"))
@@ -121,6 +120,6 @@ def test_the_choice_equals_that_of_a_plain_list() -> None:
 
 
 def test_zero_groups_are_rejected() -> None:
-    """There must be at least one."""
+    """A number of groups below one is an error."""
     with pytest.raises(ValueError, match="groups"):
         PriorityGroupsParameters(0)

@@ -1,4 +1,4 @@
-"""The prefixes of recent requests, compared with a list of them."""
+"""The prefixes of recent requests equal those counted from a list of the requests."""
 
 from collections import deque
 from itertools import islice
@@ -15,7 +15,7 @@ texts = st.text("xy", max_size=6)
 
 
 class Listed:
-    """A reference by counting: prompts in order of arrival, by worker."""
+    """Counts from a list of prompts in order of arrival, by worker."""
 
     def __init__(self) -> None:
         self.prompts: dict[WorkerId, deque[tuple[int, str]]] = {W1: deque(), W2: deque()}
@@ -26,7 +26,7 @@ class Listed:
         self.prompts[worker].append((self._count, text))
 
     def stalest(self, worker: WorkerId, chunks: int) -> list[int]:
-        """The number of requests that share each chunk, starting from the least recently used and deepest."""
+        """Return the number of requests that share each chunk, from the least recently used and deepest chunk on."""
         used: dict[str, list[int]] = {}
         for number, text in self.prompts[worker]:
             for end in range(1, len(text) + 1):
@@ -36,13 +36,13 @@ class Listed:
 
 
 def stalest(prefixes: RecentPrefixes, worker: WorkerId, chunks: int) -> list[int]:
-    """The answer of `RecentPrefixes`, chunk by chunk."""
+    """Return the answer of `RecentPrefixes`, chunk by chunk."""
     return [run.requests for run in prefixes.stalest(worker, chunks) for _ in range(run.chunks)]
 
 
 @given(st.lists(st.tuples(st.sampled_from([W1, W2]), st.one_of(texts, st.none())), max_size=40), st.integers(0, 12))
 def test_stalest_equals_the_list(steps: list[tuple[WorkerId, str | None]], chunks: int) -> None:
-    """For any additions and removals of the oldest; and nothing is left of removed prompts."""
+    """The answers are equal for any additions and removals of the oldest, and nothing is left of removed prompts."""
     prefixes, listed = RecentPrefixes(), Listed()
     for worker, text in steps:
         if text is not None:

@@ -1,4 +1,4 @@
-"""Placements that ignore prefixes and choose by turn, load or chance."""
+"""These placements ignore prefixes and choose by turn, load or chance."""
 
 from collections import Counter
 from itertools import pairwise
@@ -18,7 +18,7 @@ W = ("w1", "w2", "w3")
 
 @given(loads=st.lists(st.integers(0, 5), min_size=1, max_size=6), turn=st.integers(0, 100))
 def test_lightest_has_the_lowest_load(loads: list[int], turn: int) -> None:
-    """Its load is the lowest, and successive turns return each of the equals once."""
+    """The chosen worker has the lowest load, and successive turns choose each of the equals once."""
     candidates = [Candidate(WorkerId(f"w{index}"), 0, 1, load) for index, load in enumerate(loads)]
     equals = loads.count(min(loads))
     chosen = [lightest(candidates, turn + step) for step in range(equals)]
@@ -83,7 +83,7 @@ def test_least_requests_counts_waiting_and_running_requests(streamed: bool) -> N
 
 
 def test_a_new_worker_has_the_lowest_load() -> None:
-    """Requests go to it until it is as loaded as the others."""
+    """A new worker gets all requests until it is as loaded as the others."""
     scene = Scene("least_requests", workers=W[:2])
     for prompt in "abcd":
         scene.arrive("ada", prompt)
@@ -92,7 +92,7 @@ def test_a_new_worker_has_the_lowest_load() -> None:
 
 
 def ranks_chosen(policy: str, workers: tuple[str, ...]) -> set[str]:
-    """The ranks by load of the workers that many requests were placed on, while some requests end."""
+    """Return the ranks by load of the workers that many requests were placed on, while some requests end."""
     scene, random, seen = Scene(policy, workers=workers), Random(1), set[str]()
     for _ in range(200):
         loads = {state.worker.id: state.load.requests for state in scene.scheduler.cluster}

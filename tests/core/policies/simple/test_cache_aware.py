@@ -1,4 +1,4 @@
-"""SGLang's cache-aware rule, in scenarios."""
+"""The placement `cache_aware` follows SGLang's rule."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_out_of_balance_a_request_goes_to_the_shortest_queue(absolute: int, rela
 
 
 def test_a_worker_that_returns_has_an_empty_tree() -> None:
-    """Its cache is gone, so it receives the next miss."""
+    """The worker's cache is gone, so it gets the next miss."""
     scene = Scene("cache_aware", workers=W[:2])
     for letter in "abcd":
         scene.serve(scene.arrive("ada", letter * 8))

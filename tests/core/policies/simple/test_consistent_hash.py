@@ -1,4 +1,4 @@
-"""Consistent hashing, in scenarios: the head of a prompt belongs to one worker."""
+"""Under consistent hashing the head of a prompt belongs to one worker."""
 
 from collections import Counter
 from math import ceil
@@ -19,13 +19,13 @@ ALL_AT_ONCE = SchedulerSettings(window=NoWindow())
 
 
 def homes(*workers: str) -> dict[str, WorkerId]:
-    """The worker of each of many prompts in a fleet of these workers."""
+    """Return the worker of each of many prompts in a fleet of these workers."""
     scene = Scene("consistent_hash", workers=workers, settings=ALL_AT_ONCE)
     return {head: scene.worker_of(scene.arrive("ada", head)) for head in HEADS}
 
 
 def test_prompts_with_the_same_head_go_to_one_worker() -> None:
-    """Whoever sends them, however long the queue there and whatever follows the head."""
+    """Neither the sender, nor the length of the queue there, nor what follows the head changes the worker."""
     scene = Scene("consistent_hash", workers=W, settings=ONE_AT_A_TIME)
     for client in ("ada", "bob", "cyd"):
         for question in ("why?", "how?", "?", ""):
@@ -44,7 +44,7 @@ def test_only_the_head_decides() -> None:
 
 
 def test_a_prompt_without_a_full_chunk_is_placed_by_client() -> None:
-    """It shares nothing, so one client's prompts stay together and different clients are spread."""
+    """Such a prompt shares nothing, so one client's prompts stay together and different clients are spread."""
     scene = Scene("consistent_hash", workers=W)
     placed = {f"c{n}": {scene.worker_of(scene.arrive(f"c{n}", "")) for _ in range(3)} for n in range(16)}
     assert all(len(workers) == 1 for workers in placed.values())
@@ -59,7 +59,7 @@ def test_heads_spread_over_the_workers() -> None:
 
 
 def test_a_worker_that_joins_takes_its_share_and_moves_nothing_else() -> None:
-    """One that leaves gives away only its own share: it is the same change reversed."""
+    """A worker that leaves gives away only its own share, since that is the same change reversed."""
     before, after = homes(*W), homes(*W, "w5")
     moved = [head for head in HEADS if before[head] != after[head]]
     assert {after[head] for head in moved} == {"w5"}
@@ -90,9 +90,7 @@ def test_a_bound_keeps_a_hot_head_from_filling_one_worker(factor: float) -> None
 
 
 def test_requests_above_the_bound_go_to_the_next_worker_in_line() -> None:
-    """So a hot prefix is copied to as few workers as its load needs, and returns to the first when there is room
-    again.
-    """
+    """A hot prefix is copied to as few workers as its load needs, and returns to the first when there is room again."""
     scene = Scene("consistent_hash", ConsistentHashParameters(load_factor=2.0), workers=W)
     home, *others = (scene.worker_of(scene.arrive("ada", "document")) for _ in range(8))
     assert Counter(others).most_common(1)[0][1] == 4
@@ -110,6 +108,6 @@ def test_without_a_bound_a_hot_head_stays_on_one_worker() -> None:
 
 @pytest.mark.parametrize("wrong", [{"prefix_chunks": 0}, {"load_factor": 0.5}, {"load_factor": -1.0}])
 def test_impossible_parameters_are_rejected(wrong: dict[str, float]) -> None:
-    """A head without chunks, or a bound that all workers together cannot keep."""
+    """A head without chunks is rejected, and so is a bound that all workers together cannot keep."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ConsistentHashParameters(**wrong)  # type: ignore[arg-type]

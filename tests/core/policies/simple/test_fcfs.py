@@ -1,4 +1,4 @@
-"""First come, first served: in one worker's queue and from one pool."""
+"""First come, first served holds in one worker's queue and for a pool."""
 
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Refusal
@@ -7,7 +7,9 @@ from tests.core.scenario import MODEL, ONE_AT_A_TIME, Scene
 
 
 def test_a_queue_is_served_in_order_of_arrival() -> None:
-    """Whoever sends a request and however much of it is cached; cancelled requests are skipped."""
+    """The order does not depend on who sends a request or how much of it is cached, and cancelled
+    requests are skipped.
+    """
     scene = Scene("rr+fcfs", settings=ONE_AT_A_TIME)
     requests = [scene.arrive(client, "document") for client in ("ada", "ada", "bob", "ada", "bob")]
     scene.cancel(requests[2])
@@ -16,7 +18,7 @@ def test_a_queue_is_served_in_order_of_arrival() -> None:
 
 
 def test_a_pool_gives_the_oldest_request_to_any_worker_with_room() -> None:
-    """No worker idles while another has a queue."""
+    """No worker with room idles while a request waits."""
     scene = Scene("pooled_fcfs", workers=("w1", "w2"), settings=ONE_AT_A_TIME)
     requests = [scene.arrive("ada", prompt) for prompt in ("one", "two", "six", "ten", "red")]
     scene.serve(requests[1])
@@ -44,7 +46,7 @@ def test_a_pool_serves_models_that_share_a_worker_in_order_of_arrival() -> None:
 
 
 def test_a_model_whose_workers_are_full_blocks_no_other_model() -> None:
-    """The oldest request may have to wait longer."""
+    """A later request for another model goes at once, although the oldest one has to wait longer."""
     scene = Scene("pooled_fcfs", workers=(), settings=SchedulerSettings(window=FixedWindow(requests=1)))
     scene.join("w1", MODEL)
     scene.join("w2", "qwen")

@@ -1,4 +1,4 @@
-"""RPM limits, in scenarios: which requests are served in this minute, and which wait for the next."""
+"""RPM limits decide which requests are served in this minute and which wait for the next."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def test_each_client_may_send_up_to_the_limit_per_minute() -> None:
 
 
 def test_held_requests_go_in_the_next_minute() -> None:
-    """They go at its start, when the timer fires, up to the limit."""
+    """Held requests go at the start of the next minute, when the timer fires, up to the limit."""
     scene = new_scene(limit=2)
     scene.now = 0.7 * MINUTE
     mine = [scene.arrive("ada", letter) for letter in "abcde"]
@@ -38,7 +38,7 @@ def test_held_requests_go_in_the_next_minute() -> None:
 
 
 def test_held_requests_of_all_clients_go_in_order_of_arrival() -> None:
-    """The minute is the same for all clients."""
+    """All clients have the same minute, so the order of arrival decides."""
     scene = new_scene(limit=2)
     first = [scene.arrive(client, "a") for client in ("ada", "bob", "ada", "bob")]
     held = [scene.arrive(client, "b") for client in ("bob", "ada", "bob", "bob", "ada")]
@@ -57,7 +57,7 @@ def test_a_new_minute_starts_with_the_whole_limit() -> None:
 
 
 def test_a_new_request_does_not_pass_held_ones() -> None:
-    """Not even the first request of a new minute, before the timer has fired."""
+    """A new request goes after held ones even if it is the first of a new minute, before the timer has fired."""
     scene = new_scene(limit=1)
     held = [scene.arrive("ada", letter) for letter in "abc"]
     scene.now = 1.5 * MINUTE
@@ -108,7 +108,7 @@ def test_held_requests_without_a_worker_are_rejected() -> None:
     st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([0.0, 7.0, 40.0, 90.0])), max_size=30), st.integers(1, 4)
 )
 def test_no_minute_exceeds_the_limit_and_no_request_is_lost(steps: list[tuple[str, float]], limit: int) -> None:
-    """Whenever they arrive, each client's requests go in order, at most `limit` in a minute, and all of them go."""
+    """Whenever requests arrive, each client's go in order, at most `limit` in a minute, and all of them go."""
     scene = new_scene(limit, SchedulerSettings(waiting=WaitingLimits(time_to_live=100 * MINUTE)))
     minutes: dict[str, int] = {}
     for client, pause in steps + [("", MINUTE)] * len(steps):
@@ -125,6 +125,6 @@ def test_no_minute_exceeds_the_limit_and_no_request_is_lost(steps: list[tuple[st
 
 
 def test_a_limit_of_zero_is_rejected() -> None:
-    """No request would ever be served."""
+    """A limit of zero would never let a request be served."""
     with pytest.raises(ValueError, match="limit"):
         RpmParameters(0)

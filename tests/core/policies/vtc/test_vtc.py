@@ -1,5 +1,5 @@
-"""VTC, in scenarios: which client goes next at one worker, and how far the service of two waiting clients may
-differ.
+"""VTC chooses which client goes next at one worker, and bounds how far the service of two waiting
+clients may differ.
 """
 
 from itertools import combinations
@@ -25,14 +25,16 @@ def new_scene() -> Scene:
 
 
 def served(scene: Scene, client: str) -> float:
-    """c_i: the client's service and lifts."""
+    """Return c_i: the client's service and lifts."""
     deficit = scene.deficit(client).order
     assert deficit is not None
     return -deficit
 
 
 def test_the_least_served_client_goes_next() -> None:
-    """However long others have waited; within a client, in order of arrival."""
+    """The least served client goes next however long others have waited; one client's requests go in
+    order of arrival.
+    """
     scene = new_scene()
     big, bigger, last = scene.arrive("ada", "document 1"), scene.arrive("ada", "document 22"), scene.arrive("ada", "a")
     small, smaller = scene.arrive("bob", "four"), scene.arrive("bob", "two")
@@ -101,7 +103,9 @@ def test_a_lift_never_lowers_a_counter() -> None:
 
 
 def test_in_an_empty_queue_a_counter_is_lifted_to_that_of_the_last_client() -> None:
-    """To the present value of that counter, not to its value when the client left."""
+    """The counter is lifted to the present value of the last client's counter, not to the value when
+    that client left.
+    """
     scene = new_scene()
     running = scene.arrive("ada", "document", limit=100)
     scene.progress(running, 100)
@@ -113,7 +117,7 @@ def test_in_an_empty_queue_a_counter_is_lifted_to_that_of_the_last_client() -> N
 
 
 def test_a_withdrawn_request_costs_nothing() -> None:
-    """No counter counts it as service."""
+    """No counter counts a withdrawn request as service."""
     scene = new_scene()
     running = scene.arrive("ada", "one")
     gone, stays = scene.arrive("bob", "document"), scene.arrive("bob", "two")
@@ -153,7 +157,7 @@ def test_backlogged_clients_share_by_weight(weights: tuple[float, float]) -> Non
 
 
 def test_a_new_weight_counts_from_the_next_request_on() -> None:
-    """Even for a client that is always backlogged."""
+    """A new weight counts then even for a client that is always backlogged."""
     scene = new_scene()
     for _ in range(3):
         scene.arrive("ada", "document")
@@ -183,7 +187,8 @@ def test_without_the_lift_absence_earns_priority() -> None:
 
 
 def drift_and_bound(policy: str, seed: int) -> tuple[float, float]:
-    """How far the full-price service of clients that always wait drifts apart over any interval, and VTC's bound.
+    """Return how far the full-price service of clients that always wait drifts apart over any interval, and VTC's
+    bound.
 
     Predictions are exact, and a request in flight counts with the most it may cost: its input and its output limit.
     """
@@ -238,8 +243,8 @@ def test_without_counters_the_bound_is_exceeded() -> None:
     )
 )
 def test_least_served_returns_the_lowest_counter(steps: list[tuple[str, str, int]]) -> None:
-    """Whatever counters rise and fall and clients join and leave; of equals the first to wait; and the heap stays
-    small.
+    """The lowest counter is found whatever rises, falls, joins and leaves; of equals, the first to wait; and the heap
+    stays small.
     """
     counters, waiting = VirtualCounters(), dict[str, int]()
     values: dict[str, float] = {}

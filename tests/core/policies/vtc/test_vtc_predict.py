@@ -1,4 +1,4 @@
-"""VTC with output prediction, in scenarios: what is charged when, and how much closer clients stay."""
+"""VTC with output prediction charges predicted output in advance, which keeps clients closer together."""
 
 from random import Random
 
@@ -18,14 +18,16 @@ QUESTION = 4 * CHUNK_TOKENS
 
 
 def served(scene: Scene, client: str) -> float:
-    """c_i: the client's charges and lifts."""
+    """Return c_i: the client's charges and lifts."""
     deficit = scene.deficit(client).order
     assert deficit is not None
     return -deficit
 
 
 def test_the_oracle_charges_the_limit_at_once() -> None:
-    """Nothing is added while the answer streams up to the limit; output beyond it is; unproduced output is refunded."""
+    """Output up to the limit adds nothing while it streams, output beyond it does, and output that is not produced is
+    refunded.
+    """
     scene = Scene("vtc_oracle", settings=ONE_AT_A_TIME)
     answer = scene.arrive("ada", "why?", limit=100)
     assert served(scene, "ada") == QUESTION + 2 * 100
@@ -82,7 +84,7 @@ def test_a_client_with_long_answers_in_flight_waits() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90), st.booleans()), min_size=1, max_size=12))
 def test_in_the_end_every_variant_charges_the_same(answers: list[tuple[int, int, bool]]) -> None:
-    """Whatever was predicted, once nothing is in flight a client was charged what plain VTC charges."""
+    """Once nothing is in flight, a client was charged what plain VTC charges, whatever was predicted."""
     charged = []
     for policy in ("vtc", "vtc_predict", "vtc_oracle"):
         scene = Scene(policy, OracleParameters(error=0.5), settings=SchedulerSettings(window=FixedWindow(requests=3)))
@@ -131,6 +133,6 @@ def test_an_oracles_error_is_bounded() -> None:
 
 
 def test_a_negative_error_is_rejected() -> None:
-    """The error has no sign."""
+    """The error is a magnitude and has no sign."""
     with pytest.raises(ValueError, match="error"):
         OracleParameters(-0.1)

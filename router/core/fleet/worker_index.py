@@ -1,0 +1,88 @@
+"""What is asked over all workers at once, kept up to date by each worker, so that no question visits them all."""
+
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+from typing import Final, NamedTuple
+
+from router.core.model.request import WorkerId
+
+
+class Deadline(NamedTuple):
+    """When time alone changes something at a worker."""
+
+    at: float
+    since: int
+    """Rises with each worker that begins to have a deadline."""
+
+
+class WorkerIndex:
+    """The workers with room, the loads that changed, and the next deadline. Every operation is O(log workers)."""
+
+    def __init__(self) -> None:
+        self._with_room: dict[WorkerId, int] = {}
+        self.with_room: Final[Mapping[WorkerId, int]] = self._with_room
+        """The workers with room for any request, each with its number of requests in flight."""
+        self._changed_loads: dict[WorkerId, None] = {}
+        self.stale_rates: Final[dict[WorkerId, None]] = {}
+        """The workers whose service rates may have changed; whoever reads these removes them."""
+        self._deadlines: dict[WorkerId, Deadline] = {}
+        self._heap: list[tuple[float, WorkerId]] = []
+        """All deadlines, and some that hold no longer."""
+        self._serial = count()
+
+    def set_load(self, worker: WorkerId, in_flight: int, *, has_room: bool) -> None:
+        """Note how many requests a worker has in flight, and whether it has room for any."""
+        if has_room:
+            self._with_room[worker] = in_flight
+        else:
+            self._with_room.pop(worker, None)
+        self._changed_loads[worker] = None
+
+    def take_changed_loads(self) -> Mapping[WorkerId, None]:
+        """Return the workers whose load or room may have changed since the last call."""
+        changed, self._changed_loads = self._changed_loads, {}
+        return changed
+
+    def set_deadline(self, worker: WorkerId, at: float) -> None:
+        """Set a worker's deadline; infinite if it has none."""
+        known = self._deadlines.get(worker)
+        if at == inf:
+            if known is not None:
+                del self._deadlines[worker]
+        elif known is None or known.at != at:
+            self._deadlines[worker] = Deadline(at, next(self._serial) if known is None else known.since)
+            heappush(self._heap, (at, worker))
+            if len(self._heap) > 2 * len(self._deadlines) + 16:
+                self._heap = [(deadline.at, each) for each, deadline in self._deadlines.items()]
+                heapify(self._heap)
+
+    @property
+    def next_deadline(self) -> float:
+        """The earliest deadline; infinite if there is none."""
+        heap = self._heap
+        while heap and not self._is_current(*heap[0]):
+            heappop(heap)
+        return heap[0][0] if heap else inf
+
+    def due(self, now: float) -> list[WorkerId]:
+        """Return the workers whose deadlines are over, those first that have had one for longest."""
+        due: dict[WorkerId, int] = {}
+        while self.next_deadline <= now:
+            _, worker = heappop(self._heap)
+            due[worker] = self._deadlines[worker].since
+        for worker in due:  # a deadline stands until the worker sets another one
+            heappush(self._heap, (self._deadlines[worker].at, worker))
+        return sorted(due, key=due.__getitem__)
+
+    def remove(self, worker: WorkerId) -> None:
+        """Forget a worker."""
+        self._with_room.pop(worker, None)
+        self._deadlines.pop(worker, None)
+        self.stale_rates.pop(worker, None)
+        self._changed_loads.pop(worker, None)
+
+    def _is_current(self, at: float, worker: WorkerId) -> bool:
+        known = self._deadlines.get(worker)
+        return known is not None and known.at == at
