@@ -83,12 +83,16 @@ class Admission:
 
         An address that brings too many new anonymous clients in a minute is itself the client of further new ones.
         """
-        return await self._within_cap(self.identifier.identify(headers, user, address), address)
-
-    async def _within_cap(self, identity: Identity, address: str | None) -> Identity:
-        """Return the client itself, or its address if that has brought too many new clients recently."""
+        identity = self.identifier.identify(headers, user, address)
         limit = self.identifier.directory.anonymous.new_per_minute
-        if limit is None or not identity.anonymous:
+        return identity if limit is None else await self._within_cap(identity, address, limit)
+
+    async def _within_cap(self, identity: Identity, address: str | None, limit: float) -> Identity:
+        """Return the client itself, or its address if that has brought too many new clients recently.
+
+        `limit`: new clients per minute.
+        """
+        if not identity.anonymous:
             return identity
         if await self._client.ask(AdmitNewClient(identity.client, address or "", limit)):
             return identity
@@ -100,7 +104,9 @@ class Admission:
         Raises InvalidKey, and Refused if the client or its group is at its limit of calls.
         """
         if (identity := self.identifier.identify_head(headers, address)) is not None:
-            await self._begin_call(ticket, await self._within_cap(identity, address))
+            if (limit := self.identifier.directory.anonymous.new_per_minute) is not None:
+                identity = await self._within_cap(identity, address, limit)
+            await self._begin_call(ticket, identity)
 
     def admit_uncounted(self, ticket: AdmissionTicket, headers: Mapping[bytes, bytes], address: str | None) -> None:
         """Admit a call that computes nothing, whatever its client has in flight. Raises InvalidKey.

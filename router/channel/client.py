@@ -14,7 +14,9 @@ from router.channel.messages import (
     FrontEvent,
     FrontMessage,
     Question,
+    Saved,
     SchedulerMessage,
+    Withdrawn,
     WorkerChanged,
     WorkerRemoved,
 )
@@ -32,6 +34,10 @@ REPORT_STEPS: Final = 5
 time in proportion to its streams (`make bench`)."""
 REPORT_TOKENS: Final = 64
 """A stream with at least this many unreported tokens is reported at any look."""
+
+
+LAG_RETRY_SECONDS: Final = 2.0
+"""Seconds after which a call may be repeated that was refused because the scheduler lags."""
 
 
 class WorkerObserver(Protocol):
@@ -65,8 +71,14 @@ class SchedulerClient:
         """`clock` returns seconds and never goes backwards. `connect` must be called before anything is sent."""
         self.clock = clock
         self._send: Callable[[FrontMessage], None] = _not_connected
+        self._behind: Callable[[], bool] = _never_behind
+        self.lag_refusals = 0
+        """Calls refused because the scheduler lags."""
         self._assignments: dict[RequestId, asyncio.Future[Assignment]] = {}
         """One future per submitted request that is not settled."""
+        self._unanswered: set[RequestId] = set()
+        """The requests to whose last submission there is no reply yet, settled ones too: the reply may be on its way,
+        and would be taken for that to a later request with the same id."""
         self._streams: dict[RequestId, RunningStream] = {}
         self._answers: dict[int, asyncio.Future[AnswerValue]] = {}
         self._questions = 0
@@ -75,9 +87,20 @@ class SchedulerClient:
         self._report_timer: asyncio.TimerHandle | None = None
         self._steps = 0
 
-    def connect(self, send: Callable[[FrontMessage], None]) -> None:
-        """Set where messages go. The scheduler's messages come back by `receive`."""
+    def connect(self, send: Callable[[FrontMessage], None], behind: Callable[[], bool] | None = None) -> None:
+        """Set where messages go. The scheduler's messages come back by `receive`.
+
+        `behind`: whether the scheduler lags too far to be sent new calls; None for never.
+        """
         self._send = send
+        self._behind = behind or _never_behind
+
+    def check_lag(self) -> None:
+        """Raise Refused if the scheduler lags too far to be sent a new call."""
+        if self._behind():
+            self.lag_refusals += 1
+            message = "The router is overloaded; try again later."
+            raise Refused(message, retry_after=LAG_RETRY_SECONDS, reason="rejected-scheduler-lag")
 
     def follow_workers(self, observer: WorkerObserver) -> None:
         """Tell an observer of every later change of the workers."""
@@ -88,13 +111,13 @@ class SchedulerClient:
         self._observers.append(observer)
 
     def __contains__(self, request: RequestId) -> bool:
-        """Return whether a request with this id is submitted and not settled."""
-        return request in self._assignments
+        """Return whether this id is in use: its request is not settled, or the reply to it may still come."""
+        return request in self._assignments or request in self._unanswered
 
     @property
     def at_rest(self) -> bool:
         """Whether nothing is submitted, running or asked."""
-        return not (self._assignments or self._streams or self._answers)
+        return not (self._assignments or self._unanswered or self._streams or self._answers)
 
     def submit(self, request: Request) -> "asyncio.Future[Assignment]":
         """Submit a request. The future gives its assignment, or raises the RouterError that refuses it."""
@@ -112,6 +135,7 @@ class SchedulerClient:
     def _expect_assignment(self, request: RequestId, event: Arrived | Returned) -> "asyncio.Future[Assignment]":
         assignment: asyncio.Future[Assignment] = asyncio.get_running_loop().create_future()
         self._assignments[request] = assignment
+        self._unanswered.add(request)
         self._send_event(event)
         return assignment
 
@@ -149,14 +173,20 @@ class SchedulerClient:
         """Take a message of the scheduler. Messages about requests that have been settled meanwhile are ignored."""
         match message:
             case Assignment(request):
+                self._unanswered.discard(request)
                 _resolve(self._assignments.get(request), message)
+            case Withdrawn(request):
+                self._unanswered.discard(request)
             case Reject(request):
+                self._unanswered.discard(request)
                 _fail(self._assignments.get(request), refusal_error(message))
             case Answered(number, answer):
                 _resolve(self._answers.pop(number, None), answer)
             case WorkerChanged() | WorkerRemoved():
                 for observer in self._workers:
                     observer.apply(message)
+            case Saved():
+                """Its channel keeps what a saved state does not cover, if the two can part."""
             case _:
                 assert_never(message)
 
@@ -193,6 +223,10 @@ class SchedulerClient:
                 stream.reported = progressed[request] = tokens
         if progressed:
             self._send_event(Progressed(progressed))
+
+
+def _never_behind() -> bool:
+    return False
 
 
 def _not_connected(message: FrontMessage) -> None:

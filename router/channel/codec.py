@@ -5,6 +5,8 @@ A question is written with its own name, followed by its number.
 """
 
 from collections.abc import Sequence
+from functools import cache
+from hashlib import blake2b
 from typing import Final, Generic, TypeVar, cast, get_args
 
 import msgspec
@@ -33,10 +35,10 @@ class MessageDecoder(Generic[M]):
         return decoded if number is None else cast("M", Ask(number, cast("AnyQuestion", decoded)))
 
 
-FRONT_DECODER: Final[MessageDecoder[FrontMessage]] = MessageDecoder(
-    [kind for kind in get_args(FrontMessage) if kind is not Ask] + list(get_args(AnyQuestion))
-)
-SCHEDULER_DECODER: Final[MessageDecoder[SchedulerMessage]] = MessageDecoder(get_args(SchedulerMessage))
+_FRONT_TYPES: Final = [kind for kind in get_args(FrontMessage) if kind is not Ask] + list(get_args(AnyQuestion))
+_SCHEDULER_TYPES: Final = get_args(SchedulerMessage)
+FRONT_DECODER: Final[MessageDecoder[FrontMessage]] = MessageDecoder(_FRONT_TYPES)
+SCHEDULER_DECODER: Final[MessageDecoder[SchedulerMessage]] = MessageDecoder(_SCHEDULER_TYPES)
 
 
 def encode(message: FrontMessage | SchedulerMessage) -> bytes:
@@ -44,3 +46,13 @@ def encode(message: FrontMessage | SchedulerMessage) -> bytes:
     if isinstance(message, Ask):
         return _ENCODER.encode((type(message.question).__name__, message.question, message.number))
     return _ENCODER.encode((type(message).__name__, message, None))
+
+
+@cache
+def channel_version() -> str:
+    """Return a digest of all types of messages with their fields. Both ends of a channel must have the same.
+
+    Computed and not numbered, so that no change of a message can forget to raise it.
+    """
+    _, schema = msgspec.json.schema_components([*_FRONT_TYPES, *_SCHEDULER_TYPES])
+    return blake2b(msgspec.json.encode(schema, order="deterministic"), digest_size=8).hexdigest()

@@ -1,18 +1,19 @@
 """The messages between a front and the scheduler. Each can be encoded (`codec`), so it can cross a process boundary.
 
 A front sends the events of its requests, facts about workers that only a front finds out, and questions. The scheduler
-sends the assignment or the refusal of each request, the workers as they change, and answers. Messages in one direction
-arrive in the order in which they were sent.
+sends exactly one reply to each submission of a request (its assignment, its refusal, or that it was withdrawn), the
+workers as they change, and answers. Messages in one direction arrive in the order in which they were sent.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, NewType, TypeVar
+from enum import StrEnum
+from typing import Final, Generic, NewType, TypeVar
 
 from router.core.clients.rate_limits import OwnerLimits, Shortage
 from router.core.model.commands import Reject
-from router.core.model.events import Arrived, Cancelled, Failed, Finished, Progressed, Returned, Started
-from router.core.model.request import ClientId, RequestId, WorkerId
+from router.core.model.events import Arrived, Cancelled, Failed, Finished, Progressed, Resumed, Returned, Started
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
 
 TicketId = NewType("TicketId", int)
 """Number of an admitted call; unique in its front."""
@@ -115,6 +116,10 @@ AnyQuestion = BeginCall | TakeInput | AdmitNewClient | FindResponse | IsOfAnothe
 AnswerValue = Shortage | WorkerId | bool | None
 
 
+REPEATED: Final = 0
+"""Number of a question that was granted by an earlier run of the scheduler: it is to be counted, not asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A question, and the number under which its answer is expected."""
@@ -123,7 +128,90 @@ class Ask:
     question: AnyQuestion
 
 
-FrontMessage = FrontEvent | UnreachableWorker | FieldsRefused | CallEnded | ResponseStored | ResponseForgotten | Ask
+class MetricKind(StrEnum):
+    """How the values of several fronts are combined: both are summed, but counts outlive their front."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class FrontMetric:
+    """A metric of one front."""
+
+    name: str
+    kind: MetricKind
+    text: str
+    labels: tuple[str, ...] = ()
+    rows: tuple[tuple[tuple[str, ...], float], ...] = ()
+    """Values by the values of the labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLoad:
+    """How busy one process is."""
+
+    cpu_seconds: float
+    """CPU time since its start."""
+    loop_lag: float
+    """Longest delay of its event loop in the last half minute, in seconds."""
+    calls: int = 0
+    """Calls in flight."""
+    channel_delay: float = 0.0
+    """Seconds in which the scheduler answered the last probe of a front."""
+    restarts: int = 0
+    """How often the process was started again after it had died."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontMeasured:
+    """What a front in its own process has counted. Replaces what it reported before."""
+
+    metrics: tuple[FrontMetric, ...]
+    load: ProcessLoad
+
+
+@dataclass(frozen=True, slots=True)
+class WaitedBefore:
+    """A request that waited in an earlier run of the scheduler, and waits on."""
+
+    own: RequestId
+    """Its id in its front."""
+    request: Request
+    """Under the id that the scheduler had for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanBefore:
+    """An attempt that an earlier run of the scheduler has sent to its worker. What has become of it follows."""
+
+    own: RequestId
+    """The request's id in its front."""
+    resumed: Resumed
+    """Under the id that the scheduler had for the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllReported:
+    """The front has reported all that an earlier run of the scheduler had of it."""
+
+    messages: int
+    """How many messages the front has sent to any run, this one included."""
+
+
+FrontMessage = (
+    FrontEvent
+    | WaitedBefore
+    | RanBefore
+    | AllReported
+    | UnreachableWorker
+    | FieldsRefused
+    | CallEnded
+    | ResponseStored
+    | ResponseForgotten
+    | FrontMeasured
+    | Ask
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +233,16 @@ class Assignment:
     cached_tokens: int
     """Input tokens that the worker's prefix cache is predicted to hold."""
     timeouts: Timeouts
+    known_as: RequestId | None = None
+    """The id under which the scheduler and the workers know the request, where it is not the front's own: another front
+    has a request with that id in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The request ended in its front before it was assigned or refused. Until this reply its id is in use."""
+
+    request: RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,4 +293,11 @@ class Answered:
     answer: AnswerValue
 
 
-SchedulerMessage = Assignment | Reject | WorkerChanged | WorkerRemoved | Answered
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The scheduler's saved state covers this many messages of the front, see `UnsavedHistory`."""
+
+    messages: int
+
+
+SchedulerMessage = Assignment | Reject | Withdrawn | WorkerChanged | WorkerRemoved | Answered | Saved

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from router.config.settings import Settings, WorkerAddress
 from router.config.sources import load
@@ -13,6 +14,9 @@ from router.upstream.discovery import DnsSource, read_workers, resolve
 from router.upstream.flag_check import WorkerCheck, check_workers
 from router.upstream.flag_rules import Finding, RouterNeeds
 from router.upstream.worker_registry import endpoint_of
+
+LARGE_FLEET: Final = 8
+"""Workers that together stream enough tokens, some 2,000 per second each, to fill the core of a router."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +39,7 @@ def _check(file: str) -> int:
         print(f"{finding.seen}; {finding.change}")
     endpoints = [endpoint_of(worker, settings) for worker in workers]
     checks = asyncio.run(check_workers(endpoints, RouterNeeds(settings.min_match_tokens, settings.isolate != "none")))
-    for line in worker_lines(checks):
+    for line in (*worker_lines(checks), *fleet_lines(checks)):
         print(line)
     return 1 if findings or any(worker.findings for worker in checks) else 0
 
@@ -58,6 +62,16 @@ def worker_lines(checks: Sequence[WorkerCheck]) -> Iterator[str]:
             yield f"{worker}: {note}"
         for seen, change in findings:
             yield f"{worker}: {seen}; {change}"
+
+
+def fleet_lines(checks: Sequence[WorkerCheck]) -> Iterator[str]:
+    """Yield what helps a router with many workers, which no worker reports. Nothing that must be changed."""
+    alive = sum(bool(check.card) for check in checks)
+    if alive >= LARGE_FLEET:
+        yield (
+            f"{alive} workers: if the router lacks CPU time, start them with --stream-interval 10, so that an event "
+            "carries ten tokens"
+        )
 
 
 async def _workers(settings: Settings) -> tuple[Sequence[WorkerAddress], Sequence[Finding]]:

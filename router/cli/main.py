@@ -13,6 +13,8 @@ from router.runtime.command_line import Parser
 INTERRUPTED: Final = 130
 """The exit code that shells use for a command ended by SIGINT."""
 DEMO: Final = "demo"
+PROCESS: Final = "process"
+"""The command by which `serve --processes` starts its processes; of no use to others, so no help text names it."""
 COMMANDS: Final[Mapping[str, str]] = {
     "serve": "route calls to workers",
     "replay": "feed a journal to a new scheduler and compare its commands",
@@ -56,9 +58,12 @@ def _parser(called: str) -> Parser:
     parser.add_argument("--version", action="version", version=f"d2lpm {version('d2lpm-router')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, about in COMMANDS.items():
-        subparser = commands.add_parser(name, help=about, allow_abbrev=False)
+        described = f"{about[0].upper()}{about[1:]}."
+        subparser = commands.add_parser(name, help=about, description=described, allow_abbrev=False)
         if name == called:
             cast(Command, import_module(f"router.cli.{name}")).configure(subparser)
+    if called == PROCESS:
+        cast(Command, import_module(f"router.cli.{PROCESS}")).configure(commands.add_parser(PROCESS))
     return parser
 
 

@@ -98,7 +98,7 @@ def replay(lines: Iterable[bytes]) -> ReplayResult:
             case JournalEntry(at, event, commands):
                 assert result.scheduler is not None, "a run begins with its header"
                 result.events += 1
-                result.requests += isinstance(event, Arrived)
+                result.requests += isinstance(event, Arrived) and not event.again
                 result.seconds += at - now
                 now = at
                 actual = result.scheduler.handle(event, at)

@@ -14,7 +14,7 @@ class Section(NamedTuple):
 
 
 SECTIONS: Final = (
-    Section("Listening", ("config", "host", "port"), ("allowed_hosts", "cors_origins")),
+    Section("Listening", ("config", "host", "port"), ("allowed_hosts", "cors_origins", "processes")),
     Section(
         "Workers",
         ("worker", "worker_api_key", "worker_dns", "emulate"),

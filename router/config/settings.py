@@ -47,6 +47,7 @@ ADDRESSES: Final = frozenset(
         "allowed_hosts",
         "cors_origins",
         "port",
+        "processes",
         "worker",
         "worker_api_key",
         "worker_dns",
@@ -196,6 +197,10 @@ class Settings(PolicyGroups):
     allows any. Without it, browsers keep the answers from pages of other origins."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """TCP port to listen on; 0 picks a free one."""
+    processes: PositiveInt | Literal["auto"] = 1
+    """Processes that serve: 1 does everything in one; from 2 on, one schedules and the others are fronts, which accept
+    clients and relay answers. auto: one for each core. Each front has an equal part of the limits on connections and
+    held bytes."""
     worker: Annotated[tuple[WorkerAddress, ...], AfterValidator(distinct)] = ()
     """URL of a vLLM or SGLang server; repeatable. In YAML an entry can also be {url, api_key, id, kv_events, kv_replay,
     kv_topic}."""

@@ -34,6 +34,7 @@ _METAVARS: Final = {
     "worker": "URL",
     "worker_dns": "URL",
     "policy": "NAME",
+    "processes": "N|auto",
     "alias": "NAME=MODEL",
     "worker_api_key": "KEY",
 }
@@ -290,4 +291,5 @@ def refusal(error: ValidationError, skipped: int = 0) -> str:
         said = "Value should have at least {min_length} characters, not {actual_length}".format_map(first["ctx"])
     if first["type"] in ("literal_error", "enum"):
         said += did_you_mean(str(first["input"]), re.findall("'([^']*)'", first["ctx"]["expected"]))
-    return ": ".join([*map(str, first["loc"][skipped:]), said])
+    where = [f"entry {part + 1}" if isinstance(part, int) else part for part in first["loc"][skipped:]]
+    return ": ".join([*where, said])

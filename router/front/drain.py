@@ -51,6 +51,11 @@ class Drain:
         """Whether no call is in flight."""
         return not self._in_flight.calls
 
+    @property
+    def calls(self) -> int:
+        """How many calls are in flight."""
+        return self._in_flight.calls
+
     def track_call(self) -> CallCounter:
         """Return a context manager that counts a call as in flight."""
         return self._in_flight

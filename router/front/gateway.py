@@ -15,7 +15,7 @@ from typing import NamedTuple
 from starlette.types import Receive, Scope, Send
 
 from router.api.answer.usage import TOKEN_COUNT_LIMIT
-from router.api.body.call import Call, Head
+from router.api.body.call import NOT_STORED, Call, Head
 from router.api.body.checks import check_vocabulary, check_weight
 from router.api.body.edits import rename, with_cache_salt
 from router.api.body.fields import BYTE_ORDER_MARK
@@ -102,6 +102,7 @@ class Gateway:
                 return
             family = _required_family(exchange)
             response = stored_id(exchange.path, exchange.method)
+            self._scheduler_client.check_lag()
             with self._admission.ticket() as ticket:
                 if response is None:
                     await self._admission.admit_head(ticket, exchange.headers, exchange.address)
@@ -146,11 +147,15 @@ class Gateway:
         body, call = await self._parse(family, exchange.head, body, hold.owner, exchange.deployment)
         identity = ticket.identity or await self._admission.identify(exchange.headers, call.user, exchange.address)
         await self._admission.admit(ticket, identity, call.model, _input_tokens(call), call.adapters)
-        owner = self._response_owner(exchange)
-        keeper = await self._responses.keeper(call, owner, ticket)
-        worker = await self._responses.worker_of_previous(call, owner)
+        keeper = worker = None
+        if call.storage != NOT_STORED:
+            owner = self._response_owner(exchange)
+            keeper = await self._responses.keeper(call, owner, ticket)
+            worker = await self._responses.worker_of_previous(call, owner)
         hold.set(len(body) + sum([len(prompt.key.hashes) for prompt in call.prompts]))
-        blocks = await self._block_keys(call.path, body, call.model) if family.tokenizable else ()
+        blocks: tuple[BlockKey, ...] = ()
+        if family.tokenizable and self._connections.block_sizes(call.model):
+            blocks = await self._block_keys(call.path, body, call.model)
         request = self._request(exchange, call, identity, blocks, worker)
         overhead = self._scheduler_client.clock() - arrived
         relay = Relay(

@@ -1,6 +1,7 @@
 """Relays one call: queues it, sends it to a worker, passes the answer on, and retries at other workers."""
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -106,6 +107,8 @@ class Relay:
         self._reader: Reader | None = None
         self._continuation: Continuation | None = None
         """The rest to ask another worker for, once the client has part of the answer."""
+        self._known_as = request.id
+        """The id under which workers know the request."""
         self._upstream: WorkerResponse | None = None
         """The answer of the current worker."""
         self._sent = False
@@ -129,6 +132,7 @@ class Relay:
         try:
             while (assignment := await self._next_assignment(pending, settings.heartbeat, failed)) is not None:
                 self._sent = True
+                self._adopt_name(assignment)
                 headers: HeaderList = []
                 if settings.response_headers:
                     headers = self._assignment_headers(
@@ -192,6 +196,13 @@ class Relay:
                 raise
             return None
 
+    def _adopt_name(self, assignment: Assignment) -> None:
+        """Use the id that the scheduler gave the request, because another front has one with the client's id."""
+        if assignment.known_as is not None:
+            self._known_as = assignment.known_as
+            if not self._exchange.begun:
+                self._exchange.request_id = assignment.known_as
+
     def _assignment_headers(self, assignment: Assignment, policy: str, waited: float) -> HeaderList:
         return [
             (b"x-d2lpm-worker", assignment.worker.encode()),
@@ -233,10 +244,13 @@ class Relay:
         error = BadRequest(f"The model `{self._call.model[:200]}` only makes embeddings.", param="model")
         return FailedAttempt(Fault.CALL, False, error, retry_elsewhere=True)
 
-    async def _attempt(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | None:
+    def _attempt(self, assignment: Assignment, headers: HeaderList) -> Awaitable[FailedAttempt | None]:
         """Try one worker. If its engine goes on without the client (background), ignore disconnects too."""
         if self._keeper is None or not self._keeper.outlives_client:
-            return await self._send_and_relay(assignment, headers)
+            return self._send_and_relay(assignment, headers)
+        return self._attempt_without_client(assignment, headers)
+
+    async def _attempt_without_client(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | None:
         self._exchange.ignore_disconnect()
         try:
             return await self._send_and_relay(assignment, headers)
@@ -285,7 +299,7 @@ class Relay:
         encode = partial(self._call.additions.put, body, added)
         sent = encode() if len(body) <= INLINE_BYTES else await asyncio.to_thread(encode)
         upstream = self._upstream = await self._connections.forward(
-            *(worker, path, sent, self._request.id, idle_timeouts),
+            *(worker, path, sent, self._known_as, idle_timeouts),
             method=self._call.method,
             content_type=self._call.content_type,
             passed=to_the_worker(self._exchange.headers),
@@ -332,6 +346,8 @@ class Relay:
         The last block is sent together with the end of the answer if both have arrived.
         """
         reader = self._reader = self._reader or self._new_reader(assignment)
+        if isinstance(reader, StreamReader):
+            reader.fingerprint = self._connections.fingerprint(assignment.worker)
         rewriter = Rewriter(self._continuation) if self._continuation is not None else None
         stream = AnswerStream(upstream, reader, rewriter, self._hold)
         counted = False
@@ -360,6 +376,8 @@ class Relay:
             if ready:
                 await self._write(ready, headers)
             return failed
+        if isinstance(reader, StreamReader):
+            self._connections.set_fingerprint(assignment.worker, reader.fingerprint)
         self._settle(Finished(self._request.id, reader.usage, reader.answer_keys()))
         await self._end(ready, headers)
         return None

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,6 +25,7 @@ from router.errors import ConfigError
 from router.persistence.tagged_json import JSON, ByName
 from router.runtime.atomic_file import replace_file
 from router.runtime.periodic import PeriodicTask
+from router.upstream.worker_registry import OperatorChanges
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +59,16 @@ class Checksum:
     """SHA-256 of all lines before it, hexadecimal."""
 
 
-StateLine = Piece | Responses
-"""One line of the file: a piece of the scheduler's state, or a part of the directory of stored responses."""
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """How many messages of each front are part of the saved state, by the front's session."""
+
+    rows: tuple[tuple[str, int], ...]
+
+
+StateLine = Piece | Responses | Handled | OperatorChanges
+"""One line of the file: a piece of the scheduler's state, a part of the directory of stored responses, or what a run
+that takes over must know of the fronts and of the operator's changes."""
 
 
 class SavedState(NamedTuple):
@@ -70,6 +79,10 @@ class SavedState(NamedTuple):
     """The scheduler's state."""
     responses: Sequence[StoredResponse] = ()
     """Responses that workers store."""
+    handled: Mapping[str, int] = {}
+    """How many messages of each front are part of the state, by session."""
+    changes: OperatorChanges = OperatorChanges()
+    """What the operator changed of the fleet."""
 
 
 _HEADER: Final = TypeAdapter(StateHeader)
@@ -100,8 +113,25 @@ def decode(content: bytes) -> SavedState:
         saved = [_PIECE.validate_json(line) for line in lines]
     except (ValidationError, LookupError, TypeError):  # the last two where a pair is expected and missing
         raise ValueError("it is damaged") from None
-    pieces = [piece for piece in saved if not isinstance(piece, Responses)]
-    return SavedState(header, pieces, [row for piece in saved if isinstance(piece, Responses) for row in piece.rows])
+    return _sorted_out(header, saved)
+
+
+def _sorted_out(header: StateHeader, lines: Iterable[StateLine]) -> SavedState:
+    pieces: list[Piece] = []
+    responses: list[StoredResponse] = []
+    handled: dict[str, int] = {}
+    changes = OperatorChanges()
+    for line in lines:
+        match line:
+            case Responses(rows):
+                responses += rows
+            case Handled(counts):
+                handled.update(counts)
+            case OperatorChanges():
+                changes = line
+            case _:
+                pieces.append(line)
+    return SavedState(header, pieces, responses, handled, changes)
 
 
 def load(directory: Path, max_age: float, now: float) -> SavedState | None:
@@ -113,11 +143,14 @@ def load(directory: Path, max_age: float, now: float) -> SavedState | None:
     path = directory / FILE_NAME
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"{path}: Not a directory") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    except FileExistsError:
-        raise ConfigError(f"{path}: Not a directory") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     try:
@@ -168,12 +201,17 @@ class StateFile(PeriodicTask):
         pieces: Callable[[], Iterator[StateLine]],
         header: Callable[[], StateHeader],
         every: float,
+        on_saved: Callable[[], None] = lambda: None,
     ) -> None:
-        """`pieces` and `header` return the state to save; `every`: seconds between two saves."""
+        """`pieces` and `header` return the state to save; `every`: seconds between two saves.
+
+        `on_saved` is called after each save.
+        """
         super().__init__(every)
         self._path = directory / FILE_NAME
         self._pieces = pieces
         self._header = header
+        self._on_saved = on_saved
         self._failing = False
 
     @property
@@ -184,6 +222,10 @@ class StateFile(PeriodicTask):
     async def __aexit__(self, *leaving: object) -> None:
         """Stop, then save the state once more."""
         await super().__aexit__(*leaving)
+        await self.save()
+
+    async def save(self) -> None:
+        """Save the state now."""
         await self._run_once()
 
     async def _run_once(self) -> None:
@@ -194,6 +236,7 @@ class StateFile(PeriodicTask):
         try:
             await asyncio.to_thread(_write, self._path, lines)
             self._failing = False
+            self._on_saved()
         except OSError as error:
             if not self._failing:
                 log.error("%s: the state cannot be saved: %s", self._path, error.strerror)

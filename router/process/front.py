@@ -5,6 +5,8 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
+from prometheus_client.registry import Collector
+
 from router.auth.admission import Admission
 from router.auth.identity import ClientDirectory, Identifier
 from router.auth.key_watch import KeyWatch
@@ -19,6 +21,7 @@ from router.front.stored.background import BackgroundResponses
 from router.front.stored.calls import ResponseCalls
 from router.kv_events.setup import build_prompt_tokenizer
 from router.kv_events.tokenize import PromptTokenizer
+from router.telemetry.component_metrics import AdmissionMetrics, BackgroundMetrics, LagMetrics, TokenMetrics
 from router.upstream.connections import WorkerConnections
 
 
@@ -41,6 +44,18 @@ class Front(NamedTuple):
         """The parts that run while their context is entered, in the order in which to enter them."""
         return [self.keys, self.worker_connections, self.tokenizer, self.background]
 
+    @property
+    def collectors(self) -> list[Collector]:
+        """What the front counts: counters and gauges only, as those of several fronts are summed."""
+        return [
+            TokenMetrics(self.tokenizer.outcome_counts),
+            AdmissionMetrics(self.admission.refusals),
+            self.client_connections,
+            self.budget,
+            BackgroundMetrics(self.background),
+            LagMetrics(lambda: self.scheduler_client.lag_refusals),
+        ]
+
 
 def build_front(settings: Settings, secret: bytes, clock: Callable[[], float]) -> Front:
     """Build a front; its `scheduler_client` is to be connected. Raises ConfigError for a file that cannot be read.
@@ -50,11 +65,7 @@ def build_front(settings: Settings, secret: bytes, clock: Callable[[], float]) -
     scheduler_client = SchedulerClient(clock)
     worker_connections = WorkerConnections(settings.connect_timeout, settings.aliases())
     scheduler_client.follow_workers(worker_connections)
-    identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
-
-    def use(clients: ClientDirectory) -> None:
-        identifier.directory = clients
-
+    identifier, keys = build_identifier(settings)
     admission = Admission(identifier, scheduler_client)
     budget = ByteBudget(settings.max_held_bytes)
     background = BackgroundResponses(scheduler_client, worker_connections)
@@ -75,7 +86,7 @@ def build_front(settings: Settings, secret: bytes, clock: Callable[[], float]) -
         scheduler_client,
         worker_connections,
         identifier,
-        KeyWatch(settings.clients, use),
+        keys,
         admission,
         budget,
         _client_connections(settings, budget),
@@ -83,6 +94,16 @@ def build_front(settings: Settings, secret: bytes, clock: Callable[[], float]) -
         tokenizer,
         gateway,
     )
+
+
+def build_identifier(settings: Settings) -> tuple[Identifier, KeyWatch]:
+    """Build what identifies clients, and what reloads their keys. Raises ConfigError for a file that cannot be read."""
+    identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
+
+    def use(clients: ClientDirectory) -> None:
+        identifier.directory = clients
+
+    return identifier, KeyWatch(settings.clients, use)
 
 
 def _client_connections(settings: Settings, budget: ByteBudget) -> Connections:

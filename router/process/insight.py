@@ -5,17 +5,20 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
+from router.auth.identity import Identifier
 from router.channel.host import Observer
 from router.config.settings import Settings
+from router.control.admin import Operations, is_open
 from router.core.model.request import WorkerId
 from router.core.scheduler import Scheduler
-from router.process.front import Front
 from router.process.scheduling import SchedulerSide
 from router.telemetry.cache_alarm import CacheAlarm
-from router.telemetry.component_metrics import AdmissionMetrics, EventMetrics, FileMetrics, ResponseMetrics
+from router.telemetry.component_metrics import EventMetrics, FileMetrics, StoredMetrics
 from router.telemetry.explain import Explanation, Explanations
 from router.telemetry.exposition import render_metrics
+from router.telemetry.history import FairnessHistory
 from router.telemetry.loop_lag import LoopLag
 from router.telemetry.report import (
     FairnessReport,
@@ -45,27 +48,27 @@ class RequestRecords:
 class Insight:
     """Answers what the control plane asks."""
 
-    def __init__(self, settings: Settings, side: SchedulerSide, front: Front, records: RequestRecords) -> None:
+    def __init__(
+        self, settings: Settings, side: SchedulerSide, identifier: Identifier, records: RequestRecords
+    ) -> None:
+        """`identifier`: says which client asks for its usage."""
         self._policy = settings.policy
         self._side = side
-        self._front = front
+        self._identifier = identifier
         self._records = records
         self._state_metrics = StateCollector(records.labels)
         self.lag: Final = LoopLag()
-        self._register()
-
-    def _register(self) -> None:
-        side, front = self._side, self._front
-        for collector in (
+        self.register(
             self._state_metrics,
-            EventMetrics(side.kv_events.report, front.tokenizer.outcome_counts),
+            EventMetrics(side.kv_events.report),
             self.lag,
-            AdmissionMetrics(front.admission.refusals),
-            front.client_connections,
-            front.budget,
             FileMetrics({"state": side.state, "journal": side.journal}),
-            ResponseMetrics(side.stored, front.background),
-        ):
+            StoredMetrics(side.stored),
+        )
+
+    def register(self, *collectors: Collector) -> None:
+        """Show more metrics."""
+        for collector in collectors:
             self._records.registry.register(collector)
 
     async def report(self) -> FairnessReport:
@@ -90,8 +93,19 @@ class Insight:
 
     def usage(self, headers: Mapping[bytes, bytes], address: str | None) -> UsageReport:
         """Return the usage of the client that calls. Raises InvalidKey."""
-        who = self._front.identifier.identify(headers, None, address)
+        who = self._identifier.identify(headers, None, address)
         return usage_report(self._side.host.scheduler, who.client, who.weight, who.shared_group, who.group_weight)
 
     def _unusable_answers(self) -> Mapping[WorkerId, int]:
         return self._side.workers.poller.unusable_answers()
+
+
+def build_operations(settings: Settings, side: SchedulerSide, insight: Insight) -> Operations | None:
+    """Build the operators' actions; None if the settings allow none."""
+    if not is_open(settings):
+        return None
+    workers, host = side.workers, side.host
+    return Operations(
+        *(side.directory, workers.registry, workers.drain, workers.poller.flush, FairnessHistory(insight.report)),
+        *(settings, host.feed, host.scheduler.weights),
+    )

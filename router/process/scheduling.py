@@ -3,19 +3,23 @@
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from math import inf
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from router.channel.host import Observer, SchedulerHost
-from router.config.settings import Settings
+from router.config.settings import Settings, WorkerAddress
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.health import HealthRules, SilenceRules
 from router.core.fleet.stored_responses import StoredResponse, StoredResponses
 from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.core.model.cost import LinearCost
-from router.core.model.saved import Piece
+from router.core.model.events import ChargedRequest
+from router.core.model.request import Worker, WorkerId
+from router.core.model.saved import Fleet, LiveRequests, Piece
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
@@ -23,14 +27,14 @@ from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
 from router.kv_events.setup import KvEvents, build_kv_events
 from router.persistence.journal import Journal, open_journal
-from router.persistence.state_file import StateFile, StateLine, load, new_header, set_aside, usable_pieces
+from router.persistence.state_file import SavedState, StateFile, StateLine, load, new_header, set_aside, usable_pieces
 from router.process.services import SchedulerServices
-from router.upstream.directory import WorkerDirectory
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers
 from router.upstream.flag_check import FlagWarnings
 from router.upstream.flag_rules import RouterNeeds
 from router.upstream.poller import Poller
-from router.upstream.worker_registry import WorkerDrain, WorkerRegistry, endpoint_of
+from router.upstream.worker_registry import OperatorChanges, WorkerDrain, WorkerRegistry, endpoint_of
 
 
 class SchedulerSide(NamedTuple):
@@ -43,8 +47,11 @@ class SchedulerSide(NamedTuple):
     workers: "WorkerServices"
     kv_events: KvEvents
     stored: StoredResponses
+    services: SchedulerServices
     journal: Journal | None
     state: StateFile | None
+    saved: "SavedRun | None"
+    """What another run left to this one, if it is not the router's first."""
 
     @property
     def files(self) -> list[AbstractAsyncContextManager[object]]:
@@ -52,32 +59,44 @@ class SchedulerSide(NamedTuple):
         return [file for file in (self.journal, self.state) if file is not None]
 
     @property
+    def observing(self) -> list[AbstractAsyncContextManager[object]]:
+        """The parts that must be entered before the scheduler is fed any event. Then all workers are known by name."""
+        return [*self.files, self.kv_events, self.workers.flag_warnings, self.workers.discovery]
+
+    @property
     def running(self) -> list[AbstractAsyncContextManager[object]]:
         """The parts that run while their context is entered, in the order in which to enter them."""
-        return [self.kv_events, self.workers.flag_warnings, self.workers.discovery, self.workers.poller]
+        return [self.workers.poller]
 
 
 def build_scheduler(
-    settings: Settings, observers: Callable[[Scheduler], Sequence[Observer]], resolve: Resolve
+    settings: Settings,
+    observers: Callable[[Scheduler], Sequence[Observer]],
+    resolve: Resolve,
+    left_in: Path | None = None,
 ) -> SchedulerSide:
     """Build the scheduler's side, with its saved state restored. Raises ConfigError for a file that cannot be used.
 
-    `observers`: returns the observers of a scheduler's events; `resolve`: looks up the addresses of a host name.
+    `observers`: returns the observers of a scheduler's events; `resolve`: looks up the addresses of a host name;
+    `left_in`: the folder of the state that another run has left to this one, if there is one.
     """
     now = time.monotonic()
-    secret, scheduler, restored, responses = initial_state(settings, now)
+    secret, scheduler, restored, responses, saved = initial_state(settings, now, left_in)
     journal = _journal(settings, secret, now, restored)
     first = [] if journal is None else [journal]
     host = SchedulerHost(scheduler, [*first, *observers(scheduler)], time.monotonic)
     directory = WorkerDirectory(aliases=settings.aliases(), announce=host.announce)
     kv_events = build_kv_events(settings, directory, host, secret)
-    workers = _worker_services(settings, directory, host, resolve)
+    workers = _worker_services(settings, directory, host, resolve, saved)
     host.attach(workers.flag_warnings, workers.registry)
     stored = StoredResponses(settings.stored_responses)
     stored.restore(responses)
-    host.set_services(SchedulerServices(host, directory, stored))
+    services = SchedulerServices(host, directory, stored)
+    host.set_services(services)
     return SchedulerSide(
-        secret, host, directory, workers, kv_events, stored, journal, _state(settings, secret, host, stored)
+        *(secret, host, directory, workers, kv_events, stored, services, journal),
+        _state(settings, secret, host, stored),
+        saved,
     )
 
 
@@ -90,6 +109,18 @@ def _state(settings: Settings, secret: bytes, host: SchedulerHost, stored: Store
         yield from stored.saved()
 
     return StateFile(settings.state, pieces, partial(new_header, settings.policy, secret), settings.state_interval)
+
+
+class SavedRun(NamedTuple):
+    """What a run of the scheduler has left to the next one, besides the state that `restore` restores."""
+
+    live: tuple[ChargedRequest, ...]
+    """Its live requests."""
+    fleet: Mapping[WorkerId, Worker]
+    """The workers that were present."""
+    handled: Mapping[str, int]
+    """How many messages of each front are part of the state, by session."""
+    changes: OperatorChanges
 
 
 def _journal(settings: Settings, secret: bytes, now: float, restored: list[Piece]) -> Journal | None:
@@ -155,14 +186,28 @@ class WorkerServices(NamedTuple):
 
 
 def _worker_services(
-    settings: Settings, directory: WorkerDirectory, host: SchedulerHost, resolve: Resolve
+    settings: Settings, directory: WorkerDirectory, host: SchedulerHost, resolve: Resolve, saved: SavedRun | None
 ) -> WorkerServices:
     drain = WorkerDrain(host.feed)
     poller = Poller(directory, drain.feed, settings.poll_interval)
     runs = host.scheduler.cluster.__contains__
-    worker_registry = WorkerRegistry(directory, poller, drain, runs, lambda worker: endpoint_of(worker, settings))
+    fleet = {} if saved is None else saved.fleet
+    worker_registry = WorkerRegistry(
+        directory, poller, drain, runs, lambda worker: _endpoint(worker, settings, fleet.get(WorkerId(worker.id)))
+    )
+    if saved is not None:
+        worker_registry.repeat(saved.changes)
     advice = FlagWarnings(directory, RouterNeeds(settings.min_match_tokens, settings.isolate != "none"))
     return WorkerServices(poller, drain, worker_registry, _discovery(settings, worker_registry, resolve), advice)
+
+
+def _endpoint(worker: WorkerAddress, settings: Settings, known: Worker | None) -> WorkerEndpoint:
+    """Return the endpoint of a worker. If it is known from an earlier run, it is assumed to be healthy."""
+    endpoint = endpoint_of(worker, settings)
+    if known is not None:
+        endpoint.healthy = endpoint.assumed = True
+        endpoint.models = known.models
+    return endpoint
 
 
 def _discovery(settings: Settings, worker_registry: WorkerRegistry, resolve: Resolve) -> Discovery:
@@ -185,24 +230,36 @@ class InitialState(NamedTuple):
     """The saved state that was restored into the scheduler after a restart."""
     responses: Sequence[StoredResponse] = ()
     """The stored responses that were saved with it."""
+    saved: SavedRun | None = None
+    """What else another run has left."""
 
 
-def initial_state(settings: Settings, now: float) -> InitialState:
+def initial_state(settings: Settings, now: float, left_in: Path | None = None) -> InitialState:
     """Build the scheduler and restore its saved state, if there is a usable one.
 
-    Raises ConfigError if the state directory cannot be used.
+    `left_in`: the folder with the state of another run of the same router. Raises ConfigError if the state directory
+    cannot be used.
     """
     given = settings.hash_secret
     secret = None if given is None else given.get_secret_value().encode()
     scheduler = new_scheduler(settings)
-    found = None if settings.state is None else load(settings.state, settings.state_fresh, time.time())
-    if settings.state is None or found is None:
+    folder = left_in or settings.state
+    oldest = settings.state_fresh if left_in is None else inf
+    found = None if folder is None else load(folder, oldest, time.time())
+    if folder is None or found is None:
         return InitialState(secret or secrets.token_bytes(32), scheduler, [])
     saved = bytes.fromhex(found.header.hash_secret)
     pieces = list(usable_pieces(found, settings.policy, saved if secret is None else secret))
     try:
         restore(scheduler, pieces, now)
     except ValueError as error:
-        set_aside(settings.state, error)
+        set_aside(folder, error)
         return InitialState(secret or secrets.token_bytes(32), new_scheduler(settings), [])
-    return InitialState(secret or saved, scheduler, pieces, found.responses)
+    run = None if left_in is None else _saved_run(found)
+    return InitialState(secret or saved, scheduler, pieces, found.responses, run)
+
+
+def _saved_run(found: SavedState) -> SavedRun:
+    live = [row for piece in found.pieces if isinstance(piece, LiveRequests) for row in piece.rows]
+    fleet = {worker.id: worker for piece in found.pieces if isinstance(piece, Fleet) for worker in piece.workers}
+    return SavedRun(tuple(live), fleet, found.handled, found.changes)

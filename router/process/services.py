@@ -1,5 +1,6 @@
 """What the scheduler's process does for the fronts besides scheduling."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import assert_never
 
@@ -12,16 +13,19 @@ from router.channel.messages import (
     CallEnded,
     FieldsRefused,
     FindResponse,
+    FrontMeasured,
     IsOfAnother,
     ResponseForgotten,
     ResponseStored,
     TakeInput,
+    TicketId,
     UnreachableWorker,
 )
 from router.core.clients.rate_limits import RateLimits
 from router.core.fleet.stored_responses import StoredResponse, StoredResponses
 from router.core.model.events import WorkerLeft
 from router.core.model.request import WorkerId
+from router.telemetry.front_metrics import FrontMeasurements
 from router.upstream.directory import WorkerDirectory
 
 
@@ -30,6 +34,9 @@ class SchedulerServices(FrontServices):
 
     def __init__(self, host: SchedulerHost, directory: WorkerDirectory, stored: StoredResponses) -> None:
         self.limits = RateLimits()
+        self.measurements = FrontMeasurements()
+        self._calls: defaultdict[FrontLink, set[TicketId]] = defaultdict(set)
+        """The counted calls of each front."""
         self._host = host
         self._directory = directory
         self._stored = stored
@@ -38,6 +45,7 @@ class SchedulerServices(FrontServices):
     def take(self, front: FrontLink, fact: Fact) -> None:
         match fact:
             case CallEnded(ticket, tokens):
+                self._calls[front].discard(ticket)
                 self.limits.end_call((front, ticket), tokens, self._clock())
             case UnreachableWorker(worker):
                 # Move the requests that wait for this worker, before each fails to connect too.
@@ -49,6 +57,8 @@ class SchedulerServices(FrontServices):
                 self._stored.remember(StoredResponse(response, client, worker))
             case ResponseForgotten(response):
                 self._stored.forget(response)
+            case FrontMeasured():
+                self.measurements.take(front.number, fact)
             case _:
                 assert_never(fact)
 
@@ -56,7 +66,10 @@ class SchedulerServices(FrontServices):
         now = self._clock()
         match question:
             case BeginCall(ticket, owners):
-                return self.limits.begin_call((front, ticket), owners, now)
+                shortage = self.limits.begin_call((front, ticket), owners, now)
+                if shortage is None:
+                    self._calls[front].add(ticket)
+                return shortage
             case TakeInput(ticket, tokens):
                 return self.limits.take_input((front, ticket), tokens, now)
             case AdmitNewClient(client, address, per_minute):
@@ -68,6 +81,19 @@ class SchedulerServices(FrontServices):
                 return self._stored.is_of_another(response, client)
             case _:
                 assert_never(question)
+
+    def count_again(self, front: FrontLink, question: AnyQuestion) -> None:
+        match question:
+            case BeginCall(ticket, owners):
+                self.limits.count_again((front, ticket), owners, self._clock())
+                self._calls[front].add(ticket)
+            case TakeInput(ticket, tokens):
+                self.limits.set_estimate((front, ticket), tokens)
+
+    def front_closed(self, front: FrontLink) -> None:
+        for ticket in self._calls.pop(front, ()):
+            self.limits.end_call((front, ticket), None, self._clock())
+        self.measurements.front_closed(front.number)
 
     def _in_service(self, worker: WorkerId | None) -> WorkerId | None:
         cluster = self._host.scheduler.cluster

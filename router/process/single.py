@@ -6,21 +6,18 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from functools import partial
 
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from router.api.endpoints.azure import without_azure
-from router.api.families import family_of
 from router.channel.local import connect
 from router.config.settings import Settings
-from router.control.admin import Operations, is_open
 from router.control.app import control_plane
-from router.front.drain import Drain, refuse
+from router.front.drain import Drain
+from router.process.entry import Entry
 from router.process.front import Front, build_front
-from router.process.insight import Insight, RequestRecords
+from router.process.insight import Insight, RequestRecords, build_operations
 from router.process.scheduling import SchedulerSide, build_scheduler
 from router.runtime.gc_tuning import FullCollections
-from router.telemetry.history import FairnessHistory
+from router.telemetry.front_metrics import ProcessMetrics
 from router.upstream.discovery import Resolve, resolve
 
 
@@ -35,10 +32,12 @@ def build(settings: Settings, resolve: Resolve = resolve, *, encoded: bool = Fal
     front = build_front(settings, side.secret, time.monotonic)
     connect(front.scheduler_client, side.host, encoded=encoded)
     drain = Drain(settings.drain_timeout)
-    insight = Insight(settings, side, front, records)
-    operations = _operations(settings, side, insight)
+    insight = Insight(settings, side, front.identifier, records)
+    processes = ProcessMetrics("router", lambda: insight.lag.worst, lambda: drain.calls, side.services.measurements)
+    insight.register(*front.collectors, processes)
+    operations = build_operations(settings, side, insight)
     parts: list[AbstractAsyncContextManager[object]] = [insight.lag, FullCollections(lambda: drain.idle)]
-    parts += [*side.files, *front.running, *side.running]
+    parts += [*side.observing, *front.running, *side.running]
     if operations is not None:
         parts.append(operations.history)
     control = control_plane(
@@ -64,46 +63,14 @@ async def _running(
     side.host.close()
 
 
-def _operations(settings: Settings, side: SchedulerSide, insight: Insight) -> Operations | None:
-    """Build the operators' actions; None if the settings allow none."""
-    if not is_open(settings):
-        return None
-    workers, host = side.workers, side.host
-    return Operations(
-        *(side.directory, workers.registry, workers.drain, workers.poller.flush, FairnessHistory(insight.report)),
-        *(settings, host.feed, host.scheduler.weights),
-    )
-
-
-class Router:
-    """Routes calls to models around FastAPI, whose middleware would slow down every chunk of a stream."""
+class Router(Entry):
+    """One front and the scheduler as one ASGI application."""
 
     def __init__(
         self, front: Front, side: SchedulerSide, control: ASGIApp, drain: Drain, origins: Sequence[str] = ()
     ) -> None:
         """`origins`: those of web pages that may read answers; `*` for all."""
-        self._app: ASGIApp = self._route
-        if origins:
-            self._app = CORSMiddleware(
-                self._route, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
-            )
+        super().__init__(front.gateway, control, drain, origins)
         self.front = front
         self.side = side
-        self._control = control
-        self.drain = drain
         self.connections = front.client_connections
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one call, or the ASGI lifespan."""
-        await self._app(scope, receive, send)
-
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one call by the part of the router that it is for."""
-        path = without_azure(scope.get("path", "")).path
-        if family_of(path) is None:
-            await self._control(scope if path == scope.get("path", "") else {**scope, "path": path}, receive, send)
-        elif self.drain.begun:
-            await refuse(scope, receive, send)
-        else:
-            with self.drain.track_call():
-                await self.front.gateway(scope, receive, send)

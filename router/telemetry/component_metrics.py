@@ -26,13 +26,10 @@ class AdmissionMetrics(Collector):
 
 
 class EventMetrics(Collector):
-    """Shows how each worker's KV events are followed, what was wrong with them, and how prompts were tokenized."""
+    """Shows how each worker's KV events are followed, and what was wrong with them."""
 
-    def __init__(
-        self, report: Callable[[], Mapping[WorkerId, EventsReport]], outcomes: Callable[[], Mapping[str, int]]
-    ) -> None:
+    def __init__(self, report: Callable[[], Mapping[WorkerId, EventsReport]]) -> None:
         self._report = report
-        self._outcomes = outcomes
 
     def collect(self) -> Iterator[Metric]:
         followed = GaugeMetricFamily(
@@ -51,28 +48,44 @@ class EventMetrics(Collector):
             complete.add_metric((worker,), report.complete)
             for fault, count in report.faults.items():
                 faults.add_metric((worker, fault), count)
+        return iter((followed, complete, faults))
+
+
+class TokenMetrics(Collector):
+    """Counts how the search for the tokens of prompts ended."""
+
+    def __init__(self, outcomes: Callable[[], Mapping[str, int]]) -> None:
+        self._outcomes = outcomes
+
+    def collect(self) -> Iterator[Metric]:
         tokens = CounterMetricFamily(
             "d2lpm_token_lookups", "Calls by the outcome of finding the tokens of their prompt.", labels=("outcome",)
         )
         for outcome, count in self._outcomes().items():
             tokens.add_metric((outcome,), count)
-        return iter((followed, complete, faults, tokens))
+        yield tokens
 
 
-class ResponseMetrics(Collector):
-    """Counts stored responses and responses that are computed in the background."""
+class StoredMetrics(Collector):
+    """Counts the stored responses that the router remembers."""
 
-    def __init__(self, stored: Sized, background: Sized) -> None:
-        """`stored`: the responses remembered; `background`: those that an engine still computes after its answer."""
+    def __init__(self, stored: Sized) -> None:
         self._stored = stored
+
+    def collect(self) -> Iterator[Metric]:
+        what = "Stored responses whose worker and client the router remembers."
+        yield GaugeMetricFamily("d2lpm_stored_responses", what, value=len(self._stored))
+
+
+class BackgroundMetrics(Collector):
+    """Counts the responses that an engine still computes after its answer."""
+
+    def __init__(self, background: Sized) -> None:
         self._background = background
 
     def collect(self) -> Iterator[Metric]:
-        for name, what, responses in (
-            ("d2lpm_background_responses", "Responses that engines compute in the background.", self._background),
-            ("d2lpm_stored_responses", "Stored responses whose worker and client the router remembers.", self._stored),
-        ):
-            yield GaugeMetricFamily(name, what, value=len(responses))
+        what = "Responses that engines compute in the background."
+        yield GaugeMetricFamily("d2lpm_background_responses", what, value=len(self._background))
 
 
 class WrittenFile(Protocol):
@@ -81,6 +94,17 @@ class WrittenFile(Protocol):
     @property
     def failing(self) -> bool:
         """Whether the last write failed."""
+
+
+class LagMetrics(Collector):
+    """Counts the calls that were refused because the scheduler's process lags."""
+
+    def __init__(self, refusals: Callable[[], int]) -> None:
+        self._refusals = refusals
+
+    def collect(self) -> Iterator[Metric]:
+        what = "Calls refused because the scheduler's process does not keep up."
+        yield CounterMetricFamily("d2lpm_scheduler_lag_refusals", what, value=self._refusals())
 
 
 class FileMetrics(Collector):

@@ -23,6 +23,7 @@ from router.core.model.events import (
     Failed,
     Fault,
     Finished,
+    Resumed,
     Returned,
     Started,
     WorkerJoined,
@@ -192,6 +193,10 @@ class RequestMetrics(Collector):
         match event:
             case Arrived(request):
                 self._seen[request.id] = request.client, self._models.label(request.model), now
+            case Resumed(request):
+                # Its times are those of this run, so only how it ends is counted, not how long it took to begin.
+                self._seen[request.id] = request.client, self._models.label(request.model), now
+                self._begun.add(request.id)
             case Started(started):
                 if (seen := self._seen.get(started)) and started not in self._begun:
                     _, model, arrived = seen

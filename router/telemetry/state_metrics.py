@@ -50,12 +50,12 @@ QUEUED: Final = TextFamily(
     GaugeMetricFamily, "d2lpm_client_queued_requests", "Requests of the client that wait in the router.", ("client",)
 )
 RUNNING: Final = TextFamily(
-    GaugeMetricFamily, "d2lpm_client_running_requests", "Requests of the client at workers.", ("client",)
+    GaugeMetricFamily, "d2lpm_client_running_requests", "Requests of the client in flight at workers.", ("client",)
 )
 BREAKER: Final = TextFamily(
     GaugeMetricFamily,
     "d2lpm_worker_breaker",
-    "1 for the state of the worker's circuit breaker, or for silent.",
+    "1 for the state of the worker's circuit breaker; silent: the worker sends nothing.",
     ("worker", "state"),
 )
 EVICTED: Final = TextFamily(
@@ -197,7 +197,7 @@ WORKER_GAUGES: Final[WorkerMetrics[WorkerReport]] = (
     ),
     (
         "d2lpm_worker_charged_of_computed_ratio",
-        "Tokens charged since the worker joined over those that it computed by its own counters.",
+        "Tokens charged since the worker joined, divided by those that it computed by its own counters.",
         lambda w: w.work.charged_of_computed if w.work else None,
     ),
 )

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from router.api.body.edits import AddedFields, Addition
 from router.channel.messages import WorkerCard, WorkerChanged, WorkerRemoved
@@ -13,6 +13,7 @@ from router.errors import NoWorker
 from router.upstream.accepted_fields import AcceptedFields
 from router.upstream.http_client import UNLIMITED, IdleTimeouts, WorkerClient, WorkerResponse
 
+NO_SIZES: Final[frozenset[int]] = frozenset()
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -23,11 +24,22 @@ class ConnectedWorker:
     card: WorkerCard
     fields: AcceptedFields
     client: WorkerClient
+    fingerprint: str | None = None
+    """The `system_fingerprint` of its last streamed answer, empty if that had none; None until there is one."""
 
     @property
     def authorization(self) -> dict[str, str]:
         """The header with the worker's own key; a client's key is never sent to a worker."""
         return {} if self.card.api_key is None else {"authorization": f"Bearer {self.card.api_key}"}
+
+
+class ServedModel(NamedTuple):
+    """What the workers that list a model have in common."""
+
+    vocabulary: int | None
+    """The smallest vocabulary, in token ids; None if no worker reports its own."""
+    block_sizes: frozenset[int]
+    """Block sizes, in tokens, of the workers whose KV events are followed."""
 
 
 class WorkerConnections:
@@ -41,6 +53,8 @@ class WorkerConnections:
         self.aliases: Mapping[str, str] = dict(aliases or {})
         self._connect_timeout = connect_timeout
         self._workers: dict[WorkerId, ConnectedWorker] = {}
+        self._models: dict[str, ServedModel] = {}
+        """The models that any worker lists, as far as they were asked for since the workers last changed."""
 
     def __contains__(self, worker: WorkerId) -> bool:
         return worker in self._workers
@@ -55,6 +69,7 @@ class WorkerConnections:
 
     def apply(self, change: WorkerChanged | WorkerRemoved) -> None:
         """Add, update or remove a worker. Nothing is in flight at one that is removed."""
+        self._models.clear()
         if isinstance(change, WorkerRemoved):
             if (gone := self._workers.pop(change.worker, None)) is not None:
                 gone.client.close()
@@ -66,26 +81,33 @@ class WorkerConnections:
             client = WorkerClient(card.url, self._connect_timeout)
             self._workers[card.id] = ConnectedWorker(card, fields, client)
         else:
+            if not card.healthy or card.version != known.card.version:
+                known.fingerprint = None  # the engine may have restarted with other settings
             known.card, known.fields = card, fields
 
     def knows_model(self, model: str) -> bool:
         """Return whether any worker, healthy or not, lists this model, or no worker has listed any model yet."""
-        known = False
-        for worker in self._workers.values():
-            if model in worker.card.models:
-                return True
-            known = known or bool(worker.card.models)
-        return not known
+        return self._served(model) is not None or not any(worker.card.models for worker in self)
 
     def vocabulary(self, model: str) -> int | None:
         """Return the smallest vocabulary among the workers of a model, in token ids; None if none reports it."""
-        sizes = [worker.card.vocabulary for worker in self if model in worker.card.models]
-        return min([size for size in sizes if size is not None], default=None)
+        return None if (served := self._served(model)) is None else served.vocabulary
 
     def block_sizes(self, model: str) -> frozenset[int]:
         """Return the block sizes, in tokens, of the workers with this model whose KV events are followed."""
-        sizes = [worker.card.block_tokens for worker in self if model in worker.card.models]
-        return frozenset([size for size in sizes if size is not None])
+        return NO_SIZES if (served := self._served(model)) is None else served.block_sizes
+
+    def _served(self, model: str) -> ServedModel | None:
+        """Return the model as the workers serve it; None if none lists it."""
+        if (served := self._models.get(model)) is not None:
+            return served
+        cards = [worker.card for worker in self if model in worker.card.models]
+        if not cards:
+            return None
+        vocabularies = [card.vocabulary for card in cards if card.vocabulary is not None]
+        sizes = frozenset([card.block_tokens for card in cards if card.block_tokens is not None])
+        served = self._models[model] = ServedModel(min(vocabularies, default=None), sizes)
+        return served
 
     def any_model(self) -> str:
         """Return the model for a call that names none: the one with most healthy workers, adapters excluded.
@@ -105,6 +127,15 @@ class WorkerConnections:
     def accepted_fields(self, worker: WorkerId, path: str) -> AddedFields:
         """Return the fields that the router may add to a call to this path of a worker."""
         return self._workers[worker].fields[path]
+
+    def fingerprint(self, worker: WorkerId) -> str | None:
+        """Return the fingerprint of a worker's last streamed answer, empty if it had none; None if it is unknown."""
+        return self._workers[worker].fingerprint
+
+    def set_fingerprint(self, worker: WorkerId, fingerprint: str | None) -> None:
+        """Keep what a streamed answer has shown."""
+        if worker in self._workers:
+            self._workers[worker].fingerprint = fingerprint
 
     async def __aenter__(self) -> Self:
         return self

@@ -22,6 +22,8 @@ class WorkerEndpoint:
     url: str
     api_key: str | None = field(default=None, repr=False)
     healthy: bool = False
+    assumed: bool = False
+    """Whether it is only assumed to be healthy, because it was in an earlier run and has not been polled since."""
     models: frozenset[str] = frozenset()
     """The names it last listed; kept while it is down, so that a call for them is refused as busy, not as unknown."""
     parents: Mapping[str, str] = field(default_factory=dict)
@@ -93,7 +95,12 @@ class WorkerDirectory:
         return self._endpoints[worker]
 
     def publish(self, endpoint: WorkerEndpoint) -> None:
-        """Report an endpoint to the fronts, if anything has changed that they need to know."""
+        """Report an endpoint to the fronts, if anything has changed that they need to know.
+
+        Of an endpoint that has not been polled yet in this run, they still know what they learned in an earlier one.
+        """
+        if endpoint.assumed:
+            return
         if (card := endpoint.card()) != self._published.get(endpoint.id):
             self._published[endpoint.id] = card
             self._announce(WorkerChanged(card))
@@ -114,7 +121,7 @@ class WorkerDirectory:
         endpoint = self._endpoints.get(worker)
         if endpoint is not None and endpoint.healthy:
             log.warning("worker %s refuses connections; its queue is reassigned", worker)
-            endpoint.healthy = False
+            endpoint.healthy = endpoint.assumed = False
             self.publish(endpoint)
 
     def refuse_fields(self, worker: WorkerId, path: str, fields: Iterable[str]) -> None:

@@ -174,7 +174,7 @@ class WorkerProbe:
         """Poll the worker's health and, now and then, its models; feed events for what changed."""
         models = None
         try:
-            if not self._endpoint.healthy or self._polls % POLLS_PER_MODEL_LIST == 0:
+            if not self._endpoint.healthy or self._endpoint.assumed or self._polls % POLLS_PER_MODEL_LIST == 0:
                 models = await self._read_models(client)
             await self._read_health(client, listed=models is not None)
         except httpx.ConnectError:
@@ -211,13 +211,13 @@ class WorkerProbe:
 
     async def _on_models(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:
         """Report a worker that has become healthy, or whose list of models has changed, as joined."""
-        if models != self._endpoint.models or not self._endpoint.healthy:
+        if models != self._endpoint.models or not self._endpoint.healthy or self._endpoint.assumed:
             info = await self._read_engine_info(client)
             vocabulary = await self._read_vocabulary(client, models, info)
             # No await from here on: when anyone sees the endpoint as healthy, the scheduler must know the worker.
             if not self._endpoint.healthy:
                 log.info("worker %s is up and serves %s", self._endpoint.id, ", ".join(sorted(models)))
-            self._endpoint.models, self._endpoint.healthy = models, True
+            self._endpoint.models, self._endpoint.healthy, self._endpoint.assumed = models, True, False
             engine = "" if self._dialect is None else self._dialect.name
             self._endpoint.fields.set_engine(engine, info.version)
             self._endpoint.embeds = info.embeds
@@ -348,6 +348,6 @@ class WorkerProbe:
         self._answers.clear()
         if self._endpoint.healthy and self._unanswered >= MISSED_POLLS:
             log.warning("worker %s is down; its queue is reassigned: %s", self._endpoint.id, reason)
-            self._endpoint.healthy = False
+            self._endpoint.healthy = self._endpoint.assumed = False
             self._publish(self._endpoint)
             self._feed(WorkerLeft(self._endpoint.id))

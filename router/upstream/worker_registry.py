@@ -1,8 +1,12 @@
 """The set of workers, whether listed in the settings, discovered or added by an operator, and which are drained."""
 
+import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Final
+
+from pydantic import SecretStr
 
 from router.config.settings import Settings, WorkerAddress
 from router.core.model.commands import Command
@@ -71,6 +75,22 @@ def endpoint_of(worker: WorkerAddress, settings: Settings) -> WorkerEndpoint:
     return WorkerEndpoint(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None, sources=sources)
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorChanges:
+    """What an operator changed of the fleet; it outlives a run of the scheduler, but not the router."""
+
+    added: tuple[str, ...] = ()
+    """The workers that were added, each as the JSON of a `WorkerAddress` with its key."""
+    removed: tuple[str, ...] = ()
+    """URLs of workers that were removed although a source names them."""
+    drained: tuple[WorkerId, ...] = ()
+
+
+def _revealed(value: object) -> object:
+    """Return a secret in the clear, for the file of a run that takes over, which only this user can read."""
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+
 class WorkerRegistry:
     """Adds workers to the directory and the poller, and removes them once drained; nothing else does."""
 
@@ -92,8 +112,8 @@ class WorkerRegistry:
         self._endpoint_of = endpoint_of
         self._named: dict[str, dict[str, WorkerAddress]] = {OPERATOR: {}}
         """The workers that each source names, by source and URL."""
-        self._removed_by_operator: set[str] = set()
-        """URLs that the operator removed and a source still names."""
+        self._removed_by_operator: dict[str, bool] = {}
+        """URLs that the operator removed and a source still names. False until that is seen, after a restart."""
         self._known: dict[str, WorkerAddress] = {}
         """The workers of the fleet by URL, including those that are leaving."""
         self._leaving: dict[WorkerId, bool] = {}
@@ -113,7 +133,7 @@ class WorkerRegistry:
             raise WorkerExists(known.id)
         if any(other.id == worker.id and other.url != worker.url for other in self._known.values()):
             raise WorkerExists(worker.id)
-        self._removed_by_operator.discard(worker.url)
+        self._removed_by_operator.pop(worker.url, None)
         self._named[OPERATOR][worker.url] = worker
         self._reconcile()
 
@@ -123,7 +143,20 @@ class WorkerRegistry:
         if address is None:
             raise UnknownWorker(worker)
         self._named[OPERATOR].pop(address.url, None)
-        self._removed_by_operator.add(address.url)
+        self._removed_by_operator[address.url] = True
+        self._reconcile()
+
+    def operator_changes(self) -> OperatorChanges:
+        """Return what the operator has changed."""
+        added = [json.dumps(worker.model_dump(), default=_revealed) for worker in self._named[OPERATOR].values()]
+        return OperatorChanges(tuple(added), tuple(self._removed_by_operator), tuple(sorted(self._drain.drained)))
+
+    def repeat(self, changes: OperatorChanges) -> None:
+        """Make the changes that the operator made in an earlier run. Called before anything else."""
+        self._drain.drained.update(changes.drained)
+        self._removed_by_operator = dict.fromkeys(changes.removed, False)
+        added = [WorkerAddress.model_validate_json(worker) for worker in changes.added]
+        self._named[OPERATOR] = {worker.url: worker for worker in added}
         self._reconcile()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - see `Observer`
@@ -140,7 +173,10 @@ class WorkerRegistry:
         named: dict[str, WorkerAddress] = {}
         for workers in self._named.values():
             named = workers | named  # the first source that names a worker wins
-        self._removed_by_operator &= named.keys()
+        removed = self._removed_by_operator.items()
+        self._removed_by_operator = {
+            url: was_named or url in named for url, was_named in removed if url in named or not was_named
+        }
         named = {url: worker for url, worker in named.items() if url not in self._removed_by_operator}
         for url, known in list(self._known.items()):
             if url in self._known:

@@ -1,4 +1,4 @@
-"""Reloading the clients file."""
+"""The clients file is read again when it changes."""
 
 import logging
 import os

@@ -8,6 +8,7 @@ import pytest
 from router.channel.codec import FRONT_DECODER, SCHEDULER_DECODER, encode
 from router.channel.messages import (
     AdmitNewClient,
+    AllReported,
     Answered,
     AnyQuestion,
     Ask,
@@ -16,15 +17,23 @@ from router.channel.messages import (
     CallEnded,
     FieldsRefused,
     FindResponse,
+    FrontMeasured,
     FrontMessage,
+    FrontMetric,
     IsOfAnother,
+    MetricKind,
+    ProcessLoad,
+    RanBefore,
     ResponseForgotten,
     ResponseStored,
+    Saved,
     SchedulerMessage,
     TakeInput,
     TicketId,
     Timeouts,
     UnreachableWorker,
+    WaitedBefore,
+    Withdrawn,
     WorkerCard,
     WorkerChanged,
     WorkerRemoved,
@@ -32,7 +41,7 @@ from router.channel.messages import (
 from router.core.clients.rate_limits import ClientLimits, OwnerLimits, Shortage
 from router.core.model.block_key import BlockKey
 from router.core.model.commands import Refusal, Reject
-from router.core.model.events import Arrived, Cancelled, Failed, Fault, Finished, Progressed, Returned, Started
+from router.core.model.events import Arrived, Cancelled, Failed, Fault, Finished, Progressed, Resumed, Returned, Started
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import ClientId, GroupId, Request, RequestId, Usage, WorkerId
 
@@ -71,11 +80,18 @@ FROM_FRONTS: list[FrontMessage] = [
     Failed(NAME, True, Usage(5, 6, 3), Fault.BROKEN),
     Returned(NAME, False, Fault.FULL, begun=True),
     Cancelled(NAME),
+    WaitedBefore(NAME, REQUEST),
+    RanBefore(RequestId("own"), Resumed(REQUEST, WORKER, 7)),
+    AllReported(2**40),
     UnreachableWorker(WORKER),
     FieldsRefused(WORKER, "/v1/completions", frozenset({"return_token_ids"})),
     CallEnded(TicketId(1), None),
     ResponseStored("resp_1", ANN, WORKER),
     ResponseForgotten("resp_1"),
+    FrontMeasured(
+        (FrontMetric("d2lpm_limited_calls", MetricKind.COUNTER, "Calls.", ("reason",), ((("limit",), 2.0),)),),
+        ProcessLoad(1.5, 0.01, 3, 0.001),
+    ),
     *[Ask(number, question) for number, question in enumerate(QUESTIONS)],
 ]
 CARD = WorkerCard(
@@ -94,10 +110,13 @@ CARD = WorkerCard(
 )
 FROM_SCHEDULER: list[SchedulerMessage] = [
     Assignment(NAME, WORKER, 64, Timeouts(120.0, 30.0)),
+    Assignment(NAME, WORKER, 64, Timeouts(), RequestId("r.2.1")),
     Reject(NAME, Refusal.QUEUE_FULL, 1.5),
+    Withdrawn(NAME),
     WorkerChanged(CARD),
     WorkerRemoved(WORKER),
     *[Answered(1, answer) for answer in (None, True, WORKER, Shortage("reason", "two", 1.0, True))],
+    Saved(12),
 ]
 
 

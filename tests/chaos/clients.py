@@ -30,6 +30,15 @@ class Outcome:
     sent: float
     ended: float
     verdict: Verdict
+    received: int = 0
+    """Output tokens of a stream that the client has received."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a stream is."""
+
+    tokens: int = 0
 
 
 class Client:
@@ -76,6 +85,10 @@ class Crowd:
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
         )
 
+    def now(self) -> float:
+        """Return the seconds since the clients began."""
+        return self._clock()
+
     async def close(self) -> None:
         """Close the connections."""
         await self._http.close()
@@ -88,18 +101,18 @@ class Crowd:
 
     async def ask(self, client: Client, ask: Ask, name: str, stays: float | None) -> Ending:
         """Make a call and read its answer to the end, or disconnect after `stays` seconds."""
-        sent = self._clock()
+        sent, progress = self._clock(), Progress()
         try:
             async with asyncio.timeout(HUNG_SECONDS if stays is None else stays):
-                verdict = await self._follow(client, ask, name)
+                verdict = await self._follow(client, ask, name, progress)
         except TimeoutError:
             verdict = Verdict(Ending.VANISHED) if stays is not None else Verdict(Ending.WRONG, "no end")
         except aiohttp.ClientError as error:
             verdict = Verdict(Ending.WRONG, f"cut: {error!r}")
-        self.outcomes.append(Outcome(ask, name, sent, self._clock(), verdict))
+        self.outcomes.append(Outcome(ask, name, sent, self._clock(), verdict, progress.tokens))
         return verdict.ending
 
-    async def _follow(self, client: Client, ask: Ask, name: str) -> Verdict:
+    async def _follow(self, client: Client, ask: Ask, name: str, progress: Progress) -> Verdict:
         headers = {"content-type": "application/json", "x-request-id": name}
         client.waiting += 1
         waits = True
@@ -108,6 +121,7 @@ class Crowd:
                 reading = Reading(ask, response.status)
                 async for block in response.content.iter_any():
                     tokens = reading.feed(block)
+                    progress.tokens += tokens
                     if waits and (tokens or not ask.streamed):
                         waits = False
                         client.waiting -= 1

@@ -34,11 +34,25 @@ async def left_over(http: aiohttp.ClientSession, url: str, pid: int, before: int
     left = [""]
     while left and time.monotonic() < deadline:
         await asyncio.sleep(0.2)
-        left = _busy(await get_json(http, f"{url}/fairness"))
-        for page in (url, *workers):
-            left += await busy_workers(http, page)
+        left = await _under_way(http, url, workers)
         if (there := sockets(pid)) > before:
             left.append(f"{there} sockets instead of {before}")
+    return left
+
+
+async def at_rest(http: aiohttp.ClientSession, url: str, workers: Iterable[str]) -> list[str]:
+    """Return what is not at rest after `SOON`: counts of a router of several processes, and of the workers."""
+    deadline = time.monotonic() + SOON
+    while (left := await _under_way(http, url, workers)) and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.2)
+    return left
+
+
+async def _under_way(http: aiohttp.ClientSession, url: str, workers: Iterable[str]) -> list[str]:
+    """Return what a router and its workers count as waiting or running."""
+    left = _busy(await get_json(http, f"{url}/fairness"))
+    for page in (url, *workers):
+        left += await busy_workers(http, page)
     return left
 
 

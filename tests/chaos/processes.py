@@ -20,6 +20,8 @@ PATIENCE: Final = 120.0
 """Seconds in which a process must begin to listen."""
 LOOK: Final = 0.05
 """Seconds between two polls of a condition."""
+LISTENS: Final = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
 END: Final = 10.0
 """Seconds that a process has to exit after SIGTERM."""
 
@@ -113,6 +115,35 @@ def sockets(pid: int) -> int:
     """Count the sockets that a process has open."""
     links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()]
     return sum(link.startswith("socket:") for link in links)
+
+
+def router_processes(pid: int) -> dict[str, int]:
+    """Return the processes that the supervisor of a router with `--processes` has started, by name, with their ids.
+
+    Children are in the order of their start, so the second scheduler is the standby.
+    """
+    found = dict[str, int]()
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split():
+        words = _words(child)
+        if "process" in words:
+            name = words[words.index("process") + 1]
+            found["standby" if name in found else name] = int(child)
+    return found
+
+
+def _words(pid: str) -> list[str]:
+    """Return the command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except FileNotFoundError:
+        return []
+
+
+def connections(pid: int, port: int) -> int:
+    """Count the connections of clients that a process has accepted at this port."""
+    inodes = {os.readlink(each).removeprefix("socket:[").rstrip("]") for each in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text("ascii").splitlines()[1:]]
+    return sum(int(row[1].split(":")[1], 16) == port and row[3] != LISTENS and row[9] in inodes for row in rows)
 
 
 async def get_json(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:

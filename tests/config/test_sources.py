@@ -118,7 +118,7 @@ def test_an_empty_file_sets_nothing(file: Path) -> None:
         (["--port", "70000"], "--port"),
         (["--d2lpm.quantum", "much"], "--d2lpm.quantum"),
         (["--d2lpm.quanta", "1"], "--d2lpm.quanta 1; did you mean --d2lpm.quantum?"),
-        (["--worker", "http://a", "--worker", "b:1"], "--worker: 1: url"),
+        (["--worker", "http://a", "--worker", "b:1"], "--worker: entry 2: url"),
         (["--policy", "fair"], "--policy: there is no policy 'fair' (there are "),
         (["--policy", "DLPM-home"], "'DLPM-home'; did you mean dlpm_home? (there are "),
         (["--policy", "dlpm"], "'dlpm'; did you mean d2lpm+dlpm?"),
@@ -144,7 +144,7 @@ def test_a_wrong_flag_is_named(flags: list[str], named: str) -> None:
         ("D2LPM_DLPM__QUANTUM", "x", "D2LPM_DLPM__QUANTUM: "),
         ("D2LPM_DLPM__QUANTA", "1", "D2LPM_DLPM__QUANTA"),
         ("D2LPM_DLPM", "1", "D2LPM_DLPM"),
-        ("D2LPM_IDENTITY", "key,passport", "D2LPM_IDENTITY: 1: "),
+        ("D2LPM_IDENTITY", "key,passport", "D2LPM_IDENTITY: entry 2: "),
     ],
 )
 def test_a_wrong_variable_is_named(variable: str, value: str, named: str) -> None:
@@ -161,7 +161,7 @@ def test_a_wrong_variable_is_named(variable: str, value: str, named: str) -> Non
         ("dlpm: {quantum: x}", "router.yaml: dlpm.quantum: "),
         ("dlpm: 1", "router.yaml: dlpm: "),
         ("worker: http://a", "router.yaml: worker: "),
-        ("worker: [{url: http://a, key: x}]", "router.yaml: worker: 0: unknown key key; did you mean api_key?"),
+        ("worker: [{url: http://a, key: x}]", "router.yaml: worker: entry 1: unknown key key; did you mean api_key?"),
         ("dlmp: {quantum: 1}", "router.yaml: unknown key dlmp; did you mean dlpm?"),
         ("window: lerned", "router.yaml: window: Input should be 'learned', 'fixed' or 'off'; did you mean learned?"),
         ("identity: [key, adress]", "did you mean address?"),

@@ -81,7 +81,7 @@ async def by_hand() -> float:
 
 
 async def test_d2lpm_comes_close_to_the_best_placement_and_round_robin_does_not() -> None:
-    """At least nine tenths of the hits by hand, where round robin has at most three quarters of them.
+    """D²LPM has at least nine tenths of the hits of a placement by hand, and round robin at most three quarters.
 
     By hand every document is computed once, which leaves (ROUNDS - 1) / ROUNDS of the input to the cache. Round robin
     sends a question to the worker that had the one before with probability a half, else the document must have stayed

@@ -363,7 +363,9 @@ async def test_blocks_without_an_event_are_gathered_and_counted_in_the_budget() 
 
 
 async def test_blocks_are_read_and_not_pushed_while_an_event_is_incomplete() -> None:
-    """Otherwise every second one of many small blocks would pass without a wait for more bytes."""
+    """Such blocks are read, since otherwise every second one of many small blocks would pass without a wait for more
+    bytes.
+    """
     worker = CrumblingWorker([b"xx", b"event"])
     stream = AnswerStream(
         cast(WorkerResponse, worker), cast(Reader, WholeEvents()), None, ByteBudget(10_000).hold("owner")

@@ -152,10 +152,12 @@ async def test_under_another_policy_or_secret_the_rest_is_loaded(tmp_path: Path)
 
 
 def test_a_directory_that_cannot_be_created_is_a_configuration_error(tmp_path: Path) -> None:
-    """The error is one line that names the file."""
+    """The error is one line that names the file, also where the file system creates no directories, such as /proc."""
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file/state: Not a directory"):
         initial_state(Settings(state=tmp_path / "file"), 0.0)
+    with pytest.raises(ConfigError, match="/proc/nothing/state: No such file or directory"):
+        initial_state(Settings(state=Path("/proc/nothing")), 0.0)
 
 
 async def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

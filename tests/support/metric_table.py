@@ -9,7 +9,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from router.front.byte_budget import ByteBudget
 from router.front.http.connection_limits import Connections, FrontLimits
-from router.telemetry.component_metrics import AdmissionMetrics, EventMetrics, FileMetrics, ResponseMetrics
+from router.telemetry.component_metrics import (
+    AdmissionMetrics,
+    BackgroundMetrics,
+    EventMetrics,
+    FileMetrics,
+    LagMetrics,
+    StoredMetrics,
+    TokenMetrics,
+)
+from router.telemetry.front_metrics import FrontMeasurements, ProcessMetrics
 from router.telemetry.loop_lag import LoopLag
 from router.telemetry.report import FairnessReport, Service
 from router.telemetry.request_metrics import ClientLabels, RequestMetrics
@@ -33,11 +42,15 @@ def metrics() -> list[Family]:
     state = StateCollector(labels)
     state.report = empty_report
     registry.register(state)
-    registry.register(EventMetrics(dict, dict))
+    registry.register(EventMetrics(dict))
+    registry.register(TokenMetrics(dict))
     registry.register(AdmissionMetrics({}))
     registry.register(FileMetrics({}))
     registry.register(LoopLag())
-    registry.register(ResponseMetrics((), ()))
+    registry.register(StoredMetrics(()))
+    registry.register(BackgroundMetrics(()))
+    registry.register(LagMetrics(int))
+    registry.register(ProcessMetrics("", float, int, FrontMeasurements()))
     budget = ByteBudget(1)
     registry.register(Connections(FrontLimits(), budget))
     registry.register(budget)

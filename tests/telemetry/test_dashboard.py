@@ -32,14 +32,14 @@ def read(expression: str) -> set[str]:
 
 
 def test_the_dashboard_file_is_the_output_of_its_program() -> None:
-    """Run `python deploy/grafana/dashboard.py > deploy/grafana/dashboards/d2lpm.json` after a change."""
+    """The file is current; `python deploy/grafana/dashboard.py > deploy/grafana/dashboards/d2lpm.json` renews it."""
     program = [sys.executable, str(ROOT / "deploy/grafana/dashboard.py")]
     made = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True).stdout
     assert made == (ROOT / "deploy/grafana/dashboards/d2lpm.json").read_text("utf-8")
 
 
 def test_the_table_of_metrics_matches_the_code() -> None:
-    """Run `python -m tests.support.metric_table` after a change."""
+    """The table is current; `python -m tests.support.metric_table` renews it."""
     assert table_in_document() == table()
 
 
@@ -66,7 +66,7 @@ def test_every_recording_rule_is_used() -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_every_panel_is_explained(panel: dict[str, Any]) -> None:
-    """A title, an explanation, a unit, a name for each line, and queries to the source that is provisioned."""
+    """Each panel has a title, an explanation, a unit, a name for each line, and queries to the provisioned source."""
     provisioned = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text("utf-8"))
     (source,) = provisioned["datasources"]
     assert panel["title"]

@@ -43,7 +43,7 @@ def explained(explanations: Explanations, name: str, now: float = 100.0) -> Expl
 
 
 def test_a_dispatch_is_explained_with_all_that_was_known() -> None:
-    """Worker, reason, prediction, matches, home, deficits, window and the requests passed over."""
+    """The explanation has worker, reason, prediction, matches, home, deficits, window and the requests passed over."""
     passed = (PassedOver(RequestId("big"), "did not fit"),)
     explanations = observed(
         (1.0, Arrived(request("big")), []),
@@ -77,7 +77,7 @@ def test_passes_over_a_request_are_counted_by_reason() -> None:
 
 
 def test_times_are_seconds_after_the_arrival() -> None:
-    """The arrival is a time of the wall clock."""
+    """Times are relative to the arrival, which is a time of the wall clock."""
     explanations = observed(
         (40.0, Arrived(request("r")), []),
         (42.0, Started(RequestId("other")), [dispatch("r")]),
@@ -114,7 +114,7 @@ def test_the_wait_of_a_waiting_request_lasts_until_now() -> None:
 def test_each_outcome_is_explained(
     ending: Finished | Cancelled | Failed, state: RequestOutcome, reason: str | None
 ) -> None:
-    """State, reason and the point of failure."""
+    """The explanation has the state, the reason and the point of failure."""
     explanations = observed((1.0, Arrived(request("r")), [dispatch("r")]), (2.0, ending, []))
     explanation = explained(explanations, "r")
     assert (explanation.state, explanation.reason) == (state, reason)

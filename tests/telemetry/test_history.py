@@ -101,7 +101,7 @@ async def test_a_client_that_left_stays_in_earlier_samples() -> None:
 
 
 async def test_samples_are_taken_in_the_background_and_a_failed_one_is_left_out() -> None:
-    """The next sample is taken on time."""
+    """After a failed sample, the next one is taken on time."""
     reports = Reports()
     async with FairnessHistory(reports.read, 0.0, reports.clock) as history, asyncio.timeout(60):
         await reports.enough.wait()

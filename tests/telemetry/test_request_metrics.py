@@ -4,13 +4,25 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.core.model.commands import Refusal, Reject
-from router.core.model.events import Arrived, Cancelled, Finished, WorkerJoined
+from router.core.model.commands import Dispatch, Refusal, Reject
+from router.core.model.events import (
+    Arrived,
+    Cancelled,
+    Event,
+    Fault,
+    Finished,
+    Held,
+    Released,
+    Resumed,
+    Returned,
+    WorkerJoined,
+)
 from router.core.model.request import ClientId, Request, RequestId, Worker, WorkerId
 from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerReport, WorkerWorkReport
 from router.telemetry.request_metrics import OTHER, ClientLabels, DurationHistogram, ModelLabels, RequestMetrics
 from router.telemetry.state_metrics import StateCollector
 from router.telemetry.turn_report import RoundReport, WaitReport
+from tests.core.scenario import MODEL, Scene, key
 from tests.support.running import RunningRouter, chat, running_router
 from tests.support.scripted_engine import scripted_engine
 
@@ -192,3 +204,24 @@ def test_a_duration_counts_in_every_bucket_that_includes_it() -> None:
     assert (buckets["0.001"], buckets["0.005"], buckets["300.0"], buckets["600.0"], buckets["+Inf"]) == (2, 3, 3, 4, 5)
     others = {s.name[15:]: s.value for s in samples if "le" not in s.labels}
     assert others == {"_count": 5, "_sum": pytest.approx(1201.0035)}
+
+
+def test_a_request_of_an_earlier_run_is_counted_when_it_ends() -> None:
+    """It may be sent to another worker before that."""
+    metrics, scene = RequestMetrics(CollectorRegistry(), ClientLabels()), Scene("d2lpm", workers=("w1", "w2"))
+    asked = Request(RequestId("r"), ClientId("ann"), MODEL, (key("x"),))
+    events: list[Event] = [
+        Held(),
+        Resumed(asked, WorkerId("w1"), 0),
+        Released(),
+        Returned(asked.id, accepted=True, fault=Fault.BROKEN),
+        Finished(asked.id),
+    ]
+    dispatches = []
+    for event in events:
+        commands = scene.feed(event)
+        dispatches += [command for command in commands if isinstance(command, Dispatch)]
+        metrics.observe(1.0, event, commands)
+    assert [command.worker for command in dispatches] == ["w2"]
+    (requests,) = [family for family in metrics.collect() if family.name == "d2lpm_requests"]
+    assert [sample.value for sample in requests.samples] == [1]

@@ -22,8 +22,13 @@ def head_error(
     limits: FrontLimits,
 ) -> RouterError | None:
     """Return the error in a parsed head of `size` bytes; None if the call can be served."""
-    encodings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
-    if encodings and (encodings != [b"chunked"] or parser.get_http_version() == "1.0"):
+    version, encodings, hosts = parser.get_http_version(), [], []
+    for name, value in headers:
+        if name == b"host":
+            hosts.append(value)
+        elif name == b"transfer-encoding":
+            encodings.append(value.lower())
+    if encodings and (encodings != [b"chunked"] or version == "1.0"):
         # Request smuggling: another server could see the end of this body elsewhere, because the parser does not decode
         # this encoding, or because HTTP/1.0 has none.
         return BadRequest("The only supported transfer encoding is chunked, and only in HTTP/1.1.", code="invalid_http")
@@ -31,7 +36,7 @@ def head_error(
         return UrlTooLong(limits.url_bytes)
     if size > limits.head_bytes:
         return HeadTooLarge(limits.head_bytes)
-    return _wrong_version(parser.get_http_version()) or _wrong_host(parser.get_http_version(), headers, limits.hosts)
+    return _wrong_version(version) or _wrong_host(version, hosts, limits.hosts)
 
 
 def named_protocol(received: bytes, method: bytes, url: bytes, start: int) -> tuple[bytes, int]:
@@ -55,14 +60,11 @@ def _wrong_version(version: str) -> RouterError | None:
     return None
 
 
-def _wrong_host(
-    version: str, headers: Sequence[tuple[bytes, bytes]], allowed: frozenset[bytes] | None
-) -> RouterError | None:
+def _wrong_host(version: str, hosts: Sequence[bytes], allowed: frozenset[bytes] | None) -> RouterError | None:
     """Return an error for a missing, repeated or forbidden Host header. HTTP/1.0 does not require one.
 
     Without exactly one host, a proxy may have routed the request by another name.
     """
-    hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (not hosts and version == "1.1"):
         return BadRequest("A request must have one Host header.", code="invalid_http")
     if allowed is not None and hosts and _without_port(hosts[0]) not in allowed:

@@ -76,7 +76,7 @@ def _write_head(cycle: RequestResponseCycle, status: int, headers: Iterable[tupl
         cycle.chunked_encoding = True
         all_headers.append(IN_CHUNKS)
     head = b"\r\n".join([STATUS_LINE[status].removesuffix(b"\r\n"), *map(b": ".join, all_headers), b"", b""])
-    if len(head.splitlines()) != len(all_headers) + 2:
+    if not head.count(b"\r") == head.count(b"\n") == len(all_headers) + 2:
         raise RuntimeError("A header contains a line break.")
     cycle.transport.write(head)
 

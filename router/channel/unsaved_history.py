@@ -1,0 +1,227 @@
+"""What a front keeps of its requests until a saved state of the scheduler covers it.
+
+If the scheduler dies, its next run starts from the last saved state. The front then reports what that state does not
+cover: the attempts that are under way or have ended since, the requests that wait, and the calls that are counted. Each
+is reported once, and together with the saved state that makes exactly what the earlier run knew.
+
+A state covers the first n messages of a front, where n counts what the scheduler had handled when it was saved. An
+attempt that ended in one of these is in the state and is forgotten here. One that ended later, or has not ended, is
+kept whole: the state says what was charged for it, and the next run charges that no second time (`Resumed`).
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from router.channel.messages import (
+    REPEATED,
+    Answered,
+    Ask,
+    Assignment,
+    BeginCall,
+    CallEnded,
+    FrontMessage,
+    RanBefore,
+    ResponseForgotten,
+    ResponseStored,
+    SchedulerMessage,
+    TakeInput,
+    TicketId,
+    WaitedBefore,
+)
+from router.core.model.events import Arrived, Cancelled, Failed, Finished, Progressed, Resumed, Returned, Started
+from router.core.model.request import Request, RequestId
+
+AttemptEnd = Returned | Finished | Failed | Cancelled
+
+log = logging.getLogger(__name__)
+
+MOST_ENDED: Final = 50_000
+"""Ended requests that are kept at most: those of some minutes, if no state can be saved."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """One attempt of a request: its time at one worker."""
+
+    assignment: Assignment
+    started: bool = False
+    output_tokens: int = 0
+    """Of the whole answer so far, as last reported."""
+    end: AttemptEnd | None = None
+    ended_with: int = 0
+    """The number of the message that reported the end."""
+
+    def report(self, own: RequestId, request: Request, *, saved: bool) -> Iterator[FrontMessage]:
+        """Yield what has become of the attempt.
+
+        `request`: under the scheduler's id; `own`: its id in this front; `saved`: as in `Resumed`.
+        """
+        yield RanBefore(own, Resumed(request, self.assignment.worker, self.assignment.cached_tokens, saved))
+        if self.started:
+            yield Started(own)
+        if self.output_tokens:
+            yield Progressed({own: self.output_tokens})
+        if self.end is not None:
+            yield self.end
+
+
+@dataclass(slots=True, eq=False)
+class RequestHistory:
+    """One request since it arrived, without the attempts that a saved state covers."""
+
+    request: Request
+    name: RequestId
+    """The scheduler's id of the request."""
+    arrived_with: int
+    """The number of the message that reported its arrival."""
+    visits: list[Visit] = field(default_factory=list)
+    end: Finished | Failed | Cancelled | None = None
+    """How it ended, other than by the end of an attempt."""
+    ended_with: int = 0
+    """The number of the message that reported the end; 0 while the request lives."""
+
+    @property
+    def visit(self) -> Visit | None:
+        """The present attempt; None while the request waits."""
+        return self.visits[-1] if self.visits and self.visits[-1].end is None else None
+
+    def report(self, covered: int) -> Iterator[FrontMessage]:
+        """Yield what has become of the request. `covered`: how many messages the state covers."""
+        own, request, saved = self.request.id, self.request, self.arrived_with <= covered
+        if self.name != own:
+            request = replace(request, id=self.name)
+        if not self.visits:
+            yield WaitedBefore(own, request) if saved else Arrived(request)
+        for visit in self.visits:
+            yield from visit.report(own, request, saved=saved)
+        if self.end is not None:
+            yield self.end
+
+
+class UnsavedHistory:
+    """Everything that a front would have to report to the next run of the scheduler."""
+
+    def __init__(self, most_ended: int = MOST_ENDED) -> None:
+        """`most_ended`: how many ended requests are kept at most; the next run may learn nothing of older ones."""
+        self._most_ended = most_ended
+        self._covered = 0
+        """How many messages the last saved state covers."""
+        self._ended: deque[RequestHistory] = deque()
+        """The ended requests that are kept, in order of their ends."""
+        self.messages = 0
+        """How many messages the front has sent, or would have sent while no scheduler ran."""
+        self._live: dict[RequestId, RequestHistory] = {}
+        self._requests: dict[RequestHistory, None] = {}
+        """Live requests, and ended ones that no saved state covers, in order of arrival."""
+        self._facts: deque[tuple[int, ResponseStored | ResponseForgotten]] = deque()
+        """What was stored and forgotten, each with the number of its message."""
+        self._questions: dict[int, Ask] = {}
+        """Questions without an answer, by number."""
+        self._calls: dict[TicketId, list[BeginCall | TakeInput]] = {}
+        """What counted calls have taken from their clients' limits."""
+
+    @property
+    def requests(self) -> int:
+        """How many requests are kept."""
+        return len(self._requests)
+
+    def sent(self, message: FrontMessage) -> None:
+        """Note a message of the front, whether a scheduler runs or not."""
+        self.messages += 1
+        match message:
+            case Progressed(output_tokens):
+                for request, tokens in output_tokens.items():
+                    if (visit := self._visit(request)) is not None:
+                        visit.output_tokens = tokens
+            case Arrived(request):
+                history = self._live[request.id] = RequestHistory(request, request.id, self.messages)
+                self._requests[history] = None
+            case Started(started):
+                if (visit := self._visit(started)) is not None:
+                    visit.started = True
+            case Returned(returned):
+                self._end_visit(returned, message)
+            case Finished() | Failed() | Cancelled():
+                self._end(message)
+            case ResponseStored() | ResponseForgotten():
+                self._facts.append((self.messages, message))
+            case Ask(number):
+                self._questions[number] = message
+            case CallEnded(ticket):
+                self._end_call(ticket)
+
+    def received(self, message: SchedulerMessage) -> None:
+        """Note a message of the scheduler."""
+        match message:
+            case Assignment(request):
+                if (history := self._live.get(request)) is not None and history.visit is None:
+                    history.visits.append(Visit(message))
+                    history.name = message.known_as or request
+            case Answered(number, answer):
+                asked = self._questions.pop(number, None)
+                if asked is not None and answer is None:
+                    self._count(asked)
+
+    def saved(self, messages: int) -> None:
+        """Forget what a saved state covers: the first so many messages of this front."""
+        self._covered = messages
+        while self._ended and self._ended[0].ended_with <= messages:
+            del self._requests[self._ended.popleft()]
+        for history in self._requests:
+            history.visits = [visit for visit in history.visits if visit.end is None or visit.ended_with > messages]
+        while self._facts and self._facts[0][0] <= messages:
+            self._facts.popleft()
+
+    def report(self) -> Iterator[FrontMessage]:
+        """Yield the messages that tell the next run what it does not know. Changes nothing."""
+        for taken in self._calls.values():
+            yield from [Ask(REPEATED, question) for question in taken]
+        for history in self._requests:
+            yield from history.report(self._covered)
+        yield from [fact for _, fact in self._facts]
+        yield from self._questions.values()
+
+    def _visit(self, request: RequestId) -> Visit | None:
+        history = self._live.get(request)
+        return None if history is None else history.visit
+
+    def _end_visit(self, request: RequestId, end: AttemptEnd) -> bool:
+        """End the present attempt of a request. Returns whether there is one."""
+        if (visit := self._visit(request)) is None:
+            return False
+        visit.end, visit.ended_with = end, self.messages
+        return True
+
+    def _end(self, end: Finished | Failed | Cancelled) -> None:
+        ended_a_visit = self._end_visit(end.request, end)
+        if (history := self._live.pop(end.request, None)) is not None:
+            history.ended_with = self.messages
+            history.end = None if ended_a_visit else end
+            self._ended.append(history)
+            if len(self._ended) > self._most_ended:
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest half of the ended requests, because no state has been saved for long."""
+        log.error("the scheduler saves no state; should it die now, what %d calls used is lost", len(self._ended) // 2)
+        for _ in range(len(self._ended) // 2):
+            del self._requests[self._ended.popleft()]
+
+    def _end_call(self, ticket: TicketId) -> None:
+        """Forget a call, whether its questions have been answered or not: its client may have left meanwhile."""
+        self._calls.pop(ticket, None)
+        for number, asked in list(self._questions.items()):
+            if isinstance(asked.question, BeginCall | TakeInput) and asked.question.ticket == ticket:
+                del self._questions[number]
+
+    def _count(self, asked: Ask) -> None:
+        """Note that a call was admitted, or that its input was."""
+        match asked.question:
+            case BeginCall(ticket):
+                self._calls[ticket] = [asked.question]
+            case TakeInput(ticket):
+                if ticket in self._calls:
+                    self._calls[ticket].append(asked.question)

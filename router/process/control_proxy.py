@@ -1,0 +1,98 @@
+"""Passes calls that are not for engines from a front to the control plane in the scheduler's process, and back."""
+
+from collections.abc import Mapping
+from typing import Final, Self
+from urllib.parse import quote
+
+import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.control.admin import BODY_LIMIT
+from router.errors import BodyTooLarge, RouterError
+from router.front.byte_budget import ByteBudget
+from router.front.exchange import ClientGone, Exchange, new_request_id
+
+ADDRESS_HEADER: Final = b"x-d2lpm-client-address"
+"""Carries the client's address. Only fronts can set it: one that a client sends is removed."""
+HOP_HEADERS: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"expect"})
+TIMEOUT_SECONDS: Final = 60.0
+HEALTH: Final = "/health"
+
+
+class ControlProxy:
+    """An ASGI application that passes each call on. It answers /health itself: this process runs."""
+
+    def __init__(self, path: str, budget: ByteBudget) -> None:
+        """`path`: of the Unix socket of the control plane; `budget`: counts the bodies."""
+        self._path = path
+        self._budget = budget
+
+    async def __aenter__(self) -> Self:
+        transport = httpx.AsyncHTTPTransport(uds=self._path)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://scheduler", timeout=TIMEOUT_SECONDS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call."""
+        exchange = Exchange(scope, receive, send)
+        exchange.request_id = new_request_id()
+        try:
+            with self._budget.hold(exchange.address or "") as hold:
+                body = await exchange.body(BODY_LIMIT, hold)
+                if scope["path"] == HEALTH and exchange.method == "GET":
+                    await send_whole(send, 200, [(b"content-type", b"application/json")], b'{"status":"ok"}')
+                    return
+                answer = await self._pass_on(scope, body)
+                headers = [(name.lower(), value) for name, value in answer.headers.raw]
+                await send_whole(send, answer.status_code, headers, answer.content)
+        except ClientGone:
+            pass
+        except BodyTooLarge as error:
+            await exchange.fail(error)
+        except RouterError as error:
+            await exchange.fail(error)
+        except httpx.TransportError:
+            await exchange.fail(RouterError("The scheduler's process does not answer."))
+
+    async def _pass_on(self, scope: Scope, body: bytes) -> httpx.Response:
+        headers = [
+            (name, value)
+            for name, value in scope["headers"]
+            if name not in HOP_HEADERS and name not in (ADDRESS_HEADER, b"content-length", b"accept-encoding")
+        ]
+        if scope.get("client"):
+            headers.append((ADDRESS_HEADER, scope["client"][0].encode()))
+        headers.append((b"accept-encoding", b"identity"))
+        target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode()
+        if query := scope.get("query_string"):
+            target += b"?" + query
+        url = self._client.base_url.copy_with(raw_path=target)
+        return await self._client.send(self._client.build_request(scope["method"], url, headers=headers, content=body))
+
+
+async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """Send an answer as one block, with the headers of this connection instead of the other one's."""
+    kept = [(name, value) for name, value in headers if name not in HOP_HEADERS and name != b"content-length"]
+    kept.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": kept})
+    await send({"type": "http.response.body", "body": body})
+
+
+class FromFronts:
+    """ASGI middleware on the other side: gives each call the address of its client."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call, or the lifespan."""
+        if scope["type"] == "http":
+            named: Mapping[bytes, bytes] = dict(scope["headers"])
+            address = named.get(ADDRESS_HEADER)
+            client = None if address is None else (address.decode(), 0)
+            headers = [(name, value) for name, value in scope["headers"] if name != ADDRESS_HEADER]
+            scope = {**scope, "client": client, "headers": headers}
+        await self._app(scope, receive, send)

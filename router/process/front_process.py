@@ -1,0 +1,129 @@
+"""A front in a process of its own: it accepts clients, and asks the scheduler's process over the channel."""
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from math import ceil
+from typing import Final, Self
+
+import uvicorn
+
+from router.channel.front_channel import FrontChannel
+from router.channel.messages import FrontMeasured, ProcessLoad
+from router.channel.socket import ChannelClosed
+from router.config.settings import Settings
+from router.front.drain import Drain
+from router.front.http.connection import accept_sockets
+from router.process.control_proxy import ControlProxy
+from router.process.entry import Entry
+from router.process.front import Front, build_front
+from router.process.plan import AliveReports, ProcessPlan, on_supervisor_end, report_ready
+from router.process.server import DrainingServer, check_files, client_server_config, set_up_process
+from router.runtime.gc_tuning import FullCollections
+from router.runtime.periodic import PeriodicTask
+from router.telemetry.front_metrics import measured_metrics
+from router.telemetry.loop_lag import LoopLag
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS: Final = 1.0
+"""Seconds between two reports of what a front has counted."""
+
+
+def share_of(settings: Settings, fronts: int) -> Settings:
+    """Return the settings of one of several fronts: each has an equal part of what is limited where sockets are."""
+    per_address = settings.max_connections_per_address
+    share = {
+        "max_held_bytes": ceil(settings.max_held_bytes / fronts),
+        "max_connections": ceil(settings.max_connections / fronts),
+        "max_connections_per_address": ceil(per_address / fronts),
+    }
+    return settings.model_copy(update=share)
+
+
+def run_front(plan: ProcessPlan) -> int:
+    """Serve clients until the supervisor ends this process or is gone. Returns the exit code.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    set_up_process(plan.settings, plan.name)
+    check_files(share_of(plan.settings, plan.fronts))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server has a handler of its own, and raises the signal again
+    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
+        try:
+            return runner.run(_serve(plan))
+        except ChannelClosed as error:
+            log.error("%s", error)
+            return 1
+
+
+class FrontReports(PeriodicTask):
+    """Reports to the scheduler's process what the front has counted."""
+
+    def __init__(self, front: Front, drain: Drain, lag: LoopLag, channel: FrontChannel, restarts: int) -> None:
+        """`restarts`: how often this process was started again."""
+        super().__init__(REPORT_SECONDS)
+        self._restarts = restarts
+        self._front = front
+        self._drain = drain
+        self._lag = lag
+        self._channel = channel
+
+    async def __aenter__(self) -> Self:
+        """Report at once, so that the front is on the page of metrics from its start."""
+        self.send()
+        return await super().__aenter__()
+
+    def send(self) -> None:
+        """Report now."""
+        load = ProcessLoad(time.process_time(), self._lag.worst, self._drain.calls, self._channel.delay, self._restarts)
+        self._front.scheduler_client.report(FrontMeasured(measured_metrics(self._front.collectors), load))
+
+    async def _run_once(self) -> None:
+        self.send()
+
+
+async def _serve(plan: ProcessPlan) -> int:
+    settings = share_of(plan.settings, plan.fronts)
+    channel = FrontChannel(plan.channel, plan.number)
+    front = build_front(settings, await channel.open(), time.monotonic)
+    channel.attach(front.scheduler_client)
+    drain, lag = Drain(settings.drain_timeout), LoopLag()
+    proxy = ControlProxy(plan.control, front.budget)
+    reports = FrontReports(front, drain, lag, channel, plan.restart)
+    entry = Entry(front.gateway, proxy, drain, settings.cors_origins)
+    config = client_server_config(entry, front.client_connections, access_log=settings.access_log, lifespan=False)
+    server = DrainingServer(config, drain, report_ready)
+    on_supervisor_end(server.end_now)
+    assert plan.listener is not None
+    parts: list[AbstractAsyncContextManager[object]] = [lag, FullCollections(lambda: drain.idle), reports]
+    async with channel:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(AliveReports())
+            for part in (*parts, *front.running, proxy):
+                await stack.enter_async_context(part)
+            lost = asyncio.create_task(_end_when_lost(channel, server))
+            await server.serve(accept_sockets(socket.socket(fileno=plan.listener)))
+            lost.cancel()
+        return await _leave(front, channel, reports)
+
+
+async def _end_when_lost(channel: FrontChannel, server: DrainingServer) -> None:
+    """End the process when there is no scheduler for long: no call could go on."""
+    try:
+        await channel.lost()
+    except ChannelClosed as error:
+        log.error("this front ends: %s", error)
+    except Exception:  # calls would hang without a channel
+        log.exception("the channel failed inside the router; this front ends")
+    server.end_now()
+
+
+async def _leave(front: Front, channel: FrontChannel, reports: FrontReports) -> int:
+    """Report the last counts and close the channel. Returns the exit code."""
+    front.scheduler_client.close()
+    reports.send()
+    return 0 if await channel.close() else 1

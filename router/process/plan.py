@@ -1,0 +1,144 @@
+"""What the supervisor tells a process that it starts: one line of JSON on its standard input, which then stays open.
+
+So every process has the same settings, whatever has become of their sources since, and no secret is on a command line.
+The end of the input means that the supervisor is gone. On its output, a process says that it serves, and about once a
+second that its event loop turns.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from pydantic import SecretStr
+
+from router.config.settings import Settings
+from router.errors import ConfigError
+from router.runtime.periodic import PeriodicTask
+
+INPUT: Final = 0
+"""File descriptor of the plan."""
+OUTPUT: Final = 1
+"""File descriptor on which the process reports."""
+READY: Final = b"ready\n"
+"""What a process writes once it serves."""
+ALIVE: Final = b"alive\n"
+ALIVE_SECONDS: Final = 1.0
+"""What a process writes while its event loop turns, and how often."""
+SCHEDULER: Final = "scheduler"
+"""The name of the scheduler's process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """What one process is to do."""
+
+    settings: Settings
+    folder: str
+    """Where the sockets between the processes are."""
+    number: int = 0
+    """Of this front; 0 for the scheduler."""
+    fronts: int = 1
+    """How many fronts there are."""
+    listener: int | None = None
+    """File descriptor of the socket at which a front accepts clients."""
+    restart: int = 0
+    """How often this process was started again after it had died."""
+    connected: tuple[int, ...] = ()
+    """For the scheduler: the numbers of the fronts that run already, and will connect to it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the process in logs and metrics."""
+        return f"front-{self.number}" if self.number else SCHEDULER
+
+    @property
+    def channel(self) -> str:
+        """Path of the socket of the channel."""
+        return str(Path(self.folder) / "channel")
+
+    @property
+    def run_folder(self) -> Path:
+        """Where a run of the scheduler leaves its state to the next one."""
+        return Path(self.folder) / "run"
+
+    @property
+    def control(self) -> str:
+        """Path of the socket at which the scheduler's process serves the control plane."""
+        return str(Path(self.folder) / "control")
+
+    def encoded(self) -> bytes:
+        """Return the plan as one line."""
+        fields = {
+            "settings": self.settings.model_dump(mode="python"),
+            "folder": self.folder,
+            "number": self.number,
+            "fronts": self.fronts,
+            "listener": self.listener,
+            "restart": self.restart,
+            "connected": self.connected,
+        }
+        return json.dumps(fields, default=_plain).encode() + b"\n"
+
+
+def _plain(value: object) -> object:
+    """Return what JSON can express: secrets in the clear, paths as text."""
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+
+def decode_plan(line: bytes) -> ProcessPlan:
+    """Return the plan. Raises ConfigError if the line is none."""
+    try:
+        fields = json.loads(line)
+        settings, connected = Settings.model_validate(fields["settings"]), tuple(fields["connected"])
+        return ProcessPlan(**{**fields, "settings": settings, "connected": connected})
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError("only `d2lpm serve --processes` starts this command") from None
+
+
+def read_plan() -> ProcessPlan | None:
+    """Wait for the plan of this process on its standard input. Returns None if the input ends before it.
+
+    Raises ConfigError if what comes is no plan.
+    """
+    line = bytearray()
+    while not line.endswith(b"\n") and (block := os.read(INPUT, 65536)):
+        line += block
+    return decode_plan(bytes(line)) if line else None
+
+
+def report_ready() -> None:
+    """Tell the supervisor that this process serves."""
+    os.write(OUTPUT, READY)
+
+
+class AliveReports(PeriodicTask):
+    """Tells the supervisor that the event loop of this process turns, while the context is entered."""
+
+    def __init__(self) -> None:
+        super().__init__(ALIVE_SECONDS)
+
+    async def __aenter__(self) -> Self:
+        """Begin. From now on, a supervisor that stands still and reads nothing cannot block this process."""
+        os.set_blocking(OUTPUT, False)
+        return await super().__aenter__()
+
+    async def _run_once(self) -> None:
+        with suppress(BlockingIOError, BrokenPipeError):  # it does not read, or is gone: `on_supervisor_end` sees that
+            os.write(OUTPUT, ALIVE)
+
+
+def on_supervisor_end(callback: Callable[[], None]) -> None:
+    """Call `callback` when the supervisor has ended, however it died: the kernel closes its end of the input."""
+    loop = asyncio.get_running_loop()
+
+    def readable() -> None:
+        if not os.read(INPUT, 4096):
+            loop.remove_reader(INPUT)
+            callback()
+
+    loop.add_reader(INPUT, readable)

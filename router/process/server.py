@@ -1,0 +1,117 @@
+"""The HTTP server of each process: uvicorn, with a drain of the router's own."""
+
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from router.config.settings import Settings
+from router.front.drain import Drain
+from router.front.http.connection import connection_class
+from router.front.http.connection_limits import Connections
+from router.runtime import open_files
+from router.runtime.gc_tuning import tune_collector
+from router.telemetry.access_log import AccessLog
+
+log = logging.getLogger("router")
+
+GRACE_SECONDS: Final = 5
+"""Seconds that connections have to close once no call is in flight."""
+SWITCH_SECONDS: Final = 0.0005
+"""Time after which the event loop gets the GIL back from a parsing thread: a tenth of Python's default."""
+
+
+def set_up_process(settings: Settings, name: str = "") -> None:
+    """Set up the log, the garbage collector and the switch interval. `name`: of this process, for the log."""
+    process = f"{name} " if name else ""
+    logging.basicConfig(
+        format=f"%(asctime)s %(levelname)s {process}%(name)s: %(message)s",
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+    )
+    if settings.log_level == "info":
+        for chatty in ("uvicorn.error", "httpx"):  # httpx logs every poll
+            logging.getLogger(chatty).setLevel(logging.WARNING)
+    tune_collector()
+    sys.setswitchinterval(SWITCH_SECONDS)
+
+
+def check_files(settings: Settings) -> None:
+    """Raise the limit of open files as far as the system allows, and log a warning if it is too low for clients."""
+    in_flight = None if settings.window == "off" else settings.max_inflight
+    wanted = open_files.needed(settings.max_connections, len(settings.worker), in_flight)
+    limit = open_files.raise_limit()
+    if limit < wanted:
+        text = "%d open files are allowed (ulimit -n), and --max-connections %d may need %d"
+        log.warning(text, limit, settings.max_connections, wanted)
+
+
+def client_server_config(app: ASGIApp, connections: Connections, *, access_log: bool, lifespan: bool) -> uvicorn.Config:
+    """Return the configuration of a server for clients.
+
+    `access_log`: whether to log every request; `lifespan`: whether the application has one.
+    """
+    config = _server_config(AccessLog(app) if access_log else app)
+    config.http = connection_class(connections)
+    config.lifespan = "on" if lifespan else "off"
+    return config
+
+
+def control_server_config(app: ASGIApp, path: str) -> uvicorn.Config:
+    """Return the configuration of a server for fronts at a Unix socket."""
+    config = _server_config(app)
+    config.uds = path
+    config.date_header = False
+    return config
+
+
+def _server_config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # any client could forge its address with these
+        server_header=False,
+    )
+
+
+class DrainingServer(uvicorn.Server):
+    """Reports that it listens, and keeps accepting connections during a drain, so that calls are refused with an
+    answer.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._on_started = on_started
+
+    def end_now(self) -> None:
+        """Cut the calls in flight, and end."""
+        self.config.timeout_graceful_shutdown = 0
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._drain.over and not self.should_exit:
+            self.should_exit = True
+            self.config.timeout_graceful_shutdown = GRACE_SECONDS if self._drain.idle else 0
+        return await super().on_tick(counter)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the drain at the first signal; exit at once at a second one, or if the server has not started."""
+        if self.started and not self._drain.begun:
+            self._drain.begin()
+            return
+        self.config.timeout_graceful_shutdown = 0
+        super().handle_exit(sig, frame)

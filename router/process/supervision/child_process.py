@@ -1,0 +1,94 @@
+"""One process that the supervisor has started: it is given its plan, and says that it serves and is alive."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from router.process.plan import READY, ProcessPlan
+
+COMMAND: Final = (sys.executable, "-m", "router", "process")
+BLOCK_BYTES: Final = 4096
+
+
+class ChildProcess:
+    """One started process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+        self.name = name
+        self._process = process
+        self._serving: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Whether it served before its output ended."""
+        self._follower = asyncio.create_task(self._follow())
+        self._silent_turns = 0
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.returncode is None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it runs and has said that it serves."""
+        return self.runs and self._serving.done() and self._serving.result()
+
+    def give(self, plan: ProcessPlan) -> None:
+        """Tell it what to do. Its input stays open: the end of that tells the process that the supervisor is gone."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(plan.encoded())
+
+    async def ready(self) -> bool:
+        """Wait until it serves. Returns False if it ends instead."""
+        return await asyncio.shield(self._serving)
+
+    async def wait(self) -> int:
+        """Wait for its end, and return its exit code: that of a signal is negative."""
+        return await self._process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it still runs."""
+        if self.runs:
+            self._process.send_signal(number)
+
+    def count_turn(self) -> int:
+        """Count a turn of the supervisor. Returns the turns since the process last wrote something, or was started."""
+        self._silent_turns += 1
+        return self._silent_turns
+
+    async def _follow(self) -> None:
+        """Read the output to its end."""
+        output = self._process.stdout
+        assert output is not None
+        line = await output.readline()
+        while line and line != READY:
+            line = await output.readline()
+        self._silent_turns = 0
+        self._serving.set_result(line == READY)
+        while await output.read(BLOCK_BYTES):
+            self._silent_turns = 0
+
+
+async def start_process(plan: ProcessPlan, command: Sequence[str] = COMMAND) -> ChildProcess:
+    """Start a process and give it its plan."""
+    child = await start_without_plan(plan.name, command, () if plan.listener is None else (plan.listener,))
+    child.give(plan)
+    return child
+
+
+async def start_without_plan(name: str, command: Sequence[str], inherited: Sequence[int] = ()) -> ChildProcess:
+    """Start a process, which waits for its plan. `inherited`: the file descriptors that it shares."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        name,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        pass_fds=inherited,
+        process_group=0,  # Ctrl-C reaches the supervisor only, which drains the others
+    )
+    return ChildProcess(process, name)

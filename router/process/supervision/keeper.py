@@ -1,0 +1,101 @@
+"""Keeps one process running: it is started again when it dies, and ended when it is silent for too long."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from router.process.server import GRACE_SECONDS
+from router.process.supervision.child_process import ChildProcess
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 5.0
+"""Bounds of the seconds before a process is started again; each quick death doubles them."""
+STABLE_SECONDS: Final = 10.0
+"""A process that has run for this long is started again at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessRules:
+    """When a process counts as wedged.
+
+    That is counted in timer turns of the supervisor, so that a stall of the supervisor itself, or of all processes
+    together, is not taken for one of the process.
+    """
+
+    turn_seconds: float = 1.0
+    silent_turns: int = 5
+    """Turns without output of a process that serves, which writes once a second."""
+    start_turns: int = 60
+    """Turns in which a process that was started again must serve."""
+    grace_seconds: float = GRACE_SECONDS
+    """How long a process has to end before it is killed."""
+
+
+class RestartPauses:
+    """How long to wait before a process is started again: not at all, then longer after each quick death."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def after(self, seconds: float) -> float:
+        """Return the pause in seconds after a process that has run for so many seconds has died."""
+        if seconds >= STABLE_SECONDS:
+            self._next = 0.0
+        pause = self._next
+        self._next = min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE)
+        return pause
+
+
+class Keeper:
+    """Keeps one process running."""
+
+    def __init__(self, start: Callable[[int], Awaitable[ChildProcess]], rules: LivenessRules) -> None:
+        """`start`: starts the process; it gets how often the process was started again."""
+        self.process: ChildProcess | None = None
+        """The process that runs or has run last; None before the first start."""
+        self._start = start
+        self._rules = rules
+        self._restarts = 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether the process runs and has said that it serves."""
+        return self.process is not None and self.process.serves
+
+    async def start(self) -> ChildProcess:
+        """Start the process and return it."""
+        self.process = await self._start(self._restarts)
+        return self.process
+
+    async def keep(self) -> None:
+        """Start the process again whenever it dies, until this is cancelled. It was started once before."""
+        loop, pauses = asyncio.get_running_loop(), RestartPauses()
+        assert self.process is not None
+        process = self.process
+        while True:
+            started = loop.time()
+            code = await process.wait()
+            pause = pauses.after(loop.time() - started)
+            log.error("%s ended with %s; it is started again in %.1f s", process.name, described(code), pause)
+            await asyncio.sleep(pause)
+            self._restarts += 1
+            process = await self.start()
+
+    def check(self) -> None:
+        """Count a turn of the supervisor, and end the process if it has been silent for too many."""
+        if self.process is None or not self.process.runs:
+            return
+        limit = self._rules.silent_turns if self.process.serves else self._rules.start_turns
+        if self.process.count_turn() == limit:
+            log.error("%s has been silent for %d turns of the supervisor; it is ended", self.process.name, limit)
+            self.process.send(signal.SIGKILL)
+
+
+def described(code: int) -> str:
+    """Return an exit code in words, with the name of the signal if it is that of one."""
+    return f"code {code}" if code >= 0 else f"code {code} ({signal.Signals(-code).name})"

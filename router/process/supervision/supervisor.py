@@ -1,0 +1,186 @@
+"""Starts the processes of the router, starts those again that die or hang, and ends them all.
+
+The supervisor holds the socket at which clients connect: if a front dies, those connections that no front has accepted
+yet stay in its queue for the others. It serves no call itself.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, Literal
+
+from router.config.settings import Settings
+from router.process.plan import ProcessPlan
+from router.process.server import GRACE_SECONDS, set_up_process
+from router.process.supervision.child_process import COMMAND, ChildProcess, start_process
+from router.process.supervision.keeper import Keeper, LivenessRules
+from router.process.supervision.standby import Standby
+
+INTERRUPTED: Final = 130
+"""The exit code that shells use for a command ended by SIGINT."""
+
+
+def process_count(setting: int | Literal["auto"]) -> int:
+    """Return how many processes serve: by default one for each core that this process may use."""
+    return len(os.sched_getaffinity(0)) if setting == "auto" else setting
+
+
+def supervise(settings: Settings, listener: socket.socket, fronts: int, on_ready: Callable[[], None]) -> int:
+    """Run the scheduler and this many fronts until a signal arrives, and their calls have ended. Returns the exit code.
+
+    `listener`: where clients connect; `on_ready`: called once all processes serve.
+    """
+    set_up_process(settings)
+    with tempfile.TemporaryDirectory(prefix="d2lpm-") as folder:  # only this user can enter it
+        return asyncio.run(Supervisor(settings, listener, fronts, folder, on_ready).run())
+
+
+class Supervisor:
+    """Runs the scheduler's process with its standby, and the fronts."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        fronts: int,
+        folder: str,
+        on_ready: Callable[[], None],
+        rules: LivenessRules = LivenessRules(),  # noqa: B008 - frozen
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """`folder`: for the sockets between the processes, which only this user may enter; `command`: starts one."""
+        self._settings = settings
+        self._listener = listener
+        self._folder = folder
+        self._on_ready = on_ready
+        self._rules = rules
+        self._command = command
+        self._scheduler = Keeper(self._start_scheduler, rules)
+        self._fronts = {n: Keeper(partial(self._start_front, n), rules) for n in range(1, fronts + 1)}
+        self._standby = Standby(command)
+        self._tasks: list[asyncio.Task[None]] = []
+        """What keeps the processes running."""
+        self._stopping = asyncio.Event()
+        self._aborted = asyncio.Event()
+
+    async def run(self) -> int:
+        """Start all, keep them running, and end all after a signal. Returns the exit code.
+
+        The code of a process that does not start is that of the router: it has logged why.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            starting = asyncio.create_task(self._start_all())
+            await self._unless_stopping(starting)
+            if self._stopping.is_set():
+                return INTERRUPTED
+            if (code := starting.result()) is not None:
+                return code
+            self._on_ready()
+            self._run(self._watch())
+            await self._stopping.wait()
+            await self._drain()
+            return INTERRUPTED if self._aborted.is_set() else 0
+        finally:
+            await self._end_all()
+
+    async def _unless_stopping(self, task: asyncio.Task[int | None]) -> None:
+        """Wait for the end of a task, or cancel it when a signal arrives."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self._stopping.is_set():
+            await _cancelled([task])
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+    async def _start_all(self) -> int | None:
+        """Start the scheduler, then one front, which shows a mistake in its files once, then the others.
+
+        Returns the exit code of the first that fails; None if all serve.
+        """
+        keepers = list(self._fronts.values())
+        for group in ([self._scheduler], keepers[:1], keepers[1:]):
+            processes = [await keeper.start() for keeper in group]
+            for process in processes:
+                if not await process.ready():
+                    return await process.wait()
+            for keeper in group:
+                self._run(keeper.keep())
+        return None
+
+    async def _start_scheduler(self, restarts: int) -> ChildProcess:
+        """Have the standby take its place, or start another process if there is none."""
+        connected = tuple(number for number, front in self._fronts.items() if front.serves)
+        count = len(self._fronts)
+        plan = ProcessPlan(self._settings, self._folder, fronts=count, restart=restarts, connected=connected)
+        return self._standby.take(plan) or await start_process(plan, self._command)
+
+    async def _start_front(self, number: int, restarts: int) -> ChildProcess:
+        count, listener = len(self._fronts), self._listener.fileno()
+        plan = ProcessPlan(self._settings, self._folder, number, count, listener, restarts)
+        return await start_process(plan, self._command)
+
+    async def _watch(self) -> None:
+        """End processes that hang, and keep a standby."""
+        await self._standby.start()
+        while True:
+            await asyncio.sleep(self._rules.turn_seconds)
+            keepers = [self._scheduler, *self._fronts.values()]
+            for keeper in keepers:
+                keeper.check()
+            await self._standby.count_turn(calm=all(keeper.serves for keeper in keepers))
+
+    async def _drain(self) -> None:
+        """Let the calls in flight end: within the drain's time, or until a second signal."""
+        await _cancelled(self._tasks)  # from here on, no process is started
+        self._standby.end()
+        self._send(signal.SIGTERM)
+        ended, aborted = asyncio.create_task(self._all_ended()), asyncio.create_task(self._aborted.wait())
+        seconds = self._settings.drain_timeout + 3 * GRACE_SECONDS
+        await asyncio.wait([ended, aborted], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await _cancelled([ended, aborted])
+
+    async def _end_all(self) -> None:
+        """End what still runs: politely first, and for good."""
+        await _cancelled(self._tasks)
+        self._standby.end()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self._send(number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._rules.grace_seconds):
+                    await self._all_ended()
+
+    async def _all_ended(self) -> None:
+        """Wait until no process runs."""
+        for process in self._processes():
+            await process.wait()
+
+    def _on_signal(self) -> None:
+        """Drain all processes; at a second signal, end their calls at once."""
+        if self._stopping.is_set():
+            self._aborted.set()
+        self._stopping.set()
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._processes():
+            process.send(number)
+
+    def _processes(self) -> list[ChildProcess]:
+        started = [keeper.process for keeper in (*self._fronts.values(), self._scheduler)]
+        return [process for process in (*started, self._standby.process) if process is not None]
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None] | asyncio.Task[int | None] | asyncio.Task[bool]]) -> None:
+    """Cancel tasks, and wait until they have ended. Raises nothing."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,102 @@
+"""How one run of the scheduler takes over from another: nothing is charged twice, and nothing that waits is lost.
+
+A run that dies leaves a state file and fronts with requests. The next run restores the state, and sends nothing while
+the fronts report what the state does not cover (`UnsavedHistory`). Then it goes on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from router.channel.host import FrontLink
+from router.core.model.events import Held, Released, WorkerJoined
+from router.core.snapshot import books, caches
+from router.persistence.state_file import Handled, StateFile, StateLine, new_header
+from router.process.scheduling import SavedRun, SchedulerSide
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS: Final = 1.0
+"""Seconds in which the fronts must report. One that is later is heard all the same, but others are served meanwhile."""
+
+
+class Takeover:
+    """Holds the scheduler until the fronts of the run before have reported."""
+
+    def __init__(self, side: SchedulerSide, saved: SavedRun, fronts: Collection[int]) -> None:
+        """`fronts`: the numbers of those that had been connected and are still running."""
+        self._side = side
+        self._saved = saved
+        self._missing = set(fronts)
+        self._complete = asyncio.Event()
+
+    def begin(self) -> None:
+        """Hold the scheduler. To be called before fronts can connect."""
+        host = self._side.host
+        host.begin_with(self._saved.handled)
+        host.on_reported = self._on_reported
+        host.feed(Held(self._saved.live))
+        known = {endpoint.id for endpoint in self._side.directory.endpoints}
+        for worker in self._saved.fleet.values():
+            if worker.id in known:
+                self._side.workers.drain.feed(WorkerJoined(worker))
+
+    async def finish(self) -> None:
+        """Wait for the fronts, and release the scheduler."""
+        if self._missing:
+            try:
+                async with asyncio.timeout(REPORT_SECONDS):
+                    await self._complete.wait()
+            except TimeoutError:
+                log.error("fronts %s have not reported; the scheduler goes on without them", sorted(self._missing))
+        scheduler = self._side.host.scheduler
+        log.warning("took over %d requests, of which %d wait", scheduler.live, scheduler.waiting)
+        complete = not self._missing
+        if complete:
+            self._side.host.all_reported()
+        self._side.host.feed(Released(complete))
+
+    def _on_reported(self, front: FrontLink) -> None:
+        self._missing.discard(front.number)
+        if not self._missing:
+            self._complete.set()
+
+
+class Legacy:
+    """What a run leaves to the next one."""
+
+    def __init__(self, side: SchedulerSide) -> None:
+        self._side = side
+        self._handled: dict[str, int] = {}
+        """What the state covers that is being saved."""
+
+    def lines(self) -> Iterator[StateLine]:
+        """Yield the state. All that must agree with each other is taken in one step, before the first line."""
+        side, host = self._side, self._side.host
+        self._handled = host.handled()
+        exact: list[StateLine] = [*books(host.scheduler), *side.stored.saved(), Handled(tuple(self._handled.items()))]
+        yield from [*exact, side.workers.registry.operator_changes()]
+        yield from caches(host.scheduler, host.clock())
+
+    def on_saved(self) -> None:
+        """Tell the fronts what they need to keep no longer."""
+        self._side.host.announce_saved(self._handled)
+
+
+def run_file(side: SchedulerSide, folder: Path, policy: str, interval: float) -> StateFile:
+    """Return the file in this folder that the next run takes over from."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    legacy = Legacy(side)
+    return StateFile(folder, legacy.lines, partial(new_header, policy, side.secret), interval, legacy.on_saved)
+
+
+def begin_takeover(side: SchedulerSide, fronts: Collection[int]) -> Takeover | None:
+    """Hold the scheduler if another run has left something. Returns None if none has."""
+    if side.saved is None:
+        return None
+    takeover = Takeover(side, side.saved, fronts)
+    takeover.begin()
+    return takeover

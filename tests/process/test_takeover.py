@@ -1,0 +1,280 @@
+"""The scheduler dies and another run takes over: what waits waits on, what runs goes on, all of it is charged once."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from router.channel.client import SchedulerClient
+from router.channel.front_channel import FrontChannel
+from router.channel.messages import Assignment
+from router.channel.socket import ChannelClosed, ChannelServer
+from router.config.settings import Settings
+from router.core.model.cost import NOTHING, Tokens
+from router.core.model.events import Cancelled, Fault, Finished, Returned, WorkerJoined
+from router.core.model.prompt_key import PromptHasher
+from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
+from router.process.scheduling import SchedulerSide, build_scheduler
+from router.process.takeover import begin_takeover, run_file
+from tests.support.running import until
+
+HASHER = PromptHasher(b"0123456789abcdef")
+WORKERS = ("127.0.0.1:1", "127.0.0.1:2")
+"""Nothing listens there; the tests play what the workers do."""
+MODEL = "m"
+
+
+@dataclass
+class Call:
+    """One request of a front, as its relay drives it."""
+
+    front: SchedulerClient
+    request: Request
+    assignment: "asyncio.Future[Assignment]"
+    output: int = 0
+    started: bool = False
+    charged: Tokens = NOTHING
+    """What it must have been charged once it has ended."""
+
+    @property
+    def placed(self) -> bool:
+        return self.assignment.done()
+
+    def usage(self, random: Random) -> Usage:
+        """What its worker reports, larger than what has streamed."""
+        self.output += random.randrange(5)
+        size = 100 + random.randrange(100)
+        usage = Usage(size, self.output, random.randrange(size))
+        assert usage.cached_tokens is not None
+        if self.charged == NOTHING:
+            self.charged = Tokens(size - usage.cached_tokens, usage.cached_tokens, 0)
+        self.charged = self.charged._replace(output=max(self.charged.output, self.output))
+        return usage
+
+
+class Runs:
+    """The runs of a scheduler, one after the other, at one path."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self.channel = str(folder / "channel")
+        self._settings = Settings.model_validate(
+            {"worker": [f"http://{worker}" for worker in WORKERS], "max_inflight": 2, "window": "fixed"}
+        )
+        self.side: SchedulerSide
+        self._server: ChannelServer
+        self.count = 0
+
+    async def begin(self, *fronts: int) -> None:
+        """Begin a run; all but the first take over from the one before, and wait for these fronts."""
+        folder = self._folder / "run"
+        self.side = build_scheduler(self._settings, lambda _: (), _no_address, folder if self.count else None)
+        self.count += 1
+        self.state = run_file(self.side, folder, "d2lpm", 3600.0)
+        self._server = ChannelServer(self.side.host, self.side.secret, self.channel)
+        for part in self.side.observing:
+            await self._stack.enter_async_context(part)
+        takeover = begin_takeover(self.side, fronts)
+        await self._server.__aenter__()
+        if takeover is None:
+            for worker in WORKERS:
+                self.side.host.feed(WorkerJoined(Worker(WorkerId(worker), frozenset({MODEL}))))
+        else:
+            await takeover.finish()
+        await self.state.save()
+
+    async def kill(self) -> None:
+        """End a run without a word: what it has not saved is lost."""
+        await self._server.__aexit__()
+        self.side.host.close()
+
+    async def front(self, number: int) -> SchedulerClient:
+        """Connect a front, which stays connected to whatever run there is."""
+        channel = FrontChannel(self.channel, number)
+        await channel.open()
+        client = SchedulerClient(asyncio.get_running_loop().time)
+        channel.attach(client)
+        await self._stack.enter_async_context(channel)
+        self._stack.callback(client.close)
+        return client
+
+    def served(self) -> dict[ClientId, Tokens]:
+        """What each client was served, by the present run's books."""
+        accounts = self.side.host.scheduler.ledger.accounts
+        return {client: account.served for client, account in accounts.items() if account.served != NOTHING}
+
+
+async def _no_address(host: str, port: int) -> list[str]:
+    raise OSError(host, port)
+
+
+@asynccontextmanager
+async def runs_in(folder: Path) -> AsyncIterator[Runs]:
+    async with AsyncExitStack() as stack:
+        runs = Runs(folder, stack)
+        await runs.begin()
+        yield runs
+        await runs.kill()
+
+
+def request(name: str, client: str) -> Request:
+    return Request(RequestId(name), ClientId(client), MODEL, (HASHER.prompt(name.encode() * 200).key,))
+
+
+async def test_what_waits_and_what_runs_goes_on(tmp_path: Path) -> None:
+    """A call that waited is placed by the next run; one that ended meanwhile, and one that ends later, are charged."""
+    async with runs_in(tmp_path) as runs:
+        front = await runs.front(1)
+        running = [request(name, "ann") for name in "abcd"]
+        for each in running:
+            await front.submit(each)
+        waiting = front.submit(request("e", "bob"))
+        await until(lambda: runs.side.host.scheduler.waiting == 1)
+        await runs.state.save()
+        front.start_stream(RequestId("a"), lambda: 3)
+        await runs.kill()
+        front.settle(Finished(RequestId("a"), Usage(100, 7, 0)))
+        later = front.submit(request("f", "bob"))
+        await runs.begin(1)
+        assert (await waiting).worker in WORKERS
+        assert not later.done()
+        front.settle(Finished(RequestId("b"), Usage(100, 1, 0)))
+        assert (await later).worker in WORKERS
+        for name in "cdef":
+            front.settle(Finished(RequestId(name), Usage(100, 1, 0)))
+        await until(lambda: runs.side.host.at_rest)
+        assert runs.served() == {"ann": Tokens(400, 0, 10), "bob": Tokens(200, 0, 2)}
+
+
+async def test_two_fronts_with_the_same_id_keep_their_own_requests(tmp_path: Path) -> None:
+    """The next run knows each under the id that the run before gave it."""
+    async with runs_in(tmp_path) as runs:
+        one, two = await runs.front(1), await runs.front(2)
+        first, second = await one.submit(request("same", "ann")), await two.submit(request("same", "bob"))
+        assert second.known_as is not None
+        assert first.known_as is None
+        await runs.kill()
+        await runs.begin(1, 2)
+        assert runs.side.host.scheduler.attempts.keys() == {"same", second.known_as}
+        two.settle(Finished(RequestId("same"), Usage(50, 2, 0)))
+        one.settle(Finished(RequestId("same"), Usage(70, 3, 0)))
+        await until(lambda: runs.side.host.at_rest)
+        assert runs.served() == {"ann": Tokens(70, 0, 3), "bob": Tokens(50, 0, 2)}
+
+
+async def test_a_front_that_is_gone_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """The next run goes on without it, and its client keeps owing for what the state says."""
+    async with runs_in(tmp_path) as runs, AsyncExitStack() as gone:
+        channel = FrontChannel(runs.channel, 2)
+        await channel.open()
+        client = SchedulerClient(asyncio.get_running_loop().time)
+        channel.attach(client)
+        await gone.enter_async_context(channel)
+        await client.submit(request("a", "ann"))
+        client.start_stream(RequestId("a"), lambda: 3)
+        await until(lambda: bool(runs.served()))
+        await runs.state.save()
+        owed = runs.served()
+        client.close()
+        await gone.aclose()
+        await runs.kill()
+        await runs.begin(2)
+        assert not runs.side.host.scheduler.cluster.held
+        assert runs.served() == owed
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_the_books_are_exact_however_often_the_scheduler_dies(tmp_path: Path, seed: int) -> None:
+    """Each call is charged what its workers reported, once, whatever was saved, in flight or lost when a run died."""
+    random = Random(seed)
+    expected: defaultdict[ClientId, Tokens] = defaultdict(Tokens)
+    async with runs_in(tmp_path) as runs:
+        fronts = [await runs.front(1), await runs.front(2)]
+        calls: list[Call] = []
+        for step in range(120):
+            await _move(random, runs, fronts, calls, expected, step)
+        while calls:
+            await until(lambda: any(call.placed for call in calls))
+            for call in [call for call in calls if call.placed]:
+                _drive(random, "finish", call, calls, expected)
+        await until(lambda: runs.side.host.at_rest)
+        runs.side.host.scheduler.ledger.check_conservation()
+        assert runs.count > 2
+        assert runs.served() == {client: tokens for client, tokens in expected.items() if tokens != NOTHING}
+
+
+async def _move(
+    random: Random,
+    runs: Runs,
+    fronts: list[SchedulerClient],
+    calls: list[Call],
+    expected: dict[ClientId, Tokens],
+    step: int,
+) -> None:
+    """Let one thing happen: a call arrives, starts, streams, fails or ends, the state is saved, or a run dies."""
+    placed = [call for call in calls if call.placed]
+    what = random.choice(["arrive"] * 4 + ["start", "return", "finish", "finish", "leave", "save", "die", "pause"])
+    if what == "arrive":
+        front, asked = random.choice(fronts), request(f"r{step}", random.choice(["ann", "bob"]))
+        calls.append(Call(front, asked, front.submit(asked)))
+    elif what == "save":
+        await runs.state.save()
+    elif what == "die" and random.random() < 0.5:
+        await runs.kill()
+        await asyncio.sleep(0)
+        await runs.begin(1, 2)
+    elif what == "pause":
+        await until(lambda: runs.side.host.scheduler.live > 0 or not calls)
+    elif placed:
+        _drive(random, what, random.choice(placed), calls, expected)
+
+
+def _drive(random: Random, what: str, call: Call, calls: list[Call], expected: dict[ClientId, Tokens]) -> None:
+    name, client = call.request.id, call.request.client
+    if what == "start" and not call.started:
+        call.started = True
+        call.front.start_stream(name, lambda: call.output)
+    elif what == "return":
+        usage = call.usage(random)
+        call.started = False
+        call.assignment = call.front.resubmit(Returned(name, accepted=True, fault=Fault.FULL, usage=usage))
+    elif what in ("finish", "leave"):
+        usage = call.usage(random)
+        call.front.settle(Finished(name, usage) if what == "finish" else Cancelled(name, usage))
+        calls.remove(call)
+        expected[client] = expected[client].plus(call.charged)
+
+
+async def test_a_front_that_a_live_run_has_given_up_ends(tmp_path: Path) -> None:
+    """The run has settled what the front had, so the front must not report it again."""
+    async with runs_in(tmp_path) as runs:
+        channel = FrontChannel(runs.channel, 1)
+        await channel.open()
+        async with channel:
+            assert channel._end is not None
+            channel._end.abort()
+            with pytest.raises(ChannelClosed, match="which lives"):
+                await channel.lost()
+
+
+async def test_the_output_before_a_takeover_teaches_nothing_of_the_pace(tmp_path: Path) -> None:
+    """However long a stream was, its worker has not produced it in the moment in which it was reported."""
+    async with runs_in(tmp_path) as runs:
+        front = await runs.front(1)
+        assignment = await front.submit(request("a", "ann"))
+        front.start_stream(RequestId("a"), lambda: 100_000)
+        await until(lambda: bool(runs.served()))
+        await runs.kill()
+        await runs.begin(1)
+        worker = runs.side.host.scheduler.cluster[assignment.worker]
+        pace = worker.service_rate.seconds_per_output_token
+        front.settle(Finished(RequestId("a"), Usage(50, 100_000, 0)))
+        await until(lambda: runs.side.host.at_rest)
+        assert runs.served() == {"ann": Tokens(50, 0, 100_000)}
+        assert worker.service_rate.seconds_per_output_token == pytest.approx(pace)
