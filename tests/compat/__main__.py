@@ -5,18 +5,20 @@ does not list makes the exit status 1. `make test-compat` runs it. Usage: python
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.engine.fleet import OFFLINE
+from tests.engine.fleet import VLLM_ENVIRONMENT
 
 from .desk import Desk
-from .environments import ENGINE, VLLM_TESTS
+from .environments import VLLM_TESTS
+from .fork_server import ForkServer
 from .hub import make_hub
 from .results import ROUTES, Results, Table, read
 from .source import source_folder
@@ -31,8 +33,7 @@ TEST_SECONDS = 300
 class Runs:
     """Runs vLLM's test files in the environment of the tests."""
 
-    source: Path
-    home: Path
+    forks: ForkServer
     logs: Path
     desk: Desk
 
@@ -41,25 +42,13 @@ class Runs:
         results = self.logs / "results"
         results.write_text("")
         options = ("-p", "url_server", "-p", "no:cacheprovider", "-q", "-o", f"faulthandler_timeout={TEST_SECONDS}")
-        command = [VLLM_TESTS, "-m", "pytest", *options, "-o", "faulthandler_exit_on_timeout=true", file]
-        environment = {
-            **os.environ,
-            **OFFLINE,
-            "HF_HOME": str(self.home),
-            "PYTHONPATH": str(HERE / "plugin"),
-            "COMPAT_DESK": self.desk.url,
-            "COMPAT_RESULTS": str(results),
-        }
-        with (self.logs / "pytest").open("ab") as log:
-            subprocess.run(
-                [str(part) for part in command],
-                cwd=self.source,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                timeout=FILE_SECONDS,
-                check=False,
-            )
+        arguments = (*options, "-o", "faulthandler_exit_on_timeout=true", file)
+        environment = {"COMPAT_DESK": self.desk.url, "COMPAT_RESULTS": str(results)}
+        pytest = self.forks.fork("pytest", arguments, environment, self.logs / "pytest")
+        try:
+            pytest.wait(FILE_SECONDS)
+        finally:
+            pytest.terminate()
         return read(results)
 
 
@@ -67,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.compat", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(SUITES)}; default: all")
     parser.add_argument("--logs", type=Path, help="a folder for the logs; default: a new one")
+    parser.add_argument("--jobs", type=int, default=2, help="files that run at the same time; default: %(default)s")
     asked = parser.parse_args(arguments)
     chosen = {suite: SUITES[suite] for suite in asked.suites or SUITES}
     logs = asked.logs or Path(tempfile.mkdtemp(prefix="compat-"))
@@ -74,23 +64,39 @@ def main(arguments: Sequence[str]) -> int:
     print(f"logs of servers and tests: {logs}", flush=True)
     table = Table(EXCUSED)
     try:
-        run_all(chosen, logs, table)
+        run_all(chosen, logs, table, asked.jobs)
     finally:
         table.print()  # also of a run that is interrupted
     return 1 if table.differing or table.broken else 0
 
 
-def run_all(suites: Mapping[str, Sequence[str]], logs: Path, table: Table) -> None:
+def run_all(suites: Mapping[str, Sequence[str]], logs: Path, table: Table, jobs: int) -> None:
+    """Run all files, `jobs` at the same time, each job with servers of its own."""
     source = source_folder(VLLM_TESTS)
-    home = make_hub(source)
-    with Desk(ENGINE / "vllm", home, logs) as desk:
-        runs = Runs(source, home, logs, desk)
-        for suite, files in suites.items():
-            for file in files:
+    environment = {**VLLM_ENVIRONMENT, "HF_HOME": str(make_hub(source)), "PYTHONPATH": str(HERE / "plugin")}
+    files = iter([(suite, file) for suite, files in suites.items() for file in files])
+    lock = threading.Lock()  # of the files and the table
+
+    def run_job(folder: Path) -> None:
+        folder.mkdir()
+        with Desk(forks, folder) as desk:
+            while True:
+                with lock:
+                    suite, file = next(files, ("", ""))
+                if not file:
+                    return
                 try:
-                    table.add(suite, run_everywhere(runs, file))
+                    results = run_everywhere(Runs(forks, folder, desk), file)
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    table.broken.append(f"{file}: {error}")
+                    with lock:
+                        table.broken.append(f"{file}: {error}")
+                else:
+                    with lock:
+                        table.add(suite, results)
+
+    with ForkServer(VLLM_TESTS, source, environment, logs / "fork server") as forks, ThreadPoolExecutor(jobs) as pool:
+        for done in [pool.submit(run_job, logs / str(job)) for job in range(jobs)]:
+            done.result()
 
 
 def run_everywhere(runs: Runs, file: str) -> Mapping[str, Results]:

@@ -1,6 +1,6 @@
 # vLLM's own API tests (make test-compat ARGS="chat completions" for some of them), and the client libraries of others,
 # at the router before real vLLM servers.
-.PHONY: test-compat test-clients
+.PHONY: test-compat test-clients added-time
 export ENGINE_VENV ?= .venv-engine
 COMPAT_VENV := .venv-compat
 CLIENTS_VENV := .venv-clients
@@ -23,6 +23,11 @@ $(CLIENTS_VENV)/.installed: tests/compat/clients/constraints.txt
 test-compat: $(STAMP) $(ENGINE_VENV)/complete
 	@$(MAKE) --no-print-directory $(COMPAT_VENV)/.installed
 	$(VENV)/bin/python -m tests.compat $(ARGS)
+
+# What the router adds to the time per token, measured with vLLM's benchmark, for docs/results.md.
+added-time: $(STAMP) $(ENGINE_VENV)/complete
+	@$(MAKE) --no-print-directory $(COMPAT_VENV)/.installed
+	$(VENV)/bin/python -m tests.compat.added_time $(ARGS)
 
 test-clients: $(STAMP) $(ENGINE_VENV)/complete $(CLIENTS_VENV)/.installed $(LITELLM_VENV)/.installed
 	@$(MAKE) --no-print-directory $(COMPAT_VENV)/.installed

@@ -4,13 +4,17 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.engine.fleet import ENGINE_START_SECONDS, VLLM_ENVIRONMENT, Router
+from tests.engine.fleet import ENGINE_START_SECONDS, Router
 from tests.engine.processes import Server
+
+from .fork_server import ForkedVllm, ForkServer
+from .hub import ANSWER_TOKENS, GREEDY
 
 ROUTER_START_SECONDS = 30.0
 OUR_FLAGS = (
@@ -19,8 +23,15 @@ OUR_FLAGS = (
     "--dtype=float32",
     "--enforce-eager",
     "--distributed-executor-backend=uni",
+    "--num-gpu-blocks-override=1024",  # 131,072 tokens; a GiB of cache each would be too much for several servers
 )
 """What a CPU and a tiny model need, and nothing that an answer shows."""
+TOOLS = "--tool-call-parser"
+TOOL_DEFAULTS = {"max_new_tokens": ANSWER_TOKENS, **GREEDY, "repetition_penalty": 1.3}
+"""Of servers with tools, whose tests set no limit. The penalty lets a greedy random model come to a schema's end."""
+XGRAMMAR = "xgrammar"
+NO_WHITESPACE = "--structured-outputs-config.disable_any_whitespace=true"
+"""A random model would write it without end."""
 ROUTER_FLAGS = ("--background-responses",)
 """Some tests compute a response in the background, which the router refuses unless asked."""
 KEPT = 3
@@ -35,10 +46,14 @@ class Question:
     flags: tuple[str, ...]
     environment: Mapping[str, str]
 
-    def server(self, name: str, vllm: Path, home: Path, log: Path) -> Server:
-        flags = [flag.replace("{", "{{").replace("}", "}}") for flag in self.flags]
-        command = [str(vllm), "serve", self.model, *flags, *OUR_FLAGS]
-        return Server(name, command, {**VLLM_ENVIRONMENT, "HF_HOME": str(home), **self.environment}, log)
+    def server(self, name: str, forks: ForkServer, log: Path) -> Server:
+        flags = [*self.flags]
+        if TOOLS in flags:
+            flags.append(f"--override-generation-config={json.dumps(TOOL_DEFAULTS)}")
+        if XGRAMMAR in flags:
+            flags.append(NO_WHITESPACE)
+        escaped = [flag.replace("{", "{{").replace("}", "}}") for flag in flags]
+        return ForkedVllm(name, ["serve", self.model, *escaped, *OUR_FLAGS], self.environment, log, forks)
 
 
 class Desk:
@@ -48,11 +63,11 @@ class Desk:
     questions, one by one: a server ends with the thread that started it.
     """
 
-    def __init__(self, vllm: Path, home: Path, logs: Path) -> None:
-        """`vllm`: its command. `home`: the model hub's cache. `logs`: the folder for the output of servers."""
+    def __init__(self, forks: ForkServer, logs: Path) -> None:
+        """`forks`: starts vLLM; `logs`: the folder for the output of servers."""
         self.workers = 0
         """How many workers stand behind the router at the URL; 0 for a vLLM server alone."""
-        self._vllm, self._home, self._logs = vllm, home, logs
+        self._forks, self._logs = forks, logs
         self._fleets: dict[str, Fleet] = {}
         desk = self
 
@@ -98,7 +113,8 @@ class Desk:
         if not self.workers:
             return fleet.engines[0].url
         if self.workers not in fleet.routers:
-            fleet.routers[self.workers] = self._started_router(fleet.engines[: self.workers])
+            key = question.environment.get("VLLM_API_KEY")
+            fleet.routers[self.workers] = self._started_router(fleet.engines[: self.workers], key)
         return fleet.routers[self.workers].url
 
     def _started(self, question: Question) -> "Fleet":
@@ -107,7 +123,7 @@ class Desk:
             self._fleets.pop(next(iter(self._fleets))).stop()
         number = len(list(self._logs.iterdir()))
         names = [f"vLLM {number} {side}" for side in ("first", "second")]
-        fleet = Fleet([question.server(name, self._vllm, self._home, self._logs / name) for name in names])
+        fleet = Fleet([question.server(name, self._forks, self._logs / name) for name in names])
         try:
             for engine in fleet.engines:
                 engine.start()
@@ -117,12 +133,20 @@ class Desk:
             fleet.stop()
         return fleet
 
-    def _started_router(self, engines: Iterable[Server]) -> Server:
+    def _started_router(self, engines: Iterable[Server], key: str | None) -> Server:
+        """Start a router that has and accepts this key alone, if one is given."""
         name = f"router {len(list(self._logs.iterdir()))}"
-        router = Router(name, engines, ROUTER_FLAGS, self._logs / name)
+        flags = ROUTER_FLAGS if key is None else (*ROUTER_FLAGS, *self._key_flags(key))
+        router = Router(name, engines, flags, self._logs / name)
         router.start()
         router.wait_ready("/ready", ROUTER_START_SECONDS)
         return router
+
+    def _key_flags(self, key: str) -> tuple[str, ...]:
+        clients = self._logs / "clients.yaml"
+        digest = sha256(key.encode()).hexdigest()
+        clients.write_text(json.dumps({"clients": {"tests": {"key": f"sha256:{digest}"}}}))
+        return (f"--clients={clients}", f"--worker-api-key={key}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +157,8 @@ class Fleet:
     routers: dict[int, Server] = field(default_factory=dict)
 
     def stop(self) -> None:
-        """End all of its servers. vLLM is killed: asked to end, it takes seconds."""
-        for router in self.routers.values():
-            router.stop()
-        for engine in self.engines:
-            engine.kill()
+        """Kill all of its servers: asked to end, they take seconds."""
+        for server in (*self.routers.values(), *self.engines):
+            server.kill()
         self.routers.clear()
         self.engines.clear()

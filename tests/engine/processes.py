@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 
@@ -45,6 +46,23 @@ def free_ports(count: int) -> int:
     raise RuntimeError(f"there are no {count} free ports in a row")
 
 
+class Process(Protocol):
+    """What a server needs of its process; `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, and that of its process group."""
+
+    def poll(self) -> int | None:
+        """Return None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended. Raises TimeoutExpired after `timeout` seconds."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+
 class Server:
     """One HTTP server on loopback; `start` may be called again after `kill`, on the same port.
 
@@ -68,7 +86,7 @@ class Server:
         self._command = ["setpriv", "--pdeathsig", "TERM", *(part.format(port=self.port) for part in command)]
         self._environment = {key: value.format(port=self.port) for key, value in environment.items()}
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def start(self) -> None:
         with self.log.open("ab") as log:

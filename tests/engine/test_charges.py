@@ -12,7 +12,7 @@ from .conftest import StartRouter, assert_nothing_left
 from .fleet import Engine, Router
 from .processes import wait_until
 from .test_disconnects import client_of, read_events
-from .wire import COMPLETIONS, Json, call, mapped
+from .wire import COMPLETIONS, Json, call, listed, mapped
 
 pytestmark = pytest.mark.engine
 
@@ -157,3 +157,24 @@ def test_streamed_calls_of_all_kinds_pay_for_what_was_computed(
     print("random calls:", leaving, seen, uncounted)
     computed = seen["computed_input"] + seen["computed_output"] + uncounted
     assert seen["charged_input"] + seen["charged_output"] == pytest.approx(computed, rel=tolerance)
+
+
+@pytest.mark.fleets("vllm")
+@pytest.mark.parametrize("interval", [1, 10])
+def test_an_event_with_several_tokens_is_charged_as_so_many(
+    router: Router, engines: tuple[Engine, ...], interval: int
+) -> None:
+    """The charge is what the engine counted, and the text that of a whole answer.
+
+    vLLM takes the larger one of a call's `stream_interval` and the server's `--stream-interval`.
+    """
+    limit = 61
+    asked = body(f"interval {interval}", stream=False, limit=limit, members={})
+    (whole,) = listed(call(router.url, COMPLETIONS, asked).json["choices"])
+    work = Work(router, engines[0])
+    events = call(router.url, COMPLETIONS, {**asked, "stream": True, "stream_interval": interval}).events()
+    texts = [mapped(listed(event["choices"])[0])["text"] for event in events]
+    assert "".join(map(str, texts)) == mapped(whole)["text"]
+    assert len(events) <= 2 + (limit - 1) / interval
+    seen = work.read()
+    assert seen["charged_output"] == seen["computed_output"] == limit

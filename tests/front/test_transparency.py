@@ -8,7 +8,7 @@ import pytest
 from yarl import URL
 
 from tests.support.running import chat, running_router
-from tests.support.scripted_engine import scripted_engine
+from tests.support.scripted_engine import DONE, chunk, event, scripted_engine, usage
 from tests.support.served import service
 
 TRACE = {
@@ -57,6 +57,33 @@ async def test_the_engines_own_headers_reach_the_client_if_they_are_about_its_ca
 
 
 ANSWER = b'{"choices":[{"index":0,"message":{"content":"yes"},"finish_reason":"stop"}]}'
+
+
+TWO = chat(stream=True, n=2)
+MARK = {"system_fingerprint": "vllm-1"}
+MARKED_USAGE = event({"choices": [], "usage": usage(9, 2), **MARK})
+
+
+def last_chunk(index: int, **more: object) -> bytes:
+    """The last chunk of one of the choices."""
+    return chunk("", "stop", **more).replace(b'"index":0', b'"index":%d' % index)
+
+
+async def test_the_last_chunk_of_each_choice_comes_when_the_engine_sends_it() -> None:
+    """A choice that ends first ends at once at the client, with the fingerprint that the worker has shown before."""
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        async with router.post(TWO) as post:
+            await (await engine.call()).stream(last_chunk(0), last_chunk(1), MARKED_USAGE, DONE)
+            assert await post.read() == last_chunk(0, **MARK) + last_chunk(1, **MARK) + DONE
+        async with router.post(TWO) as post:
+            call = await engine.call()
+            await call.begin()
+            await call.write(last_chunk(0))
+            answer = await post.response()
+            assert await answer.content.readuntil(b"\n\n") == last_chunk(0, **MARK)
+            await call.write(last_chunk(1) + MARKED_USAGE + DONE)
+            await call.end()
+            assert await answer.read() == last_chunk(1, **MARK) + DONE
 
 
 @pytest.mark.parametrize("body", [{"messages": []}, {"model": "nobody", "messages": []}], ids=["no model", "another"])

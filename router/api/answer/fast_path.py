@@ -101,13 +101,43 @@ NO_FORM: Final = ChunkForm(b"\n", b"", b"", b"", None)
 class CommonChunks:
     """Splits the chunks of one stream into runs of common chunks and other chunks."""
 
-    __slots__ = ("_form", "_ids")
+    __slots__ = ("_end", "_form", "_ids", "_start")
 
     def __init__(self, ids: bool = True) -> None:
         """`ids`: the router asked for token ids, so chunks with ids count as common and the ids are cut out."""
         self._ids = ids
-        self._form = NO_FORM
+        self._set_form(NO_FORM)
+
+    def _set_form(self, form: ChunkForm) -> None:
+        self._form = form
         """The form of the last common chunk."""
+        self._start = b"data: " + (form.before if form.finish_reason is None else NO_FORM.before)
+        """What precedes the text of an event that `single_run` takes."""
+        self._end = b'"' + form.after + b"}\n\n"
+
+    def single_run(self, block: bytes) -> ChunkRun | None:
+        """Return the run of a block that is one event with a chunk of the last form; None if the block is not.
+
+        Most blocks of a stream are one such event, so this does the work of `plain_data` and `split_runs` on it in one
+        step. A chunk with a finish reason is left to them.
+        """
+        text, _, tail = (from_text := block.removeprefix(self._start)).partition(b'"')
+        if from_text == block:
+            return None
+        ids, to_ids = b"", self._form.to_ids
+        if to_ids:
+            ids, _, after_ids = (from_ids := tail.removeprefix(to_ids)).partition(b"]")
+            tail = after_ids if from_ids != tail else b""
+        usage = tail.removeprefix(self._form.to_usage)
+        if usage == tail or block.find(b"\n") != len(block) - 2 or block.find(b"\r") >= 0:
+            return None
+        if usage.partition(b"}")[2] != b"}\n\n" and not (usage.endswith(b"\n\n") and _REST.fullmatch(usage[:-2])):
+            return None
+        client_bytes = self._start + text + self._end
+        if not to_ids:
+            return ChunkRun(client_bytes, text, b"{" + usage[:-3], None, None if text else b"")
+        ids += b","
+        return ChunkRun(client_bytes, text, b"{" + usage[:-3], None, *((ids, b"") if text else (b"", ids)))
 
     def split_runs(self, data: Iterable[bytes]) -> Iterator[ChunkRun | bytes]:
         """Yield the chunks in order: common ones as runs, each other chunk unchanged on its own."""
@@ -138,7 +168,7 @@ class CommonChunks:
             else:
                 form, text, id_list, rest = _form_of(common)
                 before, to_ids, to_usage = form.before, form.to_ids, form.to_usage
-                self._form = form
+                self._set_form(form)
                 texts, ids = [text], [id_list]
         if texts:
             yield form.run(texts, ids, rest)

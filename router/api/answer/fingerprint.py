@@ -2,7 +2,8 @@
 
 vLLM puts `system_fingerprint` into the chunks with a finish reason, or only into the chunk with the usage if usage is
 asked for. If only the router asked for usage, the client gets no such chunk; so the chunks with a finish reason wait
-for it, and get its fingerprint. The engine sends both in the same step.
+for it, and get its fingerprint. The engine sends the last one in the same step. A choice that ends before others does
+not wait if an earlier answer of the worker has shown its fingerprint: that stays the same until the engine restarts.
 """
 
 from typing import Any, Final
@@ -22,11 +23,22 @@ _NAME_BYTES: Final = b'"system_fingerprint"'
 class LastChunks:
     """The chunks with a finish reason of one stream, while they wait for the fingerprint."""
 
-    __slots__ = ("_events", "_waits")
+    __slots__ = ("_events", "_running", "_waits", "fingerprint")
 
     def __init__(self, call: Call) -> None:
         self._waits = Addition.USAGE in call.additions.wanted
         self._events: list[bytes] = []
+        self._running = call.choices * len(call.prompts)
+        """Choices that have not ended, each in a chunk of its own."""
+        self.fingerprint: str | None = None
+        """The worker's: of an earlier answer, then of this one. Empty if its answers have none, None if unknown."""
+
+    def complete_early(self, event: bytes) -> bytes | None:
+        """Return a choice's last chunk as the client gets it now; None if it is the last one or has to wait."""
+        self._running -= 1
+        if not self._waits or self._running <= 0 or self.fingerprint is None:
+            return None
+        return _with_fingerprint(event, orjson.dumps(self.fingerprint)) if self.fingerprint and event else event
 
     def hold(self, events: bytes) -> bool:
         """Keep one event with a finish reason, or several plain ones; return False if they need not wait."""
@@ -40,7 +52,10 @@ class LastChunks:
         events, self._events = self._events, []
         fingerprint = after.get(NAME)
         if not isinstance(fingerprint, str):
+            if after.get("usage") is not None:
+                self.fingerprint = ""
             return b"".join(events)
+        self.fingerprint = fingerprint
         value = orjson.dumps(fingerprint)
         return b"".join([_with_fingerprint(event, value) for event in events])
 

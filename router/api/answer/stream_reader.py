@@ -16,7 +16,7 @@ from router.api.answer.fast_path import ChunkRun, CommonChunks, plain_data, plai
 from router.api.answer.fingerprint import LastChunks, ends_choice
 from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event
 from router.api.answer.token_record import TokenRecord
-from router.api.answer.usage import UsageTally, read_usage
+from router.api.answer.usage import UsageTally, read_usage, token_count
 from router.api.answer.usage_splice import UsageSplice
 from router.api.body.call import Call
 from router.api.body.error_bodies import load, text_or_empty
@@ -76,13 +76,29 @@ class StreamReader:
         Only complete events are returned, so that an error sent after them is an event of its own. Raises WorkerBroke
         if an event exceeds the limit.
         """
-        if not self._splitter.tail and (plain := plain_data(block)):
+        whole, common = not self._splitter.tail, self._common_chunks
+        if whole and common is not None and (run := common.single_run(block)) is not None:
+            return self._pass_run(run)
+        if whole and (plain := plain_data(block)):
             passed = self._pass_plain(plain)
         else:
             passed = b"".join([self._pass_event(event) for event in self._splitter.feed(block)])
         if not self.started or len(self._unread) >= UNREAD_LIMIT:
             self._read()
         return passed
+
+    def _pass_run(self, run: ChunkRun) -> bytes:
+        """Queue a common chunk that does not end its choice, and return what the client sees of it."""
+        if self.broken:
+            return b""
+        self._unread.append(run)
+        if len(self._unread) >= UNREAD_LIMIT:
+            self._read()
+        if self._held is not None:
+            self._held.append(run.client_bytes)
+            return b""
+        self.has_delivered = True
+        return run.client_bytes
 
     def _pass_plain(self, data: list[bytes]) -> bytes:
         """Queue plain events with these data for reading, and return what the client sees of them."""
@@ -135,11 +151,17 @@ class StreamReader:
         return chunk
 
     def _deliver_chunk(self, visible: bytes, chunk: dict[str, Any]) -> bytes:
-        """Pass a chunk on, the last of a choice only with what follows it. `visible`: what the client sees of it."""
+        """Pass a chunk on, the last ones of choices only with what follows them unless their fingerprint is known.
+
+        `visible`: what the client sees of it.
+        """
         if not chunk.get("choices"):
             return self._release(chunk) + self._deliver(visible)
-        if ends_choice(chunk) and self._hold_last(visible):
-            return b""
+        if ends_choice(chunk):
+            early = self._last_chunks.complete_early(visible)
+            if early is None and self._hold_last(visible):
+                return b""
+            visible = visible if early is None else early
         return self._deliver(visible)
 
     def _hold_last(self, events: bytes) -> bool:
@@ -168,6 +190,16 @@ class StreamReader:
             self._held = []
 
     @property
+    def fingerprint(self) -> str | None:
+        """The worker's fingerprint, by this answer once it has shown it; empty if it has none, None if unknown."""
+        return self._last_chunks.fingerprint
+
+    @fingerprint.setter
+    def fingerprint(self, known: str | None) -> None:
+        """Set what an earlier answer of the worker has shown."""
+        self._last_chunks.fingerprint = known
+
+    @property
     def held(self) -> bytes:
         """The events held back, for the client of a call that no other engine continues."""
         return b"".join(self._held or ())
@@ -179,7 +211,14 @@ class StreamReader:
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens so far over all choices. Without usage in chunks, a chunk with output counts as one token."""
+        """Output tokens so far over all choices. Without usage in chunks, a chunk with output counts as one token.
+
+        This is asked several times a second. If the last chunk says it, the chunks are left to be read together later.
+        """
+        if self._unread and isinstance(last := self._unread[-1], ChunkRun) and self._tally.final is None:
+            usage = load(last.usage)
+            if usage is not None and (tokens := token_count(usage, "completion_tokens")) is not None:
+                return tokens
         self._read()
         return self._tally.output_tokens
 
@@ -238,7 +277,7 @@ class StreamReader:
         reason = None
         for run in runs:
             reason = run.finish_reason or reason
-            self._token_record.add(run.ids, run.pending_ids)
+        self._token_record.add_all([(run.ids, run.pending_ids) for run in runs])
         self._choices.add_text(0, text, None if reason is None else reason.decode())
         self._tally.defer_chunk(runs[-1].usage, has_output=bool(text))
 

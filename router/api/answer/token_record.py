@@ -33,15 +33,22 @@ class TokenRecord:
 
         `with_text` is None if there was text without ids; the record is then given up.
         """
-        if self._complete and with_text is None:
-            self._give_up()
-        elif self._complete:
+        self.add_all([(with_text, pending)])
+
+    def add_all(self, parts: Iterable[tuple[bytes | None, bytes]]) -> None:
+        """Add ids as `add` does, for each of these parts in order."""
+        if not self._complete:
+            return
+        for with_text, pending in parts:
+            if with_text is None:
+                self._give_up()
+                return
             if with_text:
                 self._output += self._pending
                 self._output += with_text
                 self._pending.clear()
-                self._check()
             self._pending += pending
+        self._check()
 
     def add_list(self, ids: object, *, text: bool) -> None:
         """Add the ids of one chunk. `text`: whether the chunk has text."""

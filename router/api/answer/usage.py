@@ -54,8 +54,9 @@ class UsageTally:
             self._tokens[index] = self._tokens.get(index, 0) + 1
 
     def defer_chunk(self, usage: bytes, has_output: bool) -> None:
-        """Count a chunk of choice 0, and parse its usage only when it is needed, which the final usage may prevent."""
-        self._read()
+        """Count a chunk of choice 0, and parse its usage only when it is needed: later usage may replace it."""
+        if b'"completion_tokens"' not in usage:
+            self._read()
         self._deferred = usage, has_output
 
     def _read(self) -> None:

@@ -36,6 +36,9 @@ class Storage(NamedTuple):
     """The id that the call asks for its own response."""
 
 
+NOT_STORED: Final = Storage()
+
+
 class Call(NamedTuple):
     """What is forwarded to a worker, and what the scheduler and the reader of the answer need to know."""
 
@@ -75,7 +78,7 @@ class Call(NamedTuple):
     computed_anew_by: frozenset[str] = frozenset()
     """The engines that do not read their prefix cache for this call."""
 
-    storage: Storage = Storage()
+    storage: Storage = NOT_STORED
 
     def check_names(self) -> None:
         """Raise BadRequest if the name of the model or the user exceeds `NAME_BYTES`."""

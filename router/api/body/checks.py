@@ -10,11 +10,14 @@ TOKEN_ID_MEMBERS: Final = ("prompt", "input", "input_ids", "query", "items", "do
 """Body members in which engines accept token ids in place of text: one list, or a list of lists."""
 BIAS: Final = "logit_bias"
 """A body member whose keys are token ids."""
+_WITH_IDS: Final = frozenset({*TOKEN_ID_MEMBERS, BIAS})
 
 
 def largest_id(fields: Mapping[str, Any]) -> int:
     """The largest token id in a body; -1 if it has none. Raises BadRequest if one is negative."""
     largest = -1
+    if _WITH_IDS.isdisjoint(fields):
+        return largest
     for name in TOKEN_ID_MEMBERS:
         for ids in _lists(fields.get(name)):
             if min(ids) < 0:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from enum import Enum
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -10,7 +11,7 @@ import orjson
 from router.api.body import fields as read
 from router.api.body.error_bodies import load
 from router.api.body.fields import Fields, dump
-from router.api.body.json_edit import put_members, replace_member
+from router.api.body.json_edit import insert_first, join_members, put_members, replace_member
 from router.api.body.multipart import is_form, replace_field
 
 
@@ -85,17 +86,39 @@ class Additions(NamedTuple):
 
     def put(self, body: bytes, added: AddedFields) -> bytes:
         """Add fields, a subset of `wanted`, to the body with the least change of its bytes."""
-        values = {}
-        if Addition.TOKEN_IDS in added:
-            values[Addition.TOKEN_IDS.value] = b"true"
-        if in_options := added & _IN_OPTIONS:
-            values[_OPTIONS] = self._stream_options(in_options)
-        return put_members(body, values, self.members) if values else body
+        if not added:
+            return body
+        if not self.members:
+            return insert_first(body, _new_members(added))
+        return put_members(body, _members(self.options, added), self.members)
 
-    def _stream_options(self, added: AddedFields) -> bytes:
-        if not self.options and added == _IN_OPTIONS:
-            return USAGE_IN_EVERY_CHUNK
-        return orjson.dumps({**(self.options or {}), **{each.member: True for each in Addition if each in added}})
+
+_ASKED_FOR: Final = frozenset({_OPTIONS, Addition.TOKEN_IDS.value})
+_WITH_IDS: Final = Additions(ALL_FIELDS)
+_WITHOUT_IDS: Final = Additions(ALL_FIELDS - {Addition.TOKEN_IDS})
+"""What the router wants to add to a body that has none of these members."""
+
+
+@lru_cache(maxsize=8)
+def _new_members(added: AddedFields) -> bytes:
+    """The fields as the members of a body that has none of them."""
+    return join_members(_members(None, added))
+
+
+def _members(options: Fields | None, added: AddedFields) -> dict[str, bytes]:
+    """The top-level members that add these fields, as JSON by name. `options`: the client's own `stream_options`."""
+    values = {}
+    if Addition.TOKEN_IDS in added:
+        values[Addition.TOKEN_IDS.value] = b"true"
+    if in_options := added & _IN_OPTIONS:
+        values[_OPTIONS] = _stream_options(options, in_options)
+    return values
+
+
+def _stream_options(options: Fields | None, added: AddedFields) -> bytes:
+    if not options and added == _IN_OPTIONS:
+        return USAGE_IN_EVERY_CHUNK
+    return orjson.dumps({**(options or {}), **{each.member: True for each in Addition if each in added}})
 
 
 class RequestedUsage(NamedTuple):
@@ -122,6 +145,8 @@ def additions(fields: Fields, requested: RequestedUsage, *, streamed: bool, ids:
     """
     if not streamed:
         return Additions()
+    if _ASKED_FOR.isdisjoint(fields):
+        return _WITH_IDS if ids else _WITHOUT_IDS
     options = read.mapping(fields, _OPTIONS)
     if options:
         read.dump(options, _OPTIONS)

@@ -55,7 +55,9 @@ def model_name(fields: Fields) -> str:
 
 def adapters(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """The adapters that a body names beside its model: one, or one per prompt (SGLang's `lora_path`)."""
-    value = fields.get(ADAPTER)
+    if ADAPTER not in fields:
+        return ()
+    value = fields[ADAPTER]
     each = value if isinstance(value, list) else [value]
     if not all(one is None or isinstance(one, str) for one in each):
         raise wrong_type(ADAPTER, "a string or a list of strings")

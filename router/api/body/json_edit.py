@@ -71,11 +71,20 @@ def replace_member(data: bytes, key: str, value: bytes) -> bytes:
 
 def insert_members(data: bytes, values: Mapping[str, bytes]) -> bytes:
     """Insert top-level members, given as JSON, at the front of `data`, without a check for duplicates."""
-    if not values:
-        return data
+    return insert_first(data, join_members(values)) if values else data
+
+
+def join_members(values: Mapping[str, bytes]) -> bytes:
+    """Join members, given as JSON, as they stand between the braces of an object."""
+    return b",".join([orjson.dumps(key) + b":" + value for key, value in values.items()])
+
+
+def insert_first(data: bytes, new: bytes) -> bytes:
+    """Insert joined members, at least one, at the front of `data`, without a check for duplicates."""
     at = data.find(b"{") + 1
-    new = b",".join([orjson.dumps(key) + b":" + value for key, value in values.items()])
     comma = b"" if _EMPTY.match(data, at) else b","
+    if len(data) <= STEP_BYTES:
+        return b"".join((data[:at], new, comma, data[at:]))
     # Each slice holds the GIL, so slices are small. Joining many bytes releases it.
     rest = [data[start : start + STEP_BYTES] for start in range(at, len(data), STEP_BYTES)]
     return b"".join((data[:at], new, comma, *rest))

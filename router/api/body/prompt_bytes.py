@@ -7,6 +7,7 @@ imitate another structure. An image or another file counts as a short digest, as
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -38,6 +39,9 @@ HEAD_FIELDS: Final = (
     "functions",
 )
 """Body members that change what precedes the first message. Not tool_choice, as templates ignore it."""
+_IN_HEAD: Final = frozenset({*CACHE_FIELDS, *HEAD_FIELDS})
+KEPT_NAME: Final = 256
+"""Characters of a model's name at most for which the head of its prompts is kept."""
 
 
 def head(kind: str, model: str, fields: Fields) -> bytes:
@@ -46,8 +50,18 @@ def head(kind: str, model: str, fields: Fields) -> bytes:
     The head begins with a digest of kind, model and cache fields, so that two models, endpoints or salts differ in
     their first bytes, however long their names are.
     """
-    cache_identity = b"".join([kind.encode(), SEPARATOR, model.encode(), *_named(fields, CACHE_FIELDS)])
-    return b"".join([PROMPT, digest(cache_identity), *_named(fields, HEAD_FIELDS)])
+    if len(model) <= KEPT_NAME and _IN_HEAD.isdisjoint(fields):
+        return _head_without_fields(kind, model)
+    return b"".join([_beginning(kind, model, _named(fields, CACHE_FIELDS)), *_named(fields, HEAD_FIELDS)])
+
+
+@lru_cache(maxsize=1024)
+def _head_without_fields(kind: str, model: str) -> bytes:
+    return _beginning(kind, model, ())
+
+
+def _beginning(kind: str, model: str, cache_fields: Iterable[bytes]) -> bytes:
+    return PROMPT + digest(b"".join([kind.encode(), SEPARATOR, model.encode(), *cache_fields]))
 
 
 def _named(fields: Fields, names: Iterable[str]) -> Iterator[bytes]:

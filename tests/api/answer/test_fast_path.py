@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.api.answer.fast_path import ChunkRun, CommonChunks
+from router.api.answer.fast_path import ChunkRun, CommonChunks, plain_data
 from router.api.answer.stream_reader import StreamReader
 from router.api.answer.token_record import TokenRecord
 from router.api.endpoints.chat import parse_chat
@@ -124,6 +124,34 @@ def test_consecutive_chunks_are_split_like_single_ones(
     stream = CommonChunks()
     together = [*stream.split_runs(sent[:cut]), *stream.split_runs(sent[cut:])]
     assert joined(together) == joined(alone)
+
+
+ENDS = st.sampled_from([b"\n\n", b"\n\n", b"\n\n", b"\n", b"\r\n\r\n", b"\n\ndata: 1\n\n", b"\n\n\n", b"}\n\n", b""])
+
+
+@given(ENGINES, st.one_of(ENGINES, CHUNKS), MARKS, ENDS, st.sampled_from([b"", b"\n", b"\r", b" "]))
+def test_a_block_of_one_chunk_is_read_in_one_step_as_in_several(
+    before: dict[str, Any], chunk: dict[str, Any], marks: tuple[str, str], end: bytes, inside: bytes
+) -> None:
+    """Whatever the block is, the short way finds the run that the long way finds, or leaves the block to it."""
+    short, long = CommonChunks(), CommonChunks()
+    for stream in (short, long):
+        list(stream.split_runs([dump(before, marks)]))
+    block = b"data: %b" % dump(chunk, marks).replace(b'"usage"', b'"usage"' + inside) + end
+    run = short.single_run(block)
+    data = plain_data(block)
+    assert run is None or (data is not None and [run] == list(long.split_runs(data)))
+
+
+def test_the_chunks_of_one_stream_take_the_short_way() -> None:
+    """After the first chunk of a form, with token ids or without, the next one is read in one step."""
+    for ids in ({}, {"token_ids": [5]}):
+        chunks = [dump({"choices": [{"index": 0, "delta": {"content": text}, **ids}], "usage": USAGE}) for text in "ab"]
+        stream = CommonChunks()
+        list(stream.split_runs([chunks[0]]))
+        run = stream.single_run(b"data: %b\n\n" % chunks[1])
+        assert run is not None
+        assert run.text == b"b"
 
 
 SAYS = st.one_of(

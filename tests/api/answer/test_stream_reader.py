@@ -394,6 +394,21 @@ def test_a_fingerprint_beside_usage_that_only_the_router_asked_for_goes_to_the_l
     assert marks == ["vllm-1", None]
 
 
+@pytest.mark.parametrize(("known", "mark"), [("vllm-1", MARK), ("", {})])
+def test_a_choice_that_ends_early_does_not_wait_for_a_known_fingerprint(known: str, mark: dict[str, Any]) -> None:
+    """Its last chunk goes on at once with what an earlier answer has shown; the last choice's waits for the usage."""
+    call = parse_chat(b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"stream":true,"n":2}', HASHER)
+    reader = StreamReader(call)
+    reader.fingerprint = known
+    passed = reader.feed(event(text_choice("a", 0, "stop"), usage=counted(1)))
+    assert orjson.loads(passed.removeprefix(b"data: ")) == orjson.loads(
+        event(text_choice("a", 0, "stop"), **mark).removeprefix(b"data: ")
+    )
+    assert reader.feed(event(text_choice("b", 1, "stop"), usage=counted(2))) == b""
+    assert b'"stop"' in reader.feed(event(usage=FINAL, system_fingerprint="vllm-2"))
+    assert reader.fingerprint == "vllm-2"
+
+
 def test_the_fingerprint_replaces_a_null() -> None:
     """A completion's chunks may have the member already, without a value."""
     call = completion(prompt="Hi")

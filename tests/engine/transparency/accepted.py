@@ -15,7 +15,12 @@ OWN_PATHS: Final = "paths at which the router tells of itself"
 CLOSED: Final = "paths that stay closed"
 UNKNOWN_MODEL: Final = "a model that no worker lists is refused, also where SGLang would serve it as its own"
 BYTE_ORDER_MARK: Final = "a byte order mark is removed, also where SGLang would refuse it"
-PATHS_OF_THE_ROUTER: Final = ("/health", "/ready", "/load", "/ping", "/v1/models/tiny", "/v1/models/nope")
+NO_OBJECT: Final = "a body that is JSON but no object is refused with 400, also where SGLang fails with 500"
+INVOCATIONS: Final = "`/invocations` serves completions, too, which SGLang refuses there"
+PATHS_OF_THE_ROUTER: Final = (
+    *("/health", "/ready", "/load", "/ping"),
+    *("/v1/models/tiny", "/v1/models/nope", "/v1/models/"),
+)
 CLOSED_PATHS: Final = ("/inference/v1/generate", "/generate", "/api/chat", "/api/tags")
 ANTHROPIC: Final = "/v1/messages"
 
@@ -40,9 +45,14 @@ def accepted_status(probe: Probe, direct: int, routed: int) -> str | None:
         return OWN_PATHS
     if probe.path in CLOSED_PATHS and routed == 404:
         return CLOSED
-    if probe.name == "chat: an unknown model" and (direct, routed) == (200, 404):
-        return UNKNOWN_MODEL
-    return BYTE_ORDER_MARK if probe.name.endswith("a byte order mark") and (direct, routed) == (400, 200) else None
+    reasons = {
+        ("chat: an unknown model", 200, 404): UNKNOWN_MODEL,
+        ("chat: a list", 500, 400): NO_OBJECT,
+        ("invocations: a text", 400, 200): INVOCATIONS,
+    }
+    if probe.name.endswith("a byte order mark") and (direct, routed) == (400, 200):
+        return BYTE_ORDER_MARK
+    return reasons.get((probe.name, direct, routed))
 
 
 def accepted_header(probe: Probe, name: str) -> str | None:
