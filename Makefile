@@ -6,7 +6,7 @@ SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve demo dev test lint chaos shapes results sweeps results-full bench clean lock
+.PHONY: serve demo dev test lint chaos shapes results sweeps results-full bench profile clean lock
 
 serve: $(SERVING)
 	@exec $(VENV)/bin/d2lpm serve --emulate 2 $(ARGS)
@@ -27,9 +27,9 @@ lint: $(STAMP)
 	$(VENV)/bin/pytest -q tests/docs/test_architecture.py tests/docs/test_names.py
 
 # Ten minutes of faults, the death of the router, processes that are stopped for 40 s, ten times more calls than the
-# fleet can serve, a million calls, and five attacks on the router's memory and event loop (make chaos CHAOS=chaos.soak
-# runs one of them). Short forms of them are tests.
-CHAOS := chaos chaos.restart chaos.pause chaos.overload chaos.soak attacks
+# fleet can serve, a million calls, kills of single processes, and five attacks on the router's memory and event loop
+# (make chaos CHAOS=chaos.soak runs one of them). Short forms of them are tests.
+CHAOS := chaos chaos.restart chaos.kills chaos.pause chaos.overload chaos.soak attacks
 chaos: $(STAMP)
 	@for show in $(CHAOS); do $(VENV)/bin/python -m tests.$$show || exit 1; done
 
@@ -53,6 +53,10 @@ results-full: $(STAMP)
 
 bench: $(STAMP)
 	@$(VENV)/bin/python -m bench decision-cost $(ARGS)
+
+# What each stage of the router costs a streamed request and a chunk, in CPU time: under a minute.
+profile: $(STAMP)
+	@$(VENV)/bin/python -m bench profile $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -34,6 +34,7 @@ LAB: Final[Mapping[str, str]] = {
     "neighbour": "bench.lab.neighbour.command",
     "picture": "bench.lab.picture.command",
     "prefix-memory": "bench.lab.micro.prefix_memory",
+    "profile": "bench.lab.micro.profile",
     "request-path": "bench.lab.micro.request_path",
     "window": "bench.lab.micro.window_live",
 }

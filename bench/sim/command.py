@@ -30,7 +30,7 @@ from bench.workloads.registry import WORKLOADS
 from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.core.model.commands import Command
 from router.core.model.events import Event
-from router.core.policies.registry import PARAMETERS, POLICIES
+from router.core.policies.registry import ORDERS, PARAMETERS, PLACEMENTS, POLICIES
 from router.core.scheduler_settings import SchedulerSettings
 from router.runtime.nearest import unknown
 from workers.engine.engine import DEFAULT_HARDWARE
@@ -44,6 +44,9 @@ WINDOWS: Final[Mapping[str, Window]] = {
     "fixed": FixedWindow(),
     "off": NoWindow(),
 }
+
+REPORT_SECONDS: Final = 0.5
+"""How often a front reports the new output of its streams (`router.channel.client`), in seconds."""
 
 
 def simulate(scenario: Scenario, observers: Sequence[Observer] = ()) -> Result:
@@ -63,8 +66,22 @@ class ProgressObserver:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    _add_router_flags(parser)
+    _add_traffic_flags(parser)
+    _add_run_flags(parser)
+    workers = parser.add_argument_group("workers")
+    _add_fleet_flags(workers)
+    _add_batch_flags(workers)
+
+
+def _add_router_flags(parser: argparse.ArgumentParser) -> None:
+    alone = [name for name in POLICIES if "+" not in name]
     parser.add_argument(
-        "--policy", default="dlpm_home", metavar="P", help=f"one of {', '.join(POLICIES)} (default: %(default)s)"
+        "--policy",
+        default="dlpm_home",
+        metavar="P",
+        help=f"{', '.join(alone)}; or PLACEMENT+ORDER, with placement {', '.join(PLACEMENTS)} and order "
+        f"{', '.join(ORDERS)} (default: %(default)s)",
     )
     parser.add_argument(
         "--set",
@@ -74,6 +91,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         dest="parameters",
         help="set a parameter of the policy; may be repeated",
     )
+    parser.add_argument(
+        "--window",
+        default="learned",
+        metavar="NAME",
+        help=f"limit on the work in flight at a worker: {', '.join(WINDOWS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--report-seconds",
+        type=float,
+        default=REPORT_SECONDS,
+        metavar="S",
+        help="seconds between two reports of all streams' new output to the scheduler (default: %(default)s, as in a "
+        "real front, which also reports a stream at 64 new tokens; the experiments use 0.1)",
+    )
+
+
+def _add_traffic_flags(parser: argparse.ArgumentParser) -> None:
     traffic = parser.add_mutually_exclusive_group()
     traffic.add_argument(
         "--workload", default="documents", metavar="W", help=f"one of {', '.join(WORKLOADS)} (default: %(default)s)"
@@ -86,12 +120,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate", type=float, help="calls per second of all clients together (default: as the workload has it)"
     )
-    parser.add_argument(
-        "--window",
-        default="learned",
-        metavar="NAME",
-        help=f"limit on the work in flight at a worker: {', '.join(WINDOWS)} (default: %(default)s)",
-    )
+
+
+def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="seconds of virtual time to simulate (default: %(default)s)"
     )
@@ -105,38 +136,43 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-jumps", action="store_true", help="take every engine step by itself: slower, with equal results"
     )
-    fleet = parser.add_argument_group("workers")
-    fleet.add_argument("--workers", type=int, default=1, metavar="D", help="number of workers (default: %(default)s)")
-    fleet.add_argument(
+
+
+def _add_fleet_flags(workers: argparse._ArgumentGroup) -> None:
+    workers.add_argument("--workers", type=int, default=1, metavar="D", help="number of workers (default: %(default)s)")
+    workers.add_argument(
         "--speeds", metavar="S,S,...", help="speed of each worker in turn, relative to the hardware (default: 1)"
     )
-    fleet.add_argument(
+    workers.add_argument(
         "--hardware",
         default=DEFAULT_HARDWARE,
         metavar="H",
         help=f"step-time model: {', '.join(HARDWARE)} (default: %(default)s)",
     )
-    fleet.add_argument(
+    workers.add_argument(
         "--dialect", choices=get_args(Dialect), default="vllm", help="engine to emulate (default: %(default)s)"
     )
-    fleet.add_argument(
+    workers.add_argument(
+        "--hide-capacity", action="store_true", help="do not report the size of the KV pool to the router"
+    )
+
+
+def _add_batch_flags(workers: argparse._ArgumentGroup) -> None:
+    workers.add_argument(
         "--order",
         choices=get_args(Order),
         default="fcfs",
         help="order of the engine's own queue (default: %(default)s)",
     )
-    fleet.add_argument(
+    workers.add_argument(
         "--kv-tokens", type=int, metavar="N", help="size of the KV pool in tokens (default: the hardware's)"
     )
-    fleet.add_argument("--slots", type=int, metavar="N", help="most requests in one batch (default: 256)")
-    fleet.add_argument(
+    workers.add_argument("--slots", type=int, metavar="N", help="most requests in one batch (default: 256)")
+    workers.add_argument(
         "--max-batched-tokens",
         type=int,
         metavar="N",
         help="most new tokens per step (default: vllm 2048, sglang 8192)",
-    )
-    fleet.add_argument(
-        "--hide-capacity", action="store_true", help="do not report the size of the KV pool to the router"
     )
 
 
@@ -170,6 +206,7 @@ def read_scenario(options: argparse.Namespace) -> Scenario:
         settings=SchedulerSettings(window=parse_spec(options.window, WINDOWS)),
         parameters=tuple(_parameters(options.parameters)),
         drain=options.drain,
+        progress_seconds=options.report_seconds,
         jumps=not options.no_jumps,
     )
 
@@ -197,7 +234,7 @@ def _workers(options: argparse.Namespace) -> Sequence[WorkerSpec]:
         kv_tokens=options.kv_tokens,
         max_running=options.slots,
         max_batched_tokens=options.max_batched_tokens,
-        tell_capacity=not options.hide_capacity,
+        reports_capacity=not options.hide_capacity,
     )
     try:
         speeds = [float(speed) for speed in options.speeds.split(",")] if options.speeds else [1.0]

@@ -35,7 +35,7 @@ class WorkerSpec:
     """Seconds after which no more requests are sent to the worker."""
     crashes: bool = False
     """True if everything running there fails when the worker leaves, instead of running to its end."""
-    tell_capacity: bool = True
+    reports_capacity: bool = True
     """True if the worker's metrics report how many tokens its cache holds."""
 
     def __post_init__(self) -> None:
@@ -98,7 +98,10 @@ class Scenario:
     latency: float = 0.0005
     """Seconds from the router to an engine, and the same back."""
     progress_seconds: float = 0.1
-    """Interval (s) at which output is charged. A front reports every 0.5 s, and from 64 new tokens of a stream on."""
+    """Interval (s) at which output is reported and charged. The published results were measured with 0.1.
+
+    A front reports every 0.5 s, and a stream with 64 new tokens at once; `bench simulate` reports every 0.5 s.
+    """
     poll_seconds: float = 0.5
     """Interval (s) at which each worker reports its metrics."""
     oracle: bool = False

@@ -168,7 +168,7 @@ class Simulation:
         self._arrive(client, call, late=self.scenario.drain)
 
     def _arrive(self, client: Client, call: Call, *, late: bool = False) -> None:
-        """Make a call. `late`: even after the end of the simulation."""
+        """Make a call. `late`: whether to do so even after the end of the simulation."""
         now = self._agenda.now
         if now >= self.scenario.seconds and not late:
             return
@@ -285,7 +285,7 @@ class Simulation:
             jumps=scenario.jumps and events is None,
             publish=None if events is None else partial(self._published, events),
         )
-        self._reported_capacity[worker] = engine.capacity if spec.tell_capacity else None
+        self._reported_capacity[worker] = engine.capacity if spec.reports_capacity else None
         config = engine.config
         batch = config.max_batched_tokens if spec.dialect == "sglang" else None  # vLLM does not report it
         facts = Worker(

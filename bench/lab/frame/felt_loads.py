@@ -43,24 +43,26 @@ def crowd(clients: int, span: Span = CROWD_SPAN) -> Load:
 
 
 def cold_flood(open_calls: int) -> Load:
-    """One client with `open_calls` cold prompts open beside four with 32 chat calls each."""
+    """Return a load of one client with `open_calls` cold prompts open beside four with 32 chat calls each."""
     return Load(Flood(heavy=replace(COLD, concurrency=open_calls), honest=CHATS, light=LIGHT))
 
 
 def chat_flood(calls: int) -> Load:
-    """One client with 200 chat calls open beside four with `calls` each."""
+    """Return a load of one client with 200 chat calls open beside four with `calls` each."""
     heavy = replace(CHATS, client_count=1, concurrency=200)
     return Load(Flood(heavy=heavy, honest=replace(CHATS, concurrency=calls), light=LIGHT))
 
 
 def documents_flood(calls: int, clients: int = 8) -> Load:
-    """`clients` clients with 128 questions about documents beside four with `calls` chat calls each."""
+    """Return a load of `clients` clients with 128 questions about documents beside four with `calls`
+    chat calls each.
+    """
     heavy = replace(DOCUMENTS, client_count=clients, concurrency=128 // clients)
     return Load(Flood(heavy=heavy, honest=replace(CHATS, concurrency=calls), light=LIGHT), FEW_DOCUMENTS)
 
 
 def holders(contexts: int) -> Load:
-    """One client with `contexts` long contexts, each in use, beside four with 32 chat calls each."""
+    """Return a load of one client with `contexts` long contexts, each in use, beside four with 32 chat calls each."""
     heavy = replace(HOLDERS, groups=contexts, concurrency=contexts)
     return Load(Flood(heavy=heavy, honest=CHATS, light=LIGHT), FEW_CONTEXTS)
 

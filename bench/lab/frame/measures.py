@@ -116,7 +116,9 @@ def _always_calls(own: Sequence[Record]) -> bool:
 
 
 def max_min(demands: Mapping[str, float], whole: float) -> Mapping[str, float]:
-    """Return each client's max-min share: what it asked, but at most an equal part of what the smaller ones left."""
+    """Return each client's max-min share: what it asked for, but at most an equal part of what the
+    smaller ones left.
+    """
     parts: dict[str, float] = {}
     for place, client in enumerate(sorted(demands, key=demands.__getitem__)):
         parts[client] = min(demands[client], (whole - sum(parts.values())) / (len(demands) - place))
@@ -158,12 +160,12 @@ Service = Callable[[ServiceSample], float]
 
 
 def actual(client: str) -> Service:
-    """Extend + 2 · output tokens of this client."""
+    """Return the extend + 2 · output tokens of this client."""
     return lambda sample: sample.service.get(client, 0.0)
 
 
 def seen(client: str) -> Service:
-    """Input + 2 · output tokens of this client."""
+    """Return the input + 2 · output tokens of this client."""
     return lambda sample: sample.client_service.get(client, 0.0)
 
 

@@ -95,13 +95,13 @@ def chunks(steps: Sequence[Step]) -> list[Sequence[Step]]:
 
 def trace(repeats: int) -> list[Recorder]:
     """Run the router and send it the chat; the recorder of each."""
-    port = _free_port()
+    port = free_port()
     recorder, recorders = Recorder(), list[Recorder]()
     failures: list[str] = []
 
     def play() -> None:
         try:
-            _wait_for(port)
+            wait_until_ready(port)
             for number in range(repeats + 2):
                 recorder.steps, recorder.decisions = [], []
                 recorder.on = True
@@ -139,13 +139,13 @@ def _serve(port: int, worker: str, recorder: Callable[[FrameType, str, object], 
         sys.argv = arguments
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
-def _wait_for(port: int) -> None:
+def wait_until_ready(port: int) -> None:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         try:

@@ -89,7 +89,7 @@ class NoisyNeighbour(Experiment):
         return ()
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """What is counted in the table is of the time measured, `calls` and `failed` of all of it."""
+        """Return the figures of one run: most cover the measured time, but `calls` and `failed` cover all of it."""
         light = [r for r in result.records if r.client.startswith(LIGHT) and r.arrived >= result.warmup]
         waits = list(first_token_spans([r for r in light if r.outcome in ANSWERED], result.seconds))
         service = {client: figures["service"] for client, figures in summary["clients"].items()}
@@ -112,7 +112,7 @@ class NoisyNeighbour(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A line for each router over the number of heavy clients."""
+        """Draw a line for each router over the number of heavy clients."""
         axes = figure.subplots(2, 2, sharex=True).flat
         for place, kind in zip(axes, ("light TTFT p50", "light TTFT p95", "light share", "tokens/s"), strict=True):
             for router in dict.fromkeys(row.labels["router"] for row in rows):

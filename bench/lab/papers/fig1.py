@@ -70,7 +70,7 @@ class Figure1(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A point for each row; DLPM's are joined and named after Q^u."""
+        """Draw a point for each row; DLPM's points are joined and named after Q^u."""
         axes = figure.subplots()
         for policy in policies(rows):
             own = [row for row in rows if row.labels["policy"] == policy]

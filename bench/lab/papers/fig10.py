@@ -38,7 +38,7 @@ LEVELS: Final = ("dlpm_home", "rr+lpm", "preble", "vtc")
 
 
 def swept(quantum: float) -> Mapping[str, Contender]:
-    """D²LPM with this Q^w, as printed and with our defaults."""
+    """Return D²LPM with this Q^w, as printed and with our defaults."""
     placement, order = PRINTED
     assert isinstance(placement, D2lpmParameters)
     return {
@@ -94,7 +94,7 @@ class Figure10(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A column for each workload; dotted what has no Q^w."""
+        """Draw a column for each workload, with dotted lines for policies that have no Q^w."""
         shown = ("service/s", "Jain", "Jain as seen")
         axes = figure.subplots(len(shown), len(WORKLOADS), sharex=True, squeeze=False)
         for column, workload in enumerate(WORKLOADS):

@@ -83,7 +83,7 @@ class Figure12(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """Seconds: to the first token of conversations and of all calls, to the end of programs."""
+        """Return seconds to the first token of conversations and of all calls, and to the end of programs."""
         end = summary["last_end_s"] or result.seconds
         chat = list(first_token_spans([r for r in result.records if r.client.startswith("chat")], end))
         values: dict[str, Value] = {
@@ -104,5 +104,5 @@ class Figure12(Experiment):
         return values
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A column for each policy, a line for each client."""
+        """Draw a column for each policy and a line for each client."""
         draw_over_time(figure, rows, ("TTFT", "actual"), CLIENTS)

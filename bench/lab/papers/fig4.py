@@ -53,13 +53,13 @@ class Cost:
 
 
 def decode_step_seconds() -> float:
-    """A decode step of the figure's batch on an A100, by the emulated engine's own model."""
+    """Return the time of a decode step of the figure's batch on an A100, by the emulated engine's own model."""
     batch = Batch(decodes=FIG4_BATCH, decode_context=FIG4_BATCH * FIG4_CONTEXT)
     return HARDWARE[A100.hardware].step_seconds(batch)
 
 
 def settings() -> Sequence[Setting]:
-    """Each policy with several numbers of workers, and with several lengths of the queue."""
+    """Return each policy with several numbers of workers, and with several lengths of the queue."""
     sizes = [(FIG4_QUEUE, workers) for workers in FIG4_WORKERS]
     sizes += [(waiting, FIG4_FLEET) for waiting in FIG4_WAITING if waiting != FIG4_QUEUE]
     return [
@@ -97,7 +97,7 @@ def write(costs: Sequence[Cost], folder: Path) -> None:
 
 
 def table(costs: Sequence[Cost]) -> Sequence[str]:
-    """Return Markdown."""
+    """Return a Markdown table."""
     head = ["| policy | workers | waiting | CPU, µs | of a decode step |", "| --- | ---: | ---: | ---: | ---: |"]
     return head + [
         f"| {cost.policy} | {cost.workers} | {cost.waiting:,} | {cost.microseconds:.0f} | {cost.decode_step:.1%} |"
@@ -117,7 +117,7 @@ def save_plot(costs: Sequence[Cost], path: Path) -> None:
 
 
 def draw(costs: Sequence[Cost], figure: "Figure") -> None:
-    """A line for each policy."""
+    """Draw a line for each policy."""
     over_workers, over_queue = figure.subplots(1, 2, sharey=True)
     for policy in FIG4_POLICIES:
         own = [cost for cost in costs if cost.policy == policy]

@@ -42,7 +42,7 @@ class Figure7(Experiment):
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """When quick, without D²LPM as printed."""
+        """Return the simulations; a quick run leaves out D²LPM as printed."""
         return [
             Cell(
                 (("workload", workload), ("workers", str(workers)), ("policy", name)),
@@ -65,7 +65,7 @@ class Figure7(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """Service is what clients see, input + 2 · output; Jain's is over extend + 2 · output."""
+        """Return service as clients see it, input + 2 · output, and Jain's index over extend + 2 · output."""
         programs = summarise_programs(light_records(result), result.warmup, result.seconds)
         return {
             "service/s": service_seen(summary) / (result.seconds - result.warmup),
@@ -78,7 +78,7 @@ class Figure7(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A column for each workload; over the workers, a line for each policy."""
+        """Draw a column for each workload, and in it a line for each policy over the workers."""
         shown = ("service/s", "Jain", "light p99")
         axes = figure.subplots(len(shown), len(WORKLOADS), sharex=True, squeeze=False)
         for column, workload in enumerate(WORKLOADS):

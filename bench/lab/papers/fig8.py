@@ -34,7 +34,7 @@ def reforming(span: Span) -> Workload:
 
 @dataclass(frozen=True)
 class Figure8(Experiment):
-    """Its clients 0 and 1 are light here, 2 is the reformed and 3 the heavy one."""
+    """Clients 0 and 1 are the light ones, 2 is the reformed one and 3 the heavy one."""
 
     title: ClassVar[str] = "Seconds to the first token beside heavy clients, two workers (DLPM paper, figure 8)"
     published: ClassVar[str] = (
@@ -66,7 +66,7 @@ class Figure8(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """Seconds to the first token of calls that came before one client reformed (1) or after (2).
+        """Return seconds to the first token of calls that came before one client reformed (1) or after (2).
 
         What has not come by the end is a lower bound; `longest` is of all clients.
         """
@@ -89,5 +89,5 @@ class Figure8(Experiment):
         return values
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A column for each policy, a line for each client."""
+        """Draw a column for each policy and a line for each client."""
         draw_over_time(figure, rows, ("TTFT", "service/s"), CLIENTS)

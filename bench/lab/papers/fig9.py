@@ -43,7 +43,7 @@ def ending(trees: int) -> Workload:
 
 @dataclass(frozen=True)
 class Figure9(Experiment):
-    """Its client 0 is the heavy one here. It ends when all trees have."""
+    """Client 0 is the heavy one. A simulation ends when all trees have ended."""
 
     title: ClassVar[str] = "Response time and service over time, four workers (DLPM paper, figure 9)"
     published: ClassVar[str] = (
@@ -81,7 +81,7 @@ class Figure9(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """Seconds, and cost units of actual service.
+        """Return times in seconds and actual service in cost units.
 
         spread: the largest difference between clients since all were active. gap/bound: the largest of any worker
         against its bound (`router.core.clients.service_gap`). alone: how long one client got nine tenths of the
@@ -110,5 +110,5 @@ class Figure9(Experiment):
         return values
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A column for each policy, a line for each client."""
+        """Draw a column for each policy and a line for each client."""
         draw_over_time(figure, rows, ("TTFT", "actual", "as seen"), CLIENTS)

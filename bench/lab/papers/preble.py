@@ -63,7 +63,7 @@ def scenario(contender: Contender, workload: Workload, workers: int) -> Scenario
 
 @dataclass(frozen=True)
 class PrebleLatency(TracedExperiment):
-    """With `azure` also its mix of tools and videos at those times."""
+    """With `azure`, the experiment also runs its mix of tools and videos at those times."""
 
     kinds: ClassVar[Sequence[str]] = ("azure",)
     title: ClassVar[str] = "Latency against the rate of calls (Preble paper, figures 3 and 4)"
@@ -74,7 +74,7 @@ class PrebleLatency(TracedExperiment):
     decimals: ClassVar[Mapping[str, int]] = DECIMALS
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """When quick, the highest rates, Preble and what it compares with."""
+        """Return the simulations; a quick run has the highest rates, Preble and what it is compared with."""
         policies = {name: PREBLE_POLICIES[name] for name in ("rr+lpm", "preble")} if quick else PREBLE_POLICIES
         cells = [
             Cell(
@@ -101,7 +101,7 @@ class PrebleLatency(TracedExperiment):
         return figures(result, summary)
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A column for each workload; over the rates, a line for each policy."""
+        """Draw a column for each workload, and in it a line for each policy over the rates."""
         shown = ("latency avg", "latency p99")
         axes = figure.subplots(len(shown), len(PREBLE_RATES), sharex="col", squeeze=False)
         for column, workload in enumerate(PREBLE_RATES):
@@ -115,7 +115,7 @@ class PrebleLatency(TracedExperiment):
 
 
 def tools_and_videos(times: Sequence[float]) -> Workload:
-    """The mix of the paper's figure 4, with these arrival times."""
+    """Return the mix of the paper's figure 4, with these arrival times."""
     mixed = PREBLE["tools-and-videos"]
     assert isinstance(mixed, ToolsAndVideos)
     tools = tuple(at for number, at in enumerate(times, 1) if number % AZURE_VIDEOS)

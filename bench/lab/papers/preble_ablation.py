@@ -36,7 +36,7 @@ class PrebleAblation(Experiment):
         return figures(result, summary)
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A bar for each part."""
+        """Draw a bar for each part."""
         shown = ("latency avg", "latency p99")
         for axes, measured in zip(figure.subplots(1, len(shown)), shown, strict=True):
             axes.bar([row.labels["policy"] for row in rows], [row.median(measured) or 0.0 for row in rows])

@@ -51,7 +51,7 @@ QUICK: Final = ("vtc-overload", "vtc-27")
 
 @dataclass(frozen=True)
 class VtcSuites(TracedExperiment):
-    """With `arena` also on the paper's own trace, which `vtc-27` stands in for."""
+    """With `arena`, the experiment also runs on the paper's own trace, which `vtc-27` stands in for."""
 
     kinds: ClassVar[Sequence[str]] = ("arena",)
     title: ClassVar[str] = "Service difference, response time and throughput (VTC paper, figures 3 to 14)"
@@ -93,7 +93,9 @@ class VtcSuites(TracedExperiment):
         return [*suites, *traced] if quick else [*suites, *traced, *pools]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """Accumulated: the most that two clients' services drift apart; light: who ask for least."""
+        """Return the figures. Accumulated: the most that two clients' services drift apart; light: the half that asks
+        for least.
+        """
         spread = service_difference(result.records, result.seconds)
         asked = dict.fromkeys(result.weights, 0)
         for record in result.records:
@@ -112,7 +114,7 @@ class VtcSuites(TracedExperiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A group of bars for each suite."""
+        """Draw a group of bars for each suite."""
         shown = ("difference avg", "light TTFT mean", "output tokens/s")
         suites = list(dict.fromkeys(row.labels["suite"] for row in rows))
         policies = list(dict.fromkeys(row.labels["policy"] for row in rows))

@@ -66,7 +66,7 @@ WAYS: Final[Mapping[str, Tracking]] = {
 
 @dataclass(frozen=True)
 class CacheTruth(Experiment):
-    """All under D²LPM."""
+    """Compares the ways to follow a cache, all under D²LPM."""
 
     seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
     title: ClassVar[str] = "Predicted and actual cached tokens, and what predictions are worth, two A100 under D²LPM"
@@ -119,7 +119,7 @@ class CacheTruth(Experiment):
         }
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
-        """A line for each way: error and worth over all workloads and caches."""
+        """Return a line for each way: its error and its worth over all workloads and caches."""
         best = {_place(row): row for row in rows if row.labels["way"] == ORACLE}
         lines = ["| way | mean error | worst error | hit rate / oracle | service / oracle |"]
         lines.append("| --- | ---: | ---: | ---: | ---: |")
@@ -132,7 +132,7 @@ class CacheTruth(Experiment):
         return lines
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Error and hit rate by how small the cache is, the mean over workloads and engines."""
+        """Draw error and hit rate by how small the cache is, as means over workloads and engines."""
         plots = figure.subplots(1, 2)
         for plot, name in zip(plots, ("error", "hit rate"), strict=True):
             for way in WAYS:

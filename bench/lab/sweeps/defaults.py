@@ -73,7 +73,7 @@ class Defaults(Experiment):
     decimals: ClassVar[Mapping[str, int]] = DECIMALS
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        """When quick, the defaults alone."""
+        """Return the simulations; a quick run has the defaults alone."""
         return [
             Cell(
                 (("workload", workload), ("policy", policy), ("parameter", name)),
@@ -98,7 +98,7 @@ class Defaults(Experiment):
         return figures(result, summary)
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
-        """A line for each parameter: throughput over the default's, Jain less the default's."""
+        """Return a line for each parameter: throughput over the default's, and Jain's index less the default's."""
         changes = Changes(rows)
         lines = [
             f"| policy | parameter | least | mean | {' | '.join(changes.workloads)} |",
@@ -112,7 +112,7 @@ class Defaults(Experiment):
         return ["Throughput over the default's / Jain's index less the default's:", "", *lines]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """What the digest says, in colours."""
+        """Draw the digest in colours."""
         changes = Changes(rows)
         names = [f"{policy}, {parameter}" for policy, parameter in changes.changed]
         for axes, read, title, middle, reach in zip(

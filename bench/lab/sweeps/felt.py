@@ -71,7 +71,7 @@ class Felt(TracedExperiment):
         return figures(result, summary)
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """How long light clients wait at most, and the service, by load and policy."""
+        """Draw how long light clients wait at most, and the service, by load and policy."""
         loads = list(dict.fromkeys(row.labels["load"] for row in rows))
         names = list(dict.fromkeys(row.labels["policy"] for row in rows))
         for axes, shown in zip(figure.subplots(1, 2, sharey=True), ("light longest", "service/s"), strict=True):

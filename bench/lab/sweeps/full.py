@@ -79,7 +79,7 @@ class FullGrid(TracedExperiment):
         return {**figures(result, summary), "unended": sum(not ended for _, ended in spans)}
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
-        """The default beside the best under each load, with what falls short of the aim in bold."""
+        """Return the default beside the best under each load, with what falls short of the aim in bold."""
         lines = ["| workload | load | throughput / best | light p95 / best | light longest / best |"]
         lines.append("| --- | ---: | ---: | ---: | ---: |")
         verdicts = list(compared(rows))
@@ -92,7 +92,7 @@ class FullGrid(TracedExperiment):
         return [head, "", *lines]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """The default's figures over the best's, a point for each workload and load."""
+        """Draw the default's figures over the best's, a point for each workload and load."""
         verdicts = list(compared(rows))
         places = range(len(verdicts))
         for axes, values, aim, title in zip(

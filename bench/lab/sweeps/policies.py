@@ -1,4 +1,4 @@
-"""Every policy on every workload: what each is good for, and which is good enough everywhere to be the default."""
+"""Every policy on every workload, which shows what each is good for, and which could be the default everywhere."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class PolicyTable(TracedExperiment):
         return figures(result, summary)
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
-        """How near each policy is to the best, over all workloads and on each."""
+        """Return how near each policy is to the best, over all workloads and on each."""
         table = Relative(rows)
         return [
             f"Nearest to the best: {', '.join(table.best(BEST))}.",
@@ -103,7 +103,7 @@ class PolicyTable(TracedExperiment):
         ]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A point for each policy on each workload: throughput over the best's, Jain's index."""
+        """Draw a point for each policy on each workload: throughput over the best's, and Jain's index."""
         table = Relative(rows)
         workloads, policies = table.workloads, table.policies
         for axes, read, title in zip(

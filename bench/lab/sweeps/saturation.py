@@ -30,7 +30,7 @@ class Saturation(Experiment):
     decimals: ClassVar[Mapping[str, int]] = {"seconds a session": 3, "calls/s": 2, "busy": 3, "hit rate": 3}
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:  # noqa: ARG002
-        """There are no fewer when quick: conditions hold the figures of all."""
+        """Return the simulations; a quick run has as many, since the conditions hold the figures of all."""
         return [
             Cell(
                 (("hardware", hardware), ("session", name)),
@@ -48,7 +48,7 @@ class Saturation(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """A session's share of a worker is that of its calls: each ended call counts as its part."""
+        """Return the figures of one worker; each ended call counts as its part of a session."""
         begin, end = result.warmup, result.seconds
         ended = [
             record
@@ -65,7 +65,7 @@ class Saturation(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """A bar for each kind of session, by hardware."""
+        """Draw a bar for each kind of session, by hardware."""
         for axes, hardware in zip(figure.subplots(1, len(HARDWARE), squeeze=False)[0], HARDWARE, strict=True):
             own = [row for row in rows if row.labels["hardware"] == hardware]
             axes.barh([row.labels["session"] for row in own], [row.median("seconds a session") or 0 for row in own])

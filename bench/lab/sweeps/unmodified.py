@@ -62,7 +62,7 @@ class Unmodified(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """Gaps are of actual service over all intervals, in cost units.
+        """Return gaps of actual service over all intervals, in cost units.
 
         The first is over the whole fleet. The queue's is that of the worker whose queue comes nearest to its bound,
         while both clients wait there: who waits at one worker alone may fall behind without limit at the others.
@@ -83,7 +83,7 @@ class Unmodified(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """The heavy client's lead over time, and what bounds it in one queue."""
+        """Draw the heavy client's lead over time, and its bound in one queue."""
         for axes, order in zip(figure.subplots(1, len(ENGINES), sharey=True), ENGINES, strict=True):
             own = [row for row in rows if row.labels["engines"] == order]
             for row, colour in zip(own, ("tab:red", "tab:blue", "tab:green"), strict=True):

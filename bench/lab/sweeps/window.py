@@ -65,7 +65,9 @@ class WindowSize(Experiment):
         ]
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        """The gap is over all intervals, in cost units; the queue's while both wait in the proxy."""
+        """Return gaps over all intervals, in cost units; the queue's gap counts while both clients wait
+        in the router.
+        """
         (worker,) = summary["workers"].values()
         return {
             "gap": widest(difference_line(result, HEAVY, LIGHT)),
@@ -77,7 +79,7 @@ class WindowSize(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Gaps and their bounds on a logarithmic scale, and throughput."""
+        """Draw gaps and their bounds on a logarithmic scale, and throughput."""
         gaps, throughputs = figure.subplots(2, 1, sharex=True)
         for order, colour in zip(ENGINES, ("tab:blue", "tab:orange"), strict=True):
             own = [row for row in rows if row.labels["engine"] == order]

@@ -1,4 +1,4 @@
-"""The experiment of every policy on every workload: its loads, and the digest of its table."""
+"""The experiment of every policy on every workload sets equal loads, and its digest is that of its table."""
 
 from pathlib import Path
 

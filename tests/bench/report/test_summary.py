@@ -36,7 +36,7 @@ def result(*records: Record, service: Mapping[float, Mapping[str, float]] | None
 
 
 def test_rates_are_of_the_measured_time() -> None:
-    """Tokens, requests and busy time are divided by the time after the warm-up."""
+    """Tokens, requests and busy time are divided by the seconds after the warm-up."""
     summary = summarise(result(record("a", 1, 2, 9), record("a", 8, 9, 12), record("b", 11, 12, 19)))
     assert summary["throughput_tokens_per_s"] == 200.0
     assert summary["output_tokens_per_s"] == 20.0

@@ -15,6 +15,7 @@ from bench.workloads.combined import Misbehaving
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.parts.lengths import Lengths
 from bench.workloads.tree_of_thoughts import TreeOfThoughts
+from router.channel.client import REPORT_STEPS, STEP_SECONDS
 from router.core.fleet.window import FixedWindow, NoWindow
 from router.core.policies.dlpm.d2lpm import D2lpmParameters
 from router.core.policies.dlpm.dlpm import DlpmParameters
@@ -54,6 +55,7 @@ def test_the_command_prints_only_json() -> None:
 def test_flags_become_the_scenario() -> None:
     """Every flag sets its field of the scenario."""
     read = scenario(
+        *("--report-seconds", "0.25"),
         *(
             "--policy",
             "d2lpm",
@@ -75,9 +77,17 @@ def test_flags_become_the_scenario() -> None:
     assert read.settings.window == FixedWindow(requests=9)
     assert read.parameters == (DlpmParameters(quantum=5e3), D2lpmParameters(quantum=7e4, load_slack=2))
     assert (read.seconds, read.warmup, read.seed, read.drain, read.jumps) == (8.0, 2.0, 3, True, False)
+    assert read.progress_seconds == 0.25
     assert [worker.speed for worker in read.workers] == [1.0, 0.25, 1.0]
-    assert read.workers[0] == WorkerSpec("h100-llama-7b", 1.0, "sglang", "lpm", 9000, None, 7, 512, tell_capacity=False)
+    assert read.workers[0] == WorkerSpec(
+        "h100-llama-7b", 1.0, "sglang", "lpm", 9000, None, 7, 512, reports_capacity=False
+    )
     assert isinstance(scenario("--window", "off").settings.window, NoWindow)
+
+
+def test_output_is_reported_as_often_as_by_a_front() -> None:
+    """Without the flag, a simulation reports the output of streams in the interval of the router's fronts."""
+    assert scenario().progress_seconds == pytest.approx(STEP_SECONDS * REPORT_STEPS)
 
 
 def test_parts_of_a_workload_have_their_own_flags() -> None:

@@ -2,7 +2,7 @@
 elsewhere.
 
 Every figure is compared with another policy's under the same load. Seeds and loads are those of the documents; `python
--m bench simulate` repeats the same runs.
+-m bench simulate --report-seconds 0.1` repeats the same runs.
 """
 
 from collections.abc import Hashable

@@ -52,7 +52,7 @@ WORKERS = st.builds(
     joins=st.sampled_from([0.0, 0.5]),
     leaves=st.sampled_from([float("inf"), 1.5]),
     crashes=st.booleans(),
-    tell_capacity=st.booleans(),
+    reports_capacity=st.booleans(),
 )
 SCENARIOS = st.builds(
     Scenario,
@@ -237,9 +237,11 @@ def test_workers_come_and_go() -> None:
 
 def test_capacity_is_reported_or_hidden() -> None:
     """Polls come twice a second, with the engine's capacity or without."""
-    for tell, capacity in ((True, 4000 - 16), (False, None)):
+    for reports, capacity in ((True, 4000 - 16), (False, None)):
         event_log = EventLog()
-        simulate(replace(scripted(worker=replace(SMALL, tell_capacity=tell), seconds=2.2), drain=False), [event_log])
+        simulate(
+            replace(scripted(worker=replace(SMALL, reports_capacity=reports), seconds=2.2), drain=False), [event_log]
+        )
         polls = [(now, event) for now, event in event_log.events if isinstance(event, WorkerReported)]
         assert [now for now, _ in polls] == [0.0, 0.5, 1.0, 1.5, 2.0]
         assert {event.kv_tokens for _, event in polls} == {capacity}

@@ -52,7 +52,7 @@ LOADS = {
 @cache
 def run(load: str, dialect: Dialect, window: Window, *, reported: bool) -> Result:
     workload, worker, seconds, warmup = LOADS[load]
-    spec = replace(worker, dialect=dialect, tell_capacity=reported)
+    spec = replace(worker, dialect=dialect, reports_capacity=reported)
     settings = SchedulerSettings(window=window)
     return Simulation(Scenario("d2lpm", workload, (spec,), seconds, warmup, 1, settings)).run()
 

@@ -1,0 +1,151 @@
+"""The router's peers in `python -m bench profile`: a worker whose answers are made beforehand, and a client.
+
+Each is a process of its own that costs little, so that both cores of a small machine suffice: python -m
+bench.lab.micro.canned_peers worker GAP_MS, or client PORT STREAMS SECONDS.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+CHUNKS: Final = 16
+WARM_UP_SECONDS: Final = 2.0
+GROUPS: Final = 32
+"""Prefixes of the prompts."""
+PREFIX_WORDS: Final = 800
+HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+END: Final = b"0\r\n\r\n"
+LENGTH: Final = b"content-length:"
+
+
+def main(role: str, *arguments: str) -> None:
+    """Run one peer."""
+    if role == "worker":
+        asyncio.run(_serve(float(arguments[0]) / 1000))
+    else:
+        port, streams, seconds = arguments
+        asyncio.run(_drive(int(port), int(streams), float(seconds)))
+
+
+async def _serve(gap: float) -> None:
+    """Serve until standard input is closed. `gap`: seconds between two chunks; 0 to send all at once."""
+    server = await asyncio.get_running_loop().create_server(lambda: _Worker(gap), "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.close()
+
+
+class _Worker(asyncio.Protocol):
+    """A connection of the router to the worker."""
+
+    def __init__(self, gap: float) -> None:
+        self._gap = gap
+        self._received = b""
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, complete, body = self._received.partition(b"\r\n\r\n")
+        if not complete:
+            return
+        lower = head.lower()
+        length = int(lower.partition(LENGTH)[2].partition(b"\r")[0] or 0)
+        if len(body) < length:
+            return
+        self._received = b""
+        if head.startswith(b"GET"):
+            self._transport.write(PAGES.get(head.split(b" ")[1], _page("{}")))
+        elif self._gap:
+            self._send_chunk(0)
+        else:
+            self._transport.write(HEAD + b"".join(ANSWER))
+
+    def _send_chunk(self, number: int) -> None:
+        self._transport.write(ANSWER[number] if number else HEAD + ANSWER[0])
+        if number + 1 < len(ANSWER) and not self._transport.is_closing():
+            asyncio.get_running_loop().call_later(self._gap, self._send_chunk, number + 1)
+
+
+def _page(text: str) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(text), text.encode())
+
+
+def _event(fields: dict[str, Any] | None) -> bytes:
+    data = b"data: %b\n\n" % (b"[DONE]" if fields is None else json.dumps(fields).encode())
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _chunk(number: int) -> dict[str, Any]:
+    reason = "stop" if number == CHUNKS - 1 else None
+    choice = {"index": 0, "delta": {"content": f" tok{number}"}, "logprobs": None, "finish_reason": reason}
+    return {**_DESCRIPTION, "choices": [choice], "usage": _usage(number + 1)}
+
+
+def _usage(output: int) -> dict[str, Any]:
+    return {"prompt_tokens": 500, "total_tokens": 500 + output, "completion_tokens": output}
+
+
+_DESCRIPTION: Final = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+_LAST: Final = {**_DESCRIPTION, "choices": [], "usage": _usage(CHUNKS)}
+ANSWER: Final = [*[_event(_chunk(number)) for number in range(CHUNKS)], _event(_LAST) + _event(None) + END]
+"""What vLLM sends for a streamed chat that asks for usage in every chunk."""
+PAGES: Final = {
+    b"/v1/models": _page('{"object": "list", "data": [{"id": "m", "max_model_len": 131072}]}'),
+    b"/version": _page('{"version": "0.32.0"}'),
+    b"/metrics": _page('vllm:num_requests_running{engine="0",model_name="m"} 0.0\n'),
+}
+
+
+async def _drive(port: int, streams: int, seconds: float) -> None:
+    """Keep this many chats open; print a line when the measurement begins, and how many ended when it is over."""
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+
+    clients = [asyncio.create_task(_chat_on(port, number, streams, count)) for number in range(streams)]
+    await asyncio.sleep(WARM_UP_SECONDS)
+    before = done
+    print("measuring", flush=True)
+    await asyncio.sleep(seconds)
+    print(done - before, flush=True)
+    for client in clients:
+        client.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
+
+
+async def _chat_on(port: int, number: int, step: int, count: Callable[[], None]) -> None:
+    """Send one chat after another over one connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        while True:
+            writer.write(_request(number % GROUPS, number))
+            await reader.readuntil(b"data: [DONE]\n\n\r\n" + END)
+            count()
+            number += step
+    finally:
+        writer.close()
+
+
+def _request(group: int, question: int) -> bytes:
+    prefix = " ".join([f"w{(group * 7919 + word * 104729) % 1000}" for word in range(PREFIX_WORDS)])
+    messages = [{"role": "system", "content": prefix}, {"role": "user", "content": f"question {question}"}]
+    body = json.dumps({"model": "m", "stream": True, "max_tokens": CHUNKS, "messages": messages}).encode()
+    lines = [
+        "POST /v1/chat/completions HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Content-Type: application/json",
+        f"Authorization: Bearer sk-{group % 8}",
+        f"Content-Length: {len(body)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
