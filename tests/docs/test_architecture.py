@@ -59,7 +59,7 @@ IMPURE: Final = (
 
 
 def covers(package: str, module: str) -> bool:
-    """Whether the module is the package or lies in it."""
+    """Return whether the module is the package or lies in it."""
     return module == package or module.startswith(f"{package}.")
 
 
@@ -76,13 +76,13 @@ def imported(source: str) -> Iterator[str]:
 
 
 def ranks(package: str) -> Mapping[str, int]:
-    """Each folder or file of a package by its place in the order, from the right."""
+    """Return each folder or file of a package with its place in the order, from the right."""
     places = [place.split(", ") for place in ORDER[package].split(" > ")]
     return {name: rank for rank, names in enumerate(reversed(places)) for name in names}
 
 
 def in_order(module: str, target: str) -> bool:
-    """Whether every order that holds for both modules lets the first import the second."""
+    """Return whether every order that holds for both modules lets the first import the second."""
     for package in ORDER:
         if module.startswith(f"{package}.") and target.startswith(f"{package}."):
             ours, theirs = (name.removeprefix(f"{package}.").split(".")[0] for name in (module, target))
@@ -93,7 +93,7 @@ def in_order(module: str, target: str) -> bool:
 
 
 def through_the_door(module: str, target: str) -> bool:
-    """Whether the module's package may import the other's, and its folder that part of the core."""
+    """Return whether the module's package may import the other's, and its folder that part of the core."""
     if not any(covers(package, target) for package in DOORS[module.split(".", maxsplit=1)[0]]):
         return False
     parts = next((parts for folder, parts in INTO_THE_CORE.items() if covers(folder, module)), None)
@@ -103,14 +103,14 @@ def through_the_door(module: str, target: str) -> bool:
 
 
 def impure(target: str) -> bool:
-    """Whether this import brings I/O, a clock, a log or the global random generator."""
+    """Return whether this import brings I/O, a clock, a log or the global random generator."""
     if covers("random", target):
         return target != "random.Random"
     return any(covers(name, target) for name in IMPURE)
 
 
 def violations(module: str, source: str) -> list[str]:
-    """The forbidden imports of a module, as `module -> target`."""
+    """Return the forbidden imports of a module, as `module -> target`."""
     found = []
     pure = any(covers(package, module) for package in PURE)
     for target in imported(source):
@@ -129,20 +129,20 @@ def violations(module: str, source: str) -> list[str]:
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the project, by its dotted name."""
+    """Return every module of the project by its dotted name."""
     files = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): ROOT / path for path in files}
 
 
 def test_the_project_follows_the_rules() -> None:
-    """No module imports what its folder may not, and no pure one anything that has I/O, a clock or a log."""
+    """No module imports what its folder may not, and no pure one imports I/O, a clock or a log."""
     found = [wrong for name, path in modules().items() for wrong in violations(name, path.read_text("utf-8"))]
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("package", ORDER)
 def test_every_folder_has_a_place_in_the_order(package: str) -> None:
-    """A new folder or file is placed before it is used, and what is gone is taken out."""
+    """Each folder and file has a place in the order, and the order names nothing that does not exist."""
     folder = ROOT / package.replace(".", "/")
     there = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
     assert set(ranks(package)) == there - {"__init__"}
@@ -150,14 +150,14 @@ def test_every_folder_has_a_place_in_the_order(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_folder_holds_more_than_a_dozen_files(package: str) -> None:
-    """A folder can be read from its listing."""
+    """Every folder is small enough to be read from its listing."""
     folders = {path.parent for path in (ROOT / package).rglob("*.py")}
     crowded = {folder: len([path for path in folder.glob("*.py") if path.stem != "__init__"]) for folder in folders}
     assert not {str(folder): count for folder, count in crowded.items() if count > MOST_FILES}
 
 
 def steps(package: str) -> Iterator[tuple[str, str]]:
-    """Each folder of a package with one that it may not import: the folder on its left, and its neighbours."""
+    """Return each folder of a package with one that it may not import: the folder on its left, and its neighbours."""
     places = [place.split(", ") for place in ORDER[package].split(" > ")]
     for left, right in pairwise(places):
         yield right[0], left[0]
@@ -173,7 +173,7 @@ def test_an_order_refuses_an_import_to_the_left(package: str, ours: str, theirs:
 
 @pytest.mark.parametrize("folder", INTO_THE_CORE)
 def test_a_door_refuses_the_rest_of_the_core(folder: str) -> None:
-    """Of the core, these folders see only what is listed."""
+    """These folders may import of the core only what is listed."""
     assert violations(f"{folder}.one", "from router.core.cache.prefix_tree import PrefixTree")
 
 
@@ -194,7 +194,7 @@ def test_a_door_refuses_the_rest_of_the_core(folder: str) -> None:
     ],
 )
 def test_a_forbidden_import_is_found(module: str, source: str) -> None:
-    """The check fails on each other kind of violation, wherever in a file it stands."""
+    """The check fails on each kind of violation, wherever in a file it stands."""
     assert violations(module, source)
 
 
@@ -209,5 +209,5 @@ def test_a_forbidden_import_is_found(module: str, source: str) -> None:
     ],
 )
 def test_a_rightful_import_is_let_through(module: str, source: str) -> None:
-    """The rules are not so strict that they forbid what they state."""
+    """The check accepts what the rules allow."""
     assert not violations(module, source)

@@ -1,4 +1,4 @@
-"""The Makefile: what a newcomer's first command installs, and what comes later."""
+"""The Makefile installs little at a newcomer's first command, and the rest later."""
 
 import re
 import subprocess
@@ -21,13 +21,13 @@ def lists_of(target: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("target", ["serve", "demo"])
 def test_a_first_command_installs_only_what_serving_needs(target: str, tmp_path: Path) -> None:
-    """The build backend and what the image holds, by their hashes; no tool of development."""
+    """It installs the build backend and what the image holds, by their hashes, and no tool of development."""
     assert lists_of(target, tmp_path) == ["constraints-build.txt", "constraints-image.txt"]
 
 
 @pytest.mark.parametrize("target", ["dev", "lint", "test", "bench"])
 def test_the_development_environment_comes_on_top(target: str, tmp_path: Path) -> None:
-    """In the same folder, so whoever has served installs only the rest."""
+    """It uses the same folder, so whoever has served installs only the rest."""
     assert lists_of(target, tmp_path) == ["constraints-build.txt", "constraints-image.txt", "constraints.txt"]
 
 

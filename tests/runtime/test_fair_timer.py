@@ -36,7 +36,7 @@ def test_data_that_arrived_during_a_stall_is_read_before_the_timer_fires(loop: t
 
 @LOOPS
 def test_a_timer_of_zero_seconds_has_a_time(loop: type[asyncio.AbstractEventLoop]) -> None:
-    """A loop may know no time of a timer without a delay."""
+    """A timer without a delay is due at once, even on a loop that reports no time for it."""
 
     async def due() -> float:
         running = asyncio.get_running_loop()
@@ -63,7 +63,7 @@ class Clock:
         return Timer(self, call)
 
     def run(self, now: float) -> None:
-        """Let it be so late, and call what is due."""
+        """Advance the clock to this time, and call what is due."""
         self.now = now
         due = [timer for timer in self.timers if timer[0] <= now]
         self.timers = [timer for timer in self.timers if timer[0] > now]
@@ -82,7 +82,7 @@ class Timer(NamedTuple):
 
 
 def alarm(clock: Clock, seconds: float) -> tuple[FairTimer, list[float]]:
-    """An alarm, and the times at which it rang."""
+    """Return a timer, and the list of the times at which it fires."""
     rang: list[float] = []
     return FairTimer(cast(asyncio.AbstractEventLoop, clock), seconds, lambda: rang.append(clock.now)), rang
 
@@ -99,7 +99,7 @@ def test_a_late_timer_fires_after_the_grace_period_and_no_later(seconds: float, 
 
 
 def test_a_punctual_timer_fires_once() -> None:
-    """A busy loop's delay is none."""
+    """A delay that is no stall, such as a busy loop's, fires the timer once and without a grace period."""
     clock = Clock()
     _, rang = alarm(clock, 5.0)
     clock.run(4.9)
@@ -110,7 +110,7 @@ def test_a_punctual_timer_fires_once() -> None:
 
 
 def test_a_cancelled_timer_does_not_fire() -> None:
-    """Neither in its time nor in its grace."""
+    """A cancelled timer fires neither at its time nor in the grace period after it."""
     clock = Clock()
     first, rang = alarm(clock, 5.0)
     first.cancel()

@@ -23,7 +23,7 @@ def test_the_nearest_word_is_found_in_any_case(word: str, meant: str | None) -> 
 
 
 def test_without_a_near_word_nothing_is_suggested() -> None:
-    """A wrong suggestion is worse than none."""
+    """Nothing is suggested where no word is near, since a wrong suggestion is worse than none."""
     assert did_you_mean("xyz", KNOWN) == ""
     assert did_you_mean("flet", KNOWN) == "; did you mean felt?"
 

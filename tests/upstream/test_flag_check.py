@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from router.cli.check import fleet_lines
 from router.cli.main import main
 from router.core.model.request import WorkerId
 from router.upstream.directory import WorkerEndpoint
 from router.upstream.flag_check import WorkerCheck, check_worker
-from router.upstream.flag_rules import RouterNeeds
+from router.upstream.flag_rules import Finding, RouterNeeds
 from router.upstream.poll_client import polling_client
 from tests.support.running import running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine, usage
@@ -238,6 +239,16 @@ def test_the_command_reports_settings_and_workers(tmp_path: Path, capsys: pytest
     assert main(["check", str(file)]) == 2
     file.write_text("port: 1\n")
     assert main(["check", str(file)]) == 2
+
+
+def test_a_large_fleet_is_told_how_its_engines_can_spare_the_router() -> None:
+    """The line names the flag from eight workers that answer on."""
+    alive = [WorkerCheck(WorkerId(f"w{number}"), "vllm 0.32.0 serves m", []) for number in range(8)]
+    silent = WorkerCheck(WorkerId("silent"), "", [Finding("does not answer", "start it")])
+    assert [*fleet_lines([*alive[1:], silent])] == []
+    (line,) = fleet_lines([*alive, silent])
+    assert line.startswith("8 workers: ")
+    assert "--stream-interval 10" in line
 
 
 @pytest.mark.parametrize("page", [b"<html>login</html>", b'["0.32.0"]', b'"0.32.0"', b""])
