@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from workers.engine.block_log import BlockLog, Removed, Stored
-from workers.engine.sglang_cache import Node, RadixCache
+from workers.engine.caches.radix_cache import Node, RadixCache
 
 from .environment import SGLANG
 

@@ -62,6 +62,8 @@ class Batching(ABC, Generic[S]):
         self.hardware = hardware
         self.counters = Counters()
         self.last_step_prefilled = False
+        self.last_step_context = 0
+        """Tokens of context that the last `step` read; `jump` does not set it."""
         self._sequences: dict[str, S] = {}
         self._waiting: deque[S] = deque()
         self._running: list[S] = []
@@ -250,6 +252,7 @@ class Batching(ABC, Generic[S]):
     def _count_step(self, batch: Batch, elapsed: float) -> None:
         self.counters.steps += 1
         self.last_step_prefilled = bool(batch.extends)
+        self.last_step_context = batch.context
         if batch.extends:
             self.counters.prefill_steps += 1
             self.counters.prefilled_tokens += sum(new for new, _ in batch.extends)

@@ -24,6 +24,11 @@ class Batch:
     def new_tokens(self) -> int:
         return sum(new for new, _ in self.extends) + self.decodes
 
+    @property
+    def context(self) -> int:
+        """The tokens that attention reads: the lengths of all sequences of the step, cached prefixes included."""
+        return self.decode_context + sum(length for _, length in self.extends)
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -107,6 +112,38 @@ def linear(kv_tokens: int, step: float, prefilled_token: float, decoded_sequence
         return (step + prefilled_token * prefilled + decoded_sequence * batch.decodes) / 1000
 
     return Hardware("linear", kv_tokens, step_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """The step times of one rank of a decode tier: fixed + context · L ("Tackling the Data-Parallel Load Balancing
+    Bottleneck in LLM Serving", 2.1).
+
+    L is the sum of the contexts of all running sequences: prompts, cached or not, and the tokens generated so far. The
+    prefill is done elsewhere, so that a prompt takes the time of the decode step that it joins.
+    """
+
+    fixed: float
+    """Milliseconds that every step takes: weights, kernels, collectives."""
+    context: float
+    """Microseconds per token of L."""
+    prefill: float = 0.0
+    """Milliseconds per prefilled token, for ranks that compute their prompts themselves."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a time is negative, or if a step could take none."""
+        if self.fixed <= 0 or self.context < 0 or self.prefill < 0:
+            raise ValueError("the fixed time of a step must be positive, its other times not negative")
+
+    def __call__(self, batch: Batch) -> float:
+        """Return the seconds of a step."""
+        prefilled = batch.new_tokens - batch.decodes
+        return (self.fixed + self.context / 1000 * batch.context + self.prefill * prefilled) / 1000
+
+
+def rank(kv_tokens: int, steps: RankSteps) -> Hardware:
+    """Return the hardware of one rank: its step times, and the KV pool (tokens) that it has for itself."""
+    return Hardware("rank", kv_tokens, steps)
 
 
 HARDWARE: Mapping[str, Hardware] = {

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from workers.engine.batching import Batching, Sequence
 from workers.engine.block_log import Cleared
+from workers.engine.caches.radix_cache import Node, RadixCache
 from workers.engine.hardware import Batch, Hardware
 from workers.engine.model import EngineConfig, Request
-from workers.engine.sglang_cache import Node, RadixCache
 
 MAX_PREFILL_TOKENS = 16_384
 LPM_MAX_WAITING = 128

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 from workers.engine.batching import Batching, Sequence
 from workers.engine.block_log import ROOT_HASH, Cleared, Stored, chained_hashes
+from workers.engine.caches.block_pool import BlockPool
 from workers.engine.hardware import Batch, Hardware
 from workers.engine.model import EngineConfig, Request
-from workers.engine.vllm_cache import BlockPool
 
 
 class BlockSequence(Sequence):

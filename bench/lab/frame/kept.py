@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bench.lab.frame.runner import Task
 
 ROOT: Final = Path(__file__).parents[3]
-SOURCES: Final = ("router/core/**/*.py", "workers/engine/*.py", "bench/**/*.py")
+SOURCES: Final = ("router/core/**/*.py", "workers/engine/**/*.py", "bench/**/*.py")
 """The files that determine the figures of a simulation."""
 
 ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.engine.block_log import ROOT_HASH, chained_hashes
-from workers.engine.sglang_cache import RadixCache
-from workers.engine.vllm_cache import BlockPool
+from workers.engine.caches.block_pool import BlockPool
+from workers.engine.caches.radix_cache import RadixCache
 
 
 def remembered(pool: BlockPool, keys: list[int]) -> list[int]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.hardware import HARDWARE, Batch, linear
+from workers.engine.hardware import HARDWARE, Batch, RankSteps, linear, rank
 
 chunks = st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 16_384)).map(lambda pair: (pair[0], sum(pair))))
 batches = st.builds(
@@ -83,3 +83,24 @@ def test_measured_step_times_add_up() -> None:
     """
     step = linear(1000, step=2.0, prefilled_token=0.01, decoded_sequence=0.1).step_seconds
     assert step(Batch([(100, 500), (50, 50)], 3, 900)) == pytest.approx((2 + 1.5 + 0.3) / 1000)
+
+
+@given(batches)
+def test_a_rank_takes_a_fixed_time_and_one_for_its_context(batch: Batch) -> None:
+    """A step is C + t·L, with the contexts of prompts and of decodes in L, and prompts are computed elsewhere."""
+    step = rank(1000, RankSteps(20.0, 0.07)).step_seconds
+    context = batch.decode_context + sum(length for _, length in batch.extends)
+    assert step(batch) * 1000 == pytest.approx(20.0 + 0.07e-3 * context)
+
+
+def test_a_rank_may_compute_its_prompts_itself() -> None:
+    """With a prefill time, new prompt tokens cost it, and cached ones only their reading."""
+    step = rank(1000, RankSteps(20.0, 0.5, prefill=0.1)).step_seconds
+    assert step(Batch([(100, 1000)], decodes=2, decode_context=1000)) * 1000 == pytest.approx(20.0 + 1.0 + 10.0)
+
+
+@pytest.mark.parametrize("times", [(0.0, 1.0, 0.0), (20.0, -1.0, 0.0), (20.0, 1.0, -1.0)])
+def test_no_step_of_a_rank_takes_no_time(times: tuple[float, float, float]) -> None:
+    """Without a fixed time, ranks without work would step for ever at one instant."""
+    with pytest.raises(ValueError, match="times"):
+        RankSteps(*times)

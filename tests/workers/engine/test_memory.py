@@ -1,9 +1,9 @@
 """What the emulated engines reserve and evict, by rules that were observed on the real engines."""
 
+from workers.engine.caches.radix_cache import RadixCache
 from workers.engine.engine import create_engine
 from workers.engine.hardware import HARDWARE
 from workers.engine.model import Dialect, EngineConfig, Request
-from workers.engine.sglang_cache import RadixCache
 from workers.engine.sglang_engine import SglangEngine
 from workers.engine.vllm_engine import VllmEngine
 
