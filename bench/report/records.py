@@ -1,7 +1,7 @@
 """The records of a run: one for each call, the service of each client over time, and each worker's totals."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from bench.workloads.parts.traffic import Outcome
@@ -58,6 +58,25 @@ class WorkerTotals(NamedTuple):
     """None if the policy has no bound."""
 
 
+class GroupTotals(NamedTuple):
+    """The totals of ranks in step in the measured time: sums over the steps that began in it.
+
+    Loads are tokens of context: L of a rank is what all its running sequences hold.
+    """
+
+    ranks: int
+    steps: int
+    step_seconds: float
+    attention_seconds: float
+    """What the steps took beyond a step without any context."""
+    spread_tokens: int
+    """max L - min L, the imbalance as BalanceRoute's tables have it (6.1)."""
+    idle_tokens: int
+    """sum of max L - L over the ranks, the imbalance of its theory (3.1)."""
+    room_tokens: int
+    """max L times the number of ranks."""
+
+
 class ServiceSample(NamedTuple):
     """The service of each client until `time`, not divided by weights."""
 
@@ -83,3 +102,5 @@ class Result:
     """The weights of all clients of the workload."""
     timeline: tuple[ServiceSample, ...]
     """Sampled at every poll, and when measuring began and ended."""
+    groups: Mapping[str, GroupTotals] = field(default_factory=dict)
+    """Ranks in step, by the name of their barrier."""

@@ -5,7 +5,7 @@ from typing import TypedDict
 
 from bench.report.meters import censored_mean, censored_percentile
 from bench.report.programs import ProgramSummary, summarise_programs
-from bench.report.records import Record, Result, ServiceSample, WorkerTotals
+from bench.report.records import GroupTotals, Record, Result, ServiceSample, WorkerTotals
 from bench.workloads.parts.traffic import Outcome
 from router.core.clients.fairness import jain_index
 
@@ -52,6 +52,37 @@ class WorkerSummary(TypedDict):
     service_gap_bound: float | None
 
 
+class GroupSummary(TypedDict):
+    """Ranks in step, by the steps that began in the measured time.
+
+    L of a rank is its load: the tokens of context of its running sequences.
+    """
+
+    ranks: int
+    steps: int
+    step_ms: float | None
+    """Mean duration."""
+    imbalance_tokens: float | None
+    """Mean of max L - min L, as in BalanceRoute's tables (6.1)."""
+    imbalance_sum_tokens: float | None
+    """Mean of the sum over the ranks of max L - L, as in its theory (3.1)."""
+    idle_share: float | None
+    """Share of the ranks' attention time in which they wait for the fullest: sum of max L - L over sum of max L."""
+    attention_share: float | None
+    """Share of a step that depends on the contexts. No balancer can bring more than 1/(1 - idle · attention share)."""
+
+
+class WholeRunSummary(TypedDict):
+    """From the beginning to the end of the last call, warm-up and drain included: what was put off counts, too."""
+
+    output_tokens_per_s: float | None
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    ttft_max_s: float | None
+    longest_wait_s: float | None
+    """The longest that a call waited in the router before it was sent to a worker."""
+
+
 class Summary(TypedDict):
     """The whole run, within the measured time."""
 
@@ -76,6 +107,9 @@ class Summary(TypedDict):
     """Programs of all clients."""
     clients: dict[str, ClientSummary]
     workers: dict[str, WorkerSummary]
+    groups: dict[str, GroupSummary]
+    """Ranks in step, by barrier."""
+    whole_run: WholeRunSummary
 
 
 def summarise(result: Result) -> Summary:
@@ -99,6 +133,8 @@ def summarise(result: Result) -> Summary:
         programs=summarise_programs(result.records, result.warmup, result.seconds),
         clients=_clients(result),
         workers={name: _worker(totals, seconds) for name, totals in result.workers.items()},
+        groups={name: _group(totals) for name, totals in result.groups.items()},
+        whole_run=_whole_run(result),
     )
 
 
@@ -192,9 +228,36 @@ def _worker(totals: WorkerTotals, seconds: float) -> WorkerSummary:
     )
 
 
+def _group(totals: GroupTotals) -> GroupSummary:
+    steps, seconds = totals.steps, totals.step_seconds
+    return GroupSummary(
+        ranks=totals.ranks,
+        steps=steps,
+        step_ms=_ratio(1000 * seconds, steps),
+        imbalance_tokens=_ratio(totals.spread_tokens, steps),
+        imbalance_sum_tokens=_ratio(totals.idle_tokens, steps),
+        idle_share=_ratio(totals.idle_tokens, totals.room_tokens),
+        attention_share=_ratio(totals.attention_seconds, seconds),
+    )
+
+
+def _whole_run(result: Result) -> WholeRunSummary:
+    served = [record for record in result.records if record.outcome in (Outcome.DONE, Outcome.UNFINISHED)]
+    ends = [record.finished for record in result.records if record.finished is not None]
+    end = max(result.seconds, *ends) if len(ends) == len(result.records) and ends else result.seconds
+    firsts = [_span(record, record.started or record.finished, end) for record in served]
+    return WholeRunSummary(
+        output_tokens_per_s=_ratio(sum(record.output_tokens for record in result.records), max(ends, default=0.0)),
+        ttft_p50_s=censored_percentile(firsts, 0.50),
+        ttft_p95_s=censored_percentile(firsts, 0.95),
+        ttft_max_s=max((seconds for seconds, _ in firsts), default=None),
+        longest_wait_s=max((_span(record, record.dispatched, end)[0] for record in served), default=None),
+    )
+
+
 def _grown(services: Sequence[Mapping[str, float]], client: str) -> float:
     return services[-1].get(client, 0.0) - services[0].get(client, 0.0)
 
 
-def _ratio(part: int, whole: int) -> float | None:
+def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None

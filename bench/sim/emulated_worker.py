@@ -50,6 +50,9 @@ class Progress:
 class EmulatedWorker:
     """Steps one engine while it has work."""
 
+    rank: int | None = None
+    """Its number among the ranks of its group; None for an engine by itself."""
+
     def __init__(
         self,
         engine: Engine,
@@ -89,9 +92,7 @@ class EmulatedWorker:
         self.engine.submit(request)
         self._requests[request.id] = progress
         self._measure()
-        if not self._stepping:
-            self._stepping = True
-            self._step_at(self._agenda.now)
+        self._wake()
 
     def abort(self, request: str) -> None:
         """Abort a request, if the engine holds it."""
@@ -113,6 +114,12 @@ class EmulatedWorker:
                 self._step_at(self._plan.ends[steps - 1])
                 self._horizon = max(SHORTEST_PLAN, steps)
             self._jump(self._plan, min(steps, len(self._plan.ends)))
+
+    def _wake(self) -> None:
+        """Begin to step, if the engine was idle."""
+        if not self._stepping:
+            self._stepping = True
+            self._step_at(self._agenda.now)
 
     def _step_at(self, time: float) -> None:
         """Schedule the next step for `time`, in place of the time scheduled before."""
@@ -138,9 +145,13 @@ class EmulatedWorker:
     def _single_step(self) -> None:
         waiting = self.engine.waiting
         elapsed, outputs = self.engine.step()
-        self._busy_seconds += elapsed
         if self.engine.waiting != waiting or self.engine.last_step_prefilled:
             self._measure()
+        self._step_at(self._finish_at_end(elapsed, outputs))
+
+    def _finish_at_end(self, elapsed: float, outputs: Sequence[Output]) -> float:
+        """Deliver the outputs of a step that begins now. Returns when it ends."""
+        self._busy_seconds += elapsed
         end = self._agenda.now + elapsed
         members, marks = self._record_outputs(outputs)
         publication = self._publish() if self._publish is not None else None
@@ -150,7 +161,7 @@ class EmulatedWorker:
             self._agenda.at(
                 end + self._latency, partial(self._deliver_tokens, members, marks), Rank.DELIVERY, self._place
             )
-        self._step_at(end)
+        return end
 
     def _record_outputs(self, outputs: Sequence[Output]) -> tuple[Sequence[Progress], Sequence[tuple[str, bool]]]:
         """Record what a step generated. Returns whose tokens these are, and which are a request's first or last."""

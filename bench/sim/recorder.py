@@ -5,7 +5,8 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from bench.report.records import CLIENT_VIEW, Record, Result, ServiceSample, WorkerTotals
+from bench.report.records import CLIENT_VIEW, GroupTotals, Record, Result, ServiceSample, WorkerTotals
+from bench.sim.emulated_group import EmulatedGroup, StepTotals
 from bench.sim.emulated_worker import EmulatedWorker
 from bench.sim.in_flight_call import InFlightCall
 from bench.workloads.parts.traffic import Outcome
@@ -25,10 +26,15 @@ class SimulationRecorder:
     """Records one simulation."""
 
     def __init__(
-        self, scheduler: Scheduler, workers: Mapping[WorkerId, EmulatedWorker], weights: Mapping[str, float]
+        self,
+        scheduler: Scheduler,
+        workers: Mapping[WorkerId, EmulatedWorker],
+        groups: Mapping[str, EmulatedGroup],
+        weights: Mapping[str, float],
     ) -> None:
         self._scheduler = scheduler
         self._workers = workers
+        self._groups = groups
         self._weights = weights
         self._began = self._ended = inf
         self._records: dict[RequestId, Record | None] = {}
@@ -36,6 +42,8 @@ class SimulationRecorder:
         self._gaps: dict[WorkerId, float] = {}
         self._baselines: dict[WorkerId, Baseline] = {}
         self._totals: dict[str, WorkerTotals] = {}
+        self._group_baselines: dict[str, StepTotals] = {}
+        self._group_totals: dict[str, GroupTotals] = {}
 
     def begin(self, now: float) -> None:
         """Start measuring."""
@@ -45,6 +53,7 @@ class SimulationRecorder:
         for name, worker in self._workers.items():
             worker.waiting.reset(now)
             self._baselines[name] = Baseline(worker.busy_seconds(), replace(worker.engine.counters))
+        self._group_baselines = {name: replace(group.totals) for name, group in self._groups.items()}
 
     def end(self, now: float) -> None:
         """Stop measuring."""
@@ -53,6 +62,9 @@ class SimulationRecorder:
         self._ended = now
         for name, worker in self._workers.items():
             self._totals[name] = self._worker(name, worker, now)
+        for barrier, group in self._groups.items():
+            before = self._group_baselines.get(barrier, StepTotals())
+            self._group_totals[barrier] = group.totals.since(before, len(group.ranks))
 
     def arrived(self, flight: InFlightCall) -> None:
         """Reserve the place of a call among the records, which are in order of arrival."""
@@ -99,7 +111,15 @@ class SimulationRecorder:
     def result(self) -> Result:
         """Return all records and samples."""
         records = tuple(record for record in self._records.values() if record is not None)
-        return Result(self._ended, self._began, records, self._totals, self._weights, tuple(self._timeline))
+        return Result(
+            self._ended,
+            self._began,
+            records,
+            self._totals,
+            self._weights,
+            tuple(self._timeline),
+            self._group_totals,
+        )
 
     def _worker(self, name: WorkerId, worker: EmulatedWorker, now: float) -> WorkerTotals:
         busy, before = self._baselines.get(name, Baseline(0.0, Counters()))

@@ -8,7 +8,7 @@ from router.core.policies.registry import POLICIES
 from router.core.scheduler_settings import SchedulerSettings
 from router.runtime.nearest import unknown
 from workers.engine.engine import DEFAULT_HARDWARE, Engine, create_engine, default_config
-from workers.engine.hardware import HARDWARE, Batch, Hardware
+from workers.engine.hardware import HARDWARE, Batch, Hardware, RankSteps, rank
 from workers.engine.model import Dialect, EngineConfig, Order
 
 
@@ -37,6 +37,10 @@ class WorkerSpec:
     """True if everything running there fails when the worker leaves, instead of running to its end."""
     reports_capacity: bool = True
     """True if the worker's metrics report how many tokens its cache holds."""
+    steps: RankSteps | None = None
+    """Step times of a decode rank, in place of the hardware's."""
+    barrier: str | None = None
+    """Workers with equal barriers are ranks of one group and step together; None for an engine by itself."""
 
     def __post_init__(self) -> None:
         if self.hardware not in HARDWARE:
@@ -49,12 +53,17 @@ class WorkerSpec:
 
     def engine(self, seed: int = 0) -> Engine:
         """Build an engine, idle and empty."""
-        return create_engine(self._config(seed), _paced(HARDWARE[self.hardware], self.speed))
+        return create_engine(self._config(seed), _paced(self._hardware, self.speed))
+
+    @property
+    def _hardware(self) -> Hardware:
+        hardware = HARDWARE[self.hardware]
+        return hardware if self.steps is None else rank(hardware.kv_tokens, self.steps)
 
     def _config(self, seed: int = 0) -> EngineConfig:
         return default_config(
             self.dialect,
-            HARDWARE[self.hardware],
+            self._hardware,
             kv_tokens=self.kv_tokens,
             block_size=self.block_size,
             max_running=self.max_running,
@@ -116,6 +125,9 @@ class Scenario:
             raise ValueError(unknown("policy", self.policy, POLICIES))
         if not self.workers:
             raise ValueError("a simulation needs a worker")
+        lives = {(each.barrier, each.joins, each.leaves, each.crashes) for each in self.workers if each.barrier}
+        if len(lives) > len({barrier for barrier, *_ in lives}):
+            raise ValueError("the ranks of a barrier join, leave and crash together")
         if not 0 <= self.warmup < self.seconds < inf:
             raise ValueError("seconds must be finite, and more than the warm-up")
         if self.latency < 0 or self.progress_seconds <= 0 or self.poll_seconds <= 0:

@@ -14,6 +14,7 @@ from typing import Final, Protocol, assert_never
 from bench.report.records import Result
 from bench.sim.agenda import Agenda
 from bench.sim.block_events import BlockEvents
+from bench.sim.emulated_group import EmulatedGroup, EmulatedRank
 from bench.sim.emulated_worker import EmulatedWorker
 from bench.sim.in_flight_call import InFlightCall
 from bench.sim.recorder import SimulationRecorder
@@ -35,10 +36,11 @@ from router.core.model.events import (
     WorkerLeft,
     WorkerReported,
 )
-from router.core.model.request import ClientId, GroupId, Request, RequestId, Worker, WorkerId
+from router.core.model.request import BarrierId, ClientId, GroupId, Request, RequestId, Worker, WorkerId
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
+from workers.engine.engine import Engine
 from workers.engine.model import QueueFull, RequestTooLarge
 from workers.engine.model import Request as EngineRequest
 
@@ -68,6 +70,8 @@ class Simulation:
         )
         self.workers: dict[WorkerId, EmulatedWorker] = {}
         """All workers that joined, including those that left."""
+        self.groups: dict[str, EmulatedGroup] = {}
+        """The ranks in step among them, by barrier."""
         self._block_sizes: set[int] = set()
         """The block sizes (tokens) of the workers whose KV events are followed."""
         self._reported_capacity: dict[WorkerId, int | None] = {}
@@ -82,7 +86,9 @@ class Simulation:
         self._pending_follow_ups = 0
         """Scheduled calls of programs that have begun."""
         clients = scenario.workload.clients(scenario.seed)
-        self._recorder = SimulationRecorder(self.scheduler, self.workers, {c.name: c.weight for c in clients})
+        self._recorder = SimulationRecorder(
+            self.scheduler, self.workers, self.groups, {c.name: c.weight for c in clients}
+        )
         self._set_up(clients)
 
     def run(self) -> Result:
@@ -276,26 +282,34 @@ class Simulation:
         scenario = self.scenario
         engine = spec.engine(scenario.seed)
         events = BlockEvents(worker, engine, BLOCK_HASHER) if scenario.kv_events else None
-        self.workers[worker] = EmulatedWorker(
-            engine,
-            place,
-            self._agenda,
-            scenario.latency,
-            self._deliver,
-            jumps=scenario.jumps and events is None,
-            publish=None if events is None else partial(self._published, events),
-        )
+        emulated = self.workers[worker] = self._emulate(place, spec, engine, events)
         self._reported_capacity[worker] = engine.capacity if spec.reports_capacity else None
         config = engine.config
         batch = config.max_batched_tokens if spec.dialect == "sglang" else None  # vLLM does not report it
         facts = Worker(
-            worker, frozenset({MODEL}), reorders=spec.order == "lpm", engine=spec.dialect, batch_tokens=batch
+            worker,
+            frozenset({MODEL}),
+            reorders=spec.order == "lpm",
+            engine=spec.dialect,
+            batch_tokens=batch,
+            rank=emulated.rank,
+            barrier=None if spec.barrier is None else BarrierId(spec.barrier),
         )
         self._feed(WorkerJoined(facts))
         if events is not None:
             self._block_sizes.add(config.block_size)
             self._feed(events.followed)
         self._report(worker)
+
+    def _emulate(self, place: int, spec: WorkerSpec, engine: Engine, events: BlockEvents | None) -> EmulatedWorker:
+        """Return a worker for this engine, which has joined its group if it is a rank."""
+        scenario, publish = self.scenario, None if events is None else partial(self._published, events)
+        parts = (engine, place, self._agenda, scenario.latency, self._deliver)
+        if spec.barrier is None:
+            return EmulatedWorker(*parts, jumps=scenario.jumps and events is None, publish=publish)
+        rank = EmulatedRank(*parts, jumps=False, publish=publish)
+        self.groups.setdefault(spec.barrier, EmulatedGroup(self._agenda, place)).join(rank)
+        return rank
 
     def _published(self, events: BlockEvents) -> partial[None] | None:
         change = events.after_step()
