@@ -17,6 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from bench.lab.balance.fair import Fair
+from bench.lab.balance.scaling import Scaling
+from bench.lab.balance.table1 import Table1
 from bench.lab.frame.conditions import QUICK_SEEDS, SEEDS
 from bench.lab.frame.experiment import Experiment, Row
 from bench.lab.frame.kept import Kept
@@ -68,6 +71,9 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "cache": CacheTruth(),
     "felt": Felt(),
     "full": FullGrid(),
+    "br-table1": Table1(),
+    "br-scaling": Scaling(),
+    "br-fair": Fair(),
 }
 """The experiments by name; a new one is a file and a line here. `fig4` is apart because it measures instead of
 simulating.
@@ -77,6 +83,8 @@ SWEEPS: Final = ("saturation", "policies", "defaults", "cache")
 """Many cells under one seed, for choices of our own; all others repeat what a paper measured, or check a claim of
 ours.
 """
+BALANCE: Final = tuple(name for name in EXPERIMENTS if name.startswith("br-"))
+"""Decode ranks in step: half of their loads are public traces, and they run only if named."""
 HOURS: Final = ("full",)
 """Takes hours, and runs only if named."""
 LIVE: Final = "neighbour"
@@ -87,7 +95,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help=f"one of {', '.join(NAMES)}, {LIVE}; or all (except the sweeps and full), or sweeps",
+        help=f"one of {', '.join(NAMES)}, {LIVE}; or all (except the sweeps, full and br-*), or sweeps",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter simulations with the same shape")
     parser.add_argument(
@@ -113,7 +121,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KIND:FILE",
-        help="replay a public trace: arena in vtc, azure in preble; servegen and sessions in felt, policies and full",
+        help="replay a public trace: arena in vtc, azure in preble; servegen and sessions in felt, policies and full; "
+        "mooncake and azure in br-*",
     )
     parser.add_argument(
         "--router",
@@ -198,7 +207,9 @@ def _names(options: argparse.Namespace) -> Sequence[str]:
         raise ValueError(unknown("experiment", options.name, known))
     if options.name == "sweeps":
         return SWEEPS
-    return [name for name in NAMES if name not in (*SWEEPS, *HOURS)] if options.name == "all" else [options.name]
+    return (
+        [name for name in NAMES if name not in (*SWEEPS, *HOURS, *BALANCE)] if options.name == "all" else [options.name]
+    )
 
 
 def _traces(options: argparse.Namespace, names: Sequence[str]) -> Mapping[str, Trace | Sessions]:

@@ -34,7 +34,7 @@ from router.core.policies.registry import ORDERS, PARAMETERS, PLACEMENTS, POLICI
 from router.core.scheduler_settings import SchedulerSettings
 from router.runtime.nearest import unknown
 from workers.engine.engine import DEFAULT_HARDWARE
-from workers.engine.hardware import HARDWARE
+from workers.engine.hardware import HARDWARE, RankSteps
 from workers.engine.model import Dialect, Order
 
 __all__ = ["Record", "Result", "Scenario", "Summary", "WorkerSpec", "configure", "run", "simulate", "summarise"]
@@ -150,6 +150,18 @@ def _add_fleet_flags(workers: argparse._ArgumentGroup) -> None:
         help=f"step-time model: {', '.join(HARDWARE)} (default: %(default)s)",
     )
     workers.add_argument(
+        "--rank-steps",
+        metavar="fixed=MS,context=US[,prefill=MS]",
+        help="emulate decode ranks: a step takes the fixed time, and a time per token of context of all running "
+        "requests; prefill is free, or takes a time per prompt token (in place of the hardware's step times)",
+    )
+    workers.add_argument(
+        "--barrier",
+        action="store_true",
+        help="make the workers ranks of one group: each step lasts as long as that of the slowest; the figures get "
+        "their imbalance and the share of time in which they wait for each other",
+    )
+    workers.add_argument(
         "--dialect", choices=get_args(Dialect), default="vllm", help="engine to emulate (default: %(default)s)"
     )
     workers.add_argument(
@@ -235,12 +247,22 @@ def _workers(options: argparse.Namespace) -> Sequence[WorkerSpec]:
         max_running=options.slots,
         max_batched_tokens=options.max_batched_tokens,
         reports_capacity=not options.hide_capacity,
+        steps=None if options.rank_steps is None else _rank_steps(options.rank_steps),
+        barrier="ranks" if options.barrier else None,
     )
     try:
         speeds = [float(speed) for speed in options.speeds.split(",")] if options.speeds else [1.0]
     except ValueError:
         raise ValueError(f"{options.speeds!r} is no list of speeds") from None
     return [replace(spec, speed=speeds[number % len(speeds)]) for number in range(options.workers)]
+
+
+def _rank_steps(text: str) -> RankSteps:
+    """Return the step times of a rank; both of what is fixed and of the context must be given."""
+    given = dict(map(split, text.split(",")))
+    if not {"fixed", "context"} <= given.keys():
+        raise ValueError("--rank-steps needs fixed and context")
+    return changed(RankSteps(1.0, 1.0), given)
 
 
 def _parameters(assignments: Sequence[str]) -> Sequence[object]:

@@ -13,6 +13,7 @@ from bench.workloads.crowds import CROWDS
 from bench.workloads.documents import SharedDocuments
 from bench.workloads.heavy_light import HeavyAndLight
 from bench.workloads.liars import Liars
+from bench.workloads.papers.balance import BALANCE
 from bench.workloads.papers.dlpm import DLPM
 from bench.workloads.papers.preble import PREBLE
 from bench.workloads.papers.servegen import SERVEGEN_MID
@@ -42,6 +43,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
         **PREBLE,
         **DLPM,
         **VTC_SUITES,
+        **BALANCE,
     }
 )
 """Every workload by name, with the parameters that the command line can change."""

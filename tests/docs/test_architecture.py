@@ -25,7 +25,7 @@ ORDER: Final[Mapping[str, str]] = {
     " > http > byte_budget",
     "workers": "__main__ > server > dialects > settings, api > engine",
     "bench": "__main__ > lab > demo > live, sim > report > workloads",
-    "bench.lab": "experiments > neighbour, papers, sweeps > micro, picture > frame",
+    "bench.lab": "experiments > balance, neighbour, papers, sweeps > micro, picture > frame",
 }
 """In each package: a folder or file may import those to its right; those between commas do not import each other."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
+from bench.workloads.parts.arrivals import poisson
 from bench.workloads.parts.lengths import zipf
 from bench.workloads.parts.prompts import EMPTY, Prompt, random_tokens
 from bench.workloads.parts.spec import changed, split
@@ -58,6 +59,8 @@ class Playback:
     If the trace names no clients, at random, with the requests of a conversation together; else by the client's number
     modulo this one.
     """
+    rate: float | None = None
+    """Requests per second, in place of the trace's times: a Poisson process, with the requests in random order."""
     popularity: float = 0.0
     """Zipf exponent of the clients' random shares of the requests."""
     stream: bool = True
@@ -65,6 +68,8 @@ class Playback:
     def __post_init__(self) -> None:
         if self.speed <= 0 or (self.client_count is not None and self.client_count < 1):
             raise ValueError("a trace's speed and client_count are positive")
+        if self.rate is not None and (self.rate <= 0 or self.speed != 1.0):
+            raise ValueError("a trace's rate is positive, and takes the place of its speed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +81,20 @@ class Trace:
     play: Playback = Playback()
 
     def clients(self, seed: int) -> Sequence[Client]:
-        numbers: dict[int, list[int]] = {}
-        for number, client in enumerate(self._dealt(seed)):
-            numbers.setdefault(client, []).append(number)
+        dealt = list(self._dealt(seed))
+        numbers: dict[int, list[tuple[float, int]]] = {}
+        for at, number in self._in_time(seed):
+            numbers.setdefault(dealt[number], []).append((at, number))
         return [Client(f"c{client}", self._calls(numbers[client], seed)) for client in sorted(numbers)]
+
+    def _in_time(self, seed: int) -> Iterable[tuple[float, int]]:
+        """Return each request's time and number, in order of time."""
+        if self.play.rate is None:
+            return [(request.at / self.play.speed, number) for number, request in enumerate(self.requests)]
+        order = list(range(len(self.requests)))
+        random = Random(f"{seed} order")
+        random.shuffle(order)
+        return zip(poisson(random, self.play.rate), order, strict=False)
 
     def _dealt(self, seed: int) -> Iterable[int]:
         """Return the client of each request."""
@@ -100,11 +115,11 @@ class Trace:
                 whose[conversation] = random.choices(range(len(shares)), shares)[0]
             yield whose[conversation]
 
-    def _calls(self, numbers: Iterable[int], seed: int) -> Iterator[Call]:
-        for number in numbers:
+    def _calls(self, numbers: Iterable[tuple[float, int]], seed: int) -> Iterator[Call]:
+        for at, number in numbers:
             request = self.requests[number]
             prompt = Prompt(EMPTY, _prompt(request, number, seed))
-            yield Call(request.at / self.play.speed, prompt, request.output, request.output, self.play.stream)
+            yield Call(at, prompt, request.output, request.output, self.play.stream)
 
 
 def parse_trace(text: str) -> Trace:

@@ -19,6 +19,7 @@ from router.channel.client import REPORT_STEPS, STEP_SECONDS
 from router.core.fleet.window import FixedWindow, NoWindow
 from router.core.policies.dlpm.d2lpm import D2lpmParameters
 from router.core.policies.dlpm.dlpm import DlpmParameters
+from workers.engine.hardware import RankSteps
 
 BRIEF = ("simulate", "--workload", "documents:documents=2,tokens=500,client_count=2", "--rate", "10", "--seconds", "3")
 PERCENTILES = ("ttft_p50_s", "ttft_p95_s", "ttft_p99_s", "latency_p50_s", "latency_p99_s")
@@ -85,6 +86,14 @@ def test_flags_become_the_scenario() -> None:
     assert isinstance(scenario("--window", "off").settings.window, NoWindow)
 
 
+def test_flags_make_the_workers_ranks_in_step() -> None:
+    """All workers are ranks of one group, with the step times of a decode tier; without the flags, neither."""
+    read = scenario("--workers", "2", "--barrier", "--rank-steps", "fixed=20,context=0.07")
+    assert [(worker.barrier, worker.steps) for worker in read.workers] == [("ranks", RankSteps(20.0, 0.07))] * 2
+    assert scenario("--rank-steps", "fixed=20,context=0.07,prefill=1").workers[0].steps == RankSteps(20.0, 0.07, 1.0)
+    assert [(worker.barrier, worker.steps) for worker in scenario().workers] == [(None, None)]
+
+
 def test_output_is_reported_as_often_as_by_a_front() -> None:
     """Without the flag, a simulation reports the output of streams in the interval of the router's fronts."""
     assert scenario().progress_seconds == pytest.approx(STEP_SECONDS * REPORT_STEPS)
@@ -118,6 +127,9 @@ def test_parts_of_a_workload_have_their_own_flags() -> None:
         (("--workers", "0"), "--workers must be at least 1"),
         (("--speeds", "1,x"), "'1,x' is no list of speeds"),
         (("--speeds", "0"), "speed must be positive"),
+        (("--rank-steps", "fixed=20"), "--rank-steps needs fixed and context"),
+        (("--rank-steps", "fixed=20,context=0.1,width=3"), "unknown parameter 'width' (known: fixed"),
+        (("--rank-steps", "fixed=0,context=0.1"), "the fixed time of a step must be positive"),
         (("--seconds", "5", "--warmup", "5"), "more than the warm-up"),
     ],
 )

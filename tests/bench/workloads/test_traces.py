@@ -175,3 +175,26 @@ def test_a_trace_replaces_the_workload(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as ended:
         main(["simulate", "--trace", "arena:x", "--workload", "chat"])
     assert ended.value.code == 2
+
+
+def test_a_trace_with_a_rate_comes_in_random_order(tmp_path: Path) -> None:
+    """Each request comes once, at Poisson times, in an order that only the seed decides; its client stays."""
+    many = AZURE + "".join(f"2023-11-17 00:00:02.0,{size},{size}\n" for size in range(1000, 3000))
+    own, shuffled = calls("azure,client_count=4", many, tmp_path), calls("azure,client_count=4,rate=50", many, tmp_path)
+    assert {name: sorted(len(call.prompt) for call in each) for name, each in shuffled.items()} == {
+        name: sorted(len(call.prompt) for call in each) for name, each in own.items()
+    }
+    together = sorted((call.at, len(call.prompt)) for each in shuffled.values() for call in each)
+    assert together[-1][0] == pytest.approx(2003 / 50, rel=0.1)
+    assert all(list(each) == sorted(each, key=lambda call: call.at) for each in shuffled.values())
+    assert [size for _, size in together] != sorted(size for _, size in together)
+    again = calls("azure,client_count=4,rate=50", many, tmp_path)
+    assert [figures(each) for each in again.values()] == [figures(each) for each in shuffled.values()]
+    assert calls("azure,client_count=4,rate=50", many, tmp_path, seed=1)["c0"][0].at != shuffled["c0"][0].at
+
+
+@pytest.mark.parametrize("play", ["rate=0", "rate=-1", "rate=2,speed=3"])
+def test_a_rate_takes_the_place_of_the_speed(play: str, tmp_path: Path) -> None:
+    """A rate is positive, and there is nothing that a speed could change beside it."""
+    with pytest.raises(ValueError, match="rate"):
+        calls(f"azure,{play}", AZURE, tmp_path)

@@ -1,0 +1,116 @@
+"""Decode tiers and their loads: 1.2 times what each could serve if its ranks always had equal loads.
+
+Prompts are computed elsewhere, and a step takes C + t·L of the fullest rank. Nothing of this was tuned afterwards.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Final
+
+from bench.lab.frame.conditions import PATIENT, Contender, Span, at_rate, fleet
+from bench.sim.scenario import Scenario, WorkerSpec
+from bench.workloads.papers.balance import BfIo, LongContexts
+from bench.workloads.parts.traffic import Workload
+from bench.workloads.recorded.traces import Playback, Trace
+from router.core.fleet.window import FixedWindow
+from workers.engine.hardware import RankSteps
+
+OVERLOAD: Final = 1.2
+"""Load as a multiple of what the tier serves if its ranks are always balanced."""
+CLIENTS: Final = 8
+RANKS: Final = 8
+SAMPLE: Final = 20_000
+"""Calls drawn to find the mean cost of a synthetic load's tokens."""
+SPAN: Final = Span(240.0, 60.0)
+"""Seconds in which calls arrive; what has arrived is run to its end. The slots fill within the warm-up."""
+QUICK_SPAN: Final = Span(90.0, 30.0)
+REPORT_SECONDS: Final = 0.5
+"""As a real front."""
+UNLIMITED: Final = 10**9
+
+Sizes = tuple[int, int]
+"""Tokens of a prompt and of its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Equal ranks in step, by what one of them can do."""
+
+    slots: int
+    """Most requests that run on a rank: B."""
+    steps: RankSteps
+
+    @property
+    def rank(self) -> WorkerSpec:
+        """One rank, with memory for whatever its slots hold: only slots are scarce, as in the paper."""
+        return WorkerSpec(
+            kv_tokens=self.slots * 130_000,
+            block_size=128,
+            max_running=self.slots,
+            max_batched_tokens=UNLIMITED,
+            steps=self.steps,
+            barrier="ranks",
+        )
+
+    def balanced_rate(self, sizes: Iterable[Sizes], ranks: int = RANKS) -> float:
+        """Return the calls per second that `ranks` ranks would serve if their loads were always equal.
+
+        A slot holds on average k = Σ o·(p + o/2) / Σ o tokens, since a call stays for its o steps.
+        """
+        calls = list(sizes)
+        outputs = sum(output for _, output in calls)
+        held = sum(output * (prompt + output / 2) for prompt, output in calls) / outputs
+        step_ms = self.steps.fixed + self.steps.context / 1000 * self.slots * held
+        return ranks * self.slots / (step_ms / 1000) / (outputs / len(calls))
+
+
+MOONCAKE: Final = Tier(16, RankSteps(20.0, 0.07))
+TIERS: Final[Mapping[str, Tier]] = {
+    "long": Tier(8, RankSteps(20.0, 0.3)),
+    "bf-io": Tier(72, RankSteps((0.6 * 72 + 35) / 16, 0.1005)),
+    "mooncake": MOONCAKE,
+    "azure": MOONCAKE,
+}
+"""The tier of each load. That of BF-IO is its paper's. Azure's short contexts come to the same tier as Mooncake's."""
+TRACES: Final = ("mooncake", "azure")
+"""The loads that need a trace of this kind."""
+
+
+def loads(traces: Mapping[str, object]) -> list[str]:
+    """Return the loads that can be run with these traces."""
+    return [name for name in TIERS if name not in TRACES or name in traces]
+
+
+def saturated(name: str, traces: Mapping[str, object], ranks: int = RANKS, clients: int = CLIENTS) -> Workload:
+    """Return a load at its rate for so many ranks, from equal clients."""
+    tier = TIERS[name]
+    if name in TRACES:
+        trace = traces[name]
+        assert isinstance(trace, Trace)
+        rate = OVERLOAD * tier.balanced_rate([(each.input, each.output) for each in trace.requests], ranks)
+        return replace(trace, play=Playback(rate=rate, client_count=clients))
+    family = (BfIo if name == "bf-io" else LongContexts)(rate=1.0, client_count=clients)
+    random = Random(0)
+    rate = tier.balanced_rate([family.sizes(random) for _ in range(SAMPLE)], ranks)
+    return at_rate(family, OVERLOAD * rate)
+
+
+def balanced(tier: Tier, contender: Contender, workload: Workload, span: Span, ranks: int = RANKS) -> Scenario:
+    """Return the scenario of a policy before a tier, in which nothing is rejected and every call ends."""
+    return Scenario(
+        contender.policy,
+        workload,
+        fleet(tier.rank, ranks),
+        span.seconds,
+        span.warmup,
+        settings=replace(PATIENT, window=FixedWindow(tier.slots, UNLIMITED)),
+        parameters=contender.parameters,
+        drain=True,
+        progress_seconds=REPORT_SECONDS,
+    )
+
+
+def span(*, quick: bool) -> Span:
+    """Return the length of a simulation."""
+    return QUICK_SPAN if quick else SPAN
