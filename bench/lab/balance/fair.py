@@ -41,12 +41,14 @@ FAIR_DECIMALS: Final[Mapping[str, int]] = {
 
 def beside_a_heavy_client() -> Workload:
     """Return one client with long prompts that asks for the whole tier, and seven with short ones for a part of it."""
-    parts = {}
-    for name, part, load in (("heavy", HEAVY, HEAVY_LOAD), ("light", LIGHT, LIGHT_LOAD)):
-        random = Random(0)
-        rate = TIERS["long"].balanced_rate([part.sizes(random) for _ in range(SAMPLE)])
-        parts[name] = replace(part, rate=load * rate)
-    return Misbehaving(**parts)
+    return Misbehaving(heavy=_asking(HEAVY, HEAVY_LOAD), light=_asking(LIGHT, LIGHT_LOAD))
+
+
+def _asking(part: LongContexts, load: float) -> LongContexts:
+    """Return the clients at this share of what the tier can do for them."""
+    random = Random(0)
+    rate = TIERS["long"].balanced_rate([part.sizes(random) for _ in range(SAMPLE)])
+    return replace(part, rate=load * rate)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class Fair(TracedExperiment):
     decimals: ClassVar[Mapping[str, int]] = FAIR_DECIMALS
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        workloads = {name: (name, saturated(name, self.traces)) for name in EQUAL if name in loads(self.traces)}
+        workloads: dict[str, tuple[str, Workload]] = {
+            name: (name, saturated(name, self.traces)) for name in EQUAL if name in loads(self.traces)
+        }
         workloads["beside a heavy client"] = ("long", beside_a_heavy_client())
         return [
             Cell(

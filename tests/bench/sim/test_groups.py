@@ -112,11 +112,11 @@ def test_the_router_knows_which_workers_are_ranks_of_a_group() -> None:
     ]
 
 
-@pytest.mark.parametrize("change", [{"joins": 1.0}, {"leaves": 2.0}, {"crashes": True}])
-def test_the_ranks_of_a_group_live_together(change: dict[str, float]) -> None:
+@pytest.mark.parametrize("other", [replace(RANK, joins=1.0), replace(RANK, leaves=2.0), replace(RANK, crashes=True)])
+def test_the_ranks_of_a_group_live_together(other: WorkerSpec) -> None:
     """A rank that would join, leave or crash by itself is refused: one of them dead is the group dead."""
     with pytest.raises(ValueError, match="together"):
-        replace(scenario(Scripted(())), workers=(RANK, replace(RANK, **change)))
+        replace(scenario(Scripted(())), workers=(RANK, other))
 
 
 def test_the_whole_run_counts_what_was_put_off() -> None:
