@@ -8,13 +8,16 @@ from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from workers.engine.engine import DEFAULT_HARDWARE, default_config
-from workers.engine.hardware import HARDWARE, Hardware, linear
+from workers.engine.hardware import HARDWARE, Hardware, RankSteps, linear, rank
 from workers.engine.model import Dialect, EngineConfig, Order
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """The settings of one emulated worker. None means the default of the dialect or of the hardware."""
+    """The settings of one emulated worker. None means the default of the dialect or of the hardware.
+
+    Sizes are those of each of its ranks.
+    """
 
     dialect: Annotated[Dialect, "engine to emulate, on the wire and in scheduling"] = "vllm"
     host: Annotated[str, "address to listen on"] = "127.0.0.1"
@@ -26,6 +29,16 @@ class WorkerSettings:
         "replaces the hardware's step times: A,B,C, the milliseconds of a step, of each prefilled token in it, and "
         "of each decoded sequence",
     ] = None
+    rank_steps: Annotated[
+        str | None,
+        "replaces the hardware's step times by those of a decode rank: A,B, the milliseconds of a step, and the "
+        "microseconds of each token of context in it; prompts are free",
+    ] = None
+    ranks: Annotated[
+        int,
+        "data-parallel ranks behind this URL; each of their steps lasts as long as that of the slowest, and a rank "
+        "without requests takes part with a dummy step",
+    ] = 1
     kv_tokens: Annotated[int | None, "size of the KV pool in tokens (default: the hardware's)"] = None
     block_size: Annotated[int | None, "tokens per block or page (default: vllm 16, sglang 1)"] = None
     max_running: Annotated[int | None, "most requests in one batch (default: 256)"] = None
@@ -50,12 +63,11 @@ class WorkerSettings:
     def machine(self) -> Hardware:
         """Return the emulated hardware. Raises ValueError if the step times are invalid."""
         hardware = HARDWARE[self.hardware]
+        if self.rank_steps is not None:
+            return rank(hardware.kv_tokens, RankSteps(*_numbers("rank_steps", self.rank_steps, 2)))
         if self.step_times is None:
             return hardware
-        times = [float(part) for part in self.step_times.split(",")]
-        if len(times) != 3 or not all(0 <= time < float("inf") for time in times):
-            raise ValueError("step_times must be three numbers of milliseconds, none of them negative")
-        return linear(hardware.kv_tokens, *times)
+        return linear(hardware.kv_tokens, *_numbers("step_times", self.step_times, 3))
 
     def engine_config(self) -> EngineConfig:
         """Return the sizes of the engine. Raises ValueError if a size is invalid."""
@@ -70,6 +82,15 @@ class WorkerSettings:
             max_queued=self.max_queued,
             seed=self.seed,
         )
+
+
+def _numbers(name: str, text: str, count: int) -> list[float]:
+    """Read numbers separated by commas. Raises ValueError unless there are `count`, none of them negative."""
+    numbers = [float(part) for part in text.split(",")]
+    if len(numbers) != count or not all(0 <= number < float("inf") for number in numbers):
+        words = {2: "two", 3: "three"}
+        raise ValueError(f"{name} must be {words[count]} numbers, none of them negative")
+    return numbers
 
 
 def parse_settings(arguments: Sequence[str]) -> WorkerSettings:
@@ -126,4 +147,10 @@ def _check(settings: WorkerSettings) -> None:
         raise ValueError(f"unknown hardware {settings.hardware!r}{meant} (known: {', '.join(HARDWARE)})")
     if settings.speed < 0 or settings.max_model_len < 2:
         raise ValueError("speed must not be negative and max_model_len must be at least 2")
+    if settings.step_times is not None and settings.rank_steps is not None:
+        raise ValueError("step_times and rank_steps exclude each other")
+    if settings.ranks < 1:
+        raise ValueError("ranks must be at least 1")
+    if settings.ranks > 1 and (settings.measure or settings.kv_events is not None):
+        raise ValueError("measure and kv_events are for a single engine, not for ranks")
     settings.engine_config()

@@ -144,7 +144,7 @@ def boolean(body: Body, field: str) -> bool:
 
 
 def _integer(body: Body, field: str, low: int, high: int | None = None) -> int | None:
-    value = _whole(body.get(field), field)
+    value = whole(body.get(field), field)
     if value is None:
         return None
     if value < low or (high is not None and value > high):
@@ -153,7 +153,7 @@ def _integer(body: Body, field: str, low: int, high: int | None = None) -> int |
     return value
 
 
-def _whole(value: object, field: str) -> int | None:
+def whole(value: object, field: str) -> int | None:
     """Read an integer; both engines also accept one written as text, or as a float without a fraction."""
     if value is None or isinstance(value, int):
         return value if value is None else int(value)

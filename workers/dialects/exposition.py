@@ -7,8 +7,8 @@ class Exposition:
     def __init__(self, prefix: str, **labels: str) -> None:
         self._prefix = prefix
         self._labels = labels
-        self._lines: list[str] = []
-        self._typed: set[str] = set()
+        self._families: dict[str, list[str]] = {}
+        """The lines of each metric, its type first: all its samples stand together, whoever adds them."""
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         self._sample(name, "gauge", value, labels)
@@ -17,16 +17,20 @@ class Exposition:
         """Add a sample of a counter; `name` ends in _total, as scrapers see it."""
         self._sample(name, "counter", value, labels)
 
+    def labelled(self, **labels: str) -> "Exposition":
+        """Return this exposition with more base labels for what is added through it."""
+        other = Exposition(self._prefix, **self._labels, **labels)
+        other._families = self._families
+        return other
+
     def text(self) -> bytes:
-        return "".join(f"{line}\n" for line in self._lines).encode()
+        return "".join(f"{line}\n" for lines in self._families.values() for line in lines).encode()
 
     def _sample(self, name: str, kind: str, value: float, labels: dict[str, str]) -> None:
         full = self._prefix + name
-        if full not in self._typed:
-            self._typed.add(full)
-            self._lines.append(f"# TYPE {full} {kind}")
+        lines = self._families.setdefault(full, [f"# TYPE {full} {kind}"])
         pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in (self._labels | labels).items())
-        self._lines.append(f"{full}{{{pairs}}} {float(value)}")
+        lines.append(f"{full}{{{pairs}}} {float(value)}")
 
 
 def _escaped(text: str) -> str:

@@ -6,7 +6,7 @@ Left out: histograms and the development endpoints, which a production server do
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from workers.api.call import ApiError, Body, text_tokens, token_list
 from workers.api.http import HttpRequest, Response, Routes, json_response
@@ -27,15 +27,15 @@ PERMISSION: dict[str, object] = {
 
 
 class VllmStatus:
-    """The endpoints of one vLLM worker other than generation."""
+    """The endpoints of one vLLM worker other than generation, for all its ranks."""
 
     def __init__(
-        self, settings: WorkerSettings, engine: Engine, max_model_len: int, sources: Mapping[str, object]
+        self, settings: WorkerSettings, engines: Sequence[Engine], max_model_len: int, sources: Mapping[str, object]
     ) -> None:
-        """`sources`: where KV events are published, empty if nowhere."""
+        """`engines`: its data-parallel ranks. `sources`: where KV events are published, empty if nowhere."""
         self._sources = sources
         self._settings = settings
-        self._engine = engine
+        self._engines = engines
         self._max_model_len = max_model_len
         self._created = time.time()
 
@@ -56,15 +56,20 @@ class VllmStatus:
 
     def metrics(self) -> bytes:
         """Return all series in Prometheus' text format."""
-        engine, counts = self._engine, self._engine.counters
-        exposition = Exposition("vllm:", model_name=self._settings.model, engine="0")
+        exposition = Exposition("vllm:", model_name=self._settings.model)
+        for rank, engine in enumerate(self._engines):
+            self._of_rank(exposition.labelled(engine=str(rank)), engine)
+        return exposition.text()
+
+    def _of_rank(self, exposition: Exposition, engine: Engine) -> None:
+        counts = engine.counters
         exposition.gauge("num_requests_running", engine.running)
         exposition.gauge("num_requests_waiting", engine.waiting)
         exposition.gauge("num_requests_waiting_by_reason", engine.waiting, reason="capacity")
         exposition.gauge("num_requests_waiting_by_reason", 0, reason="deferred")
         exposition.gauge("kv_cache_usage_perc", engine.used_tokens / engine.capacity)
         exposition.gauge("engine_sleep_state", 1, sleep_state="awake")
-        exposition.gauge("cache_config_info", 1, **self._cache_config())
+        exposition.gauge("cache_config_info", 1, **self._cache_config(engine))
         local = counts.prompt_tokens - counts.prefix_hits
         for name, value in (
             ("prefix_cache_queries", counts.prefix_queries),
@@ -81,14 +86,13 @@ class VllmStatus:
         self._counter(exposition, "prompt_tokens_by_source", counts.prefix_hits, source="local_cache_hit")
         for reason, finished in counts.finished_requests.items():
             self._counter(exposition, "request_success", finished, finished_reason=reason)
-        return exposition.text()
 
     def _counter(self, exposition: Exposition, name: str, value: float, **labels: str) -> None:
         exposition.counter(f"{name}_total", value, **labels)
         exposition.gauge(f"{name}_created", self._created, **labels)
 
-    def _cache_config(self) -> dict[str, str]:
-        config, engine = self._engine.config, self._engine
+    def _cache_config(self, engine: Engine) -> dict[str, str]:
+        config = engine.config
         info = {
             "block_size": str(config.block_size),
             "enable_prefix_caching": "True",

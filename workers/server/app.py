@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from workers.api.call import ApiError, Call, parse_call
+from workers.api.call import ApiError, Body, Call, parse_call
 from workers.api.choice import Choice
 from workers.api.dialect import DONE, StreamWriter, Wire
 from workers.api.forms import Form
@@ -28,6 +28,7 @@ from workers.api.http import (
 from workers.api.messages import MessagesForm
 from workers.api.pooling import POOLED, Pooled
 from workers.api.responses import ResponsesForm
+from workers.dialects.ranks import own_choice, pinned_rank
 from workers.dialects.sglang import SglangWire
 from workers.dialects.sglang_status import SglangStatus
 from workers.dialects.vllm import VllmWire
@@ -53,10 +54,12 @@ class WorkerApp:
     """One worker. It answers calls only while `loop.run()` is running."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        engine = create_engine(settings.engine_config(), settings.machine())
+        engines = [create_engine(settings.engine_config(), settings.machine()) for _ in range(settings.ranks)]
+        engine = engines[0]
         max_model_len = min(settings.max_model_len, engine.max_request_tokens)
         self._settings = settings
         self._calls: dict[str, Mailbox] = {}
+        self._own_choice = own_choice(settings.dialect, engines)
         self._pooled = POOLED[settings.dialect]
         self._forms: Mapping[str, Form] = {
             "/v1/messages": MessagesForm(settings.dialect, engine.config.block_size),
@@ -68,15 +71,17 @@ class WorkerApp:
         steps = [] if self.publisher is None else [self.publisher.after_step]
         if isinstance(engine, SglangEngine):
             descriptor = None if self.publisher is None else self.publisher.descriptor()
-            status = SglangStatus(settings, engine, max_model_len, descriptor)
-            self.loop = EngineLoop(engine, settings.speed, (*steps, status.after_step), measure=settings.measure)
+            status = SglangStatus(
+                settings, [each for each in engines if isinstance(each, SglangEngine)], max_model_len, descriptor
+            )
+            self.loop = EngineLoop(engines, settings.speed, (*steps, status.after_step), measure=settings.measure)
             self._wire = SglangWire(settings.model, max_model_len)
             self._routes = {**status.routes(), ("POST", "/abort_request"): self._abort_request}
         else:
-            self.loop = EngineLoop(engine, settings.speed, steps, measure=settings.measure)
+            self.loop = EngineLoop(engines, settings.speed, steps, measure=settings.measure)
             self._wire = VllmWire(settings.model, max_model_len, engine.config.block_size)
             sources = {} if self.publisher is None else self.publisher.sources()
-            self._routes = VllmStatus(settings, engine, max_model_len, sources).routes()
+            self._routes = VllmStatus(settings, engines, max_model_len, sources).routes()
         if settings.measure:
             self._routes = {**self._routes, ("GET", QUEUE): self._queue, ("POST", QUEUE): self._measure}
 
@@ -101,17 +106,21 @@ class WorkerApp:
             body = request.json()
             self._wire.check(body, request.path)
             call = parse_call(body, GENERATION[request.path])
-            await self._generate(request, call, self._wire, receive, send)
+            await self._generate(request, call, self._pinned(request, body), self._wire, receive, send)
         elif request.method == "POST" and (form := self._forms.get(request.path)) is not None:
             body = request.json()
             self._wire.check(body, request.path)
-            await self._generate(request, form.parse(body), form, receive, send)
+            await self._generate(request, form.parse(body), self._pinned(request, body), form, receive, send)
         elif request.method == "POST" and (pooled := self._pooled.get(request.path)) is not None:
             await self._pool(request, pooled, receive, send)
         elif handler := self._routes.get((request.method, request.path)):
             await send_response(send, handler(request))
         else:
             await send_response(send, self._not_served(request.path))
+
+    def _pinned(self, request: HttpRequest, body: Body) -> int | None:
+        """Return the rank that a call is pinned to. Raises ApiError 400 if there is no such rank."""
+        return pinned_rank(self._settings.dialect, request.path, request.headers, body, self._settings.ranks)
 
     def _authorized(self, request: HttpRequest) -> bool:
         """Check the key: on vLLM only for the paths of the APIs, on SGLang for all but health and metrics."""
@@ -132,12 +141,12 @@ class WorkerApp:
         return json_response({"detail": "Not Found"}, 404)
 
     async def _generate(
-        self, request: HttpRequest, call: Call, form: "Wire | Form", receive: Receive, send: Send
+        self, request: HttpRequest, call: Call, rank: int | None, form: "Wire | Form", receive: Receive, send: Send
     ) -> None:
         header = "x-request-id" if self._settings.dialect == "vllm" else "x-override-rid"
         answer = self._wire.answer(call, request.headers.get(header))
         try:
-            mailbox, choices = self._submit(call)
+            mailbox, choices = self._submit(call, rank)
         except QueueFull as error:
             await self._refuse(call, form, str(error), send)
             return
@@ -156,7 +165,7 @@ class WorkerApp:
         call = parse_call(whole, False)
         answer = self._wire.answer(call, None)
         try:
-            mailbox, choices = self._submit(call)
+            mailbox, choices = self._submit(call, None)
         except QueueFull as error:
             raise ApiError(503, str(error), "Service Unavailable") from error
         async with self._answering(answer.id, mailbox, receive, streams=False):
@@ -177,14 +186,15 @@ class WorkerApp:
             if self._calls.get(name) is mailbox:
                 del self._calls[name]
 
-    def _submit(self, call: Call) -> tuple[Mailbox, list[Choice]]:
+    def _submit(self, call: Call, rank: int | None) -> tuple[Mailbox, list[Choice]]:
+        """Submit a call to a rank, or each of its answers to the rank of the engine's own choice."""
         limits = [self._wire.max_tokens(call, prompt) for prompt in call.prompts]
         answers = [
             (prompt, limit, sample)
             for prompt, limit in zip(call.prompts, limits, strict=True)
             for sample in range(call.n)
         ]
-        mailbox = self.loop.open(answers, call.ignore_eos)
+        mailbox = self.loop.open(answers, call.ignore_eos, self._own_choice if rank is None else lambda: rank)
         return mailbox, [Choice(index, prompt) for index, (prompt, _, _) in enumerate(answers)]
 
     async def _refuse(self, call: Call, form: "Wire | Form", message: str, send: Send) -> None:

@@ -1,7 +1,7 @@
 """I/O: publish what an emulated cache stores and drops over ZeroMQ, as vLLM and SGLang do.
 
-A message is a topic, a number and a batch of events; a second socket replays past messages. Left out: data-parallel
-ranks, offloading, adapters.
+A message is a topic, a number and a batch of events; a second socket replays past messages. Left out: offloading,
+adapters, and the ports of several data-parallel ranks.
 """
 
 import time

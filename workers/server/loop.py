@@ -1,4 +1,4 @@
-"""I/O: the task that steps an engine at the pace of the emulated machine and delivers tokens to their calls."""
+"""I/O: the task that steps the engines at the pace of the emulated machine and delivers tokens to their calls."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -6,6 +6,7 @@ from itertools import count
 from time import monotonic
 from typing import NamedTuple
 
+from workers.engine.barrier import Barrier
 from workers.engine.engine import Engine
 from workers.engine.model import Output, Request
 from workers.engine.tokenizer import EOS
@@ -66,22 +67,39 @@ class QueueFigures(NamedTuple):
     """By how much this process was slower than its emulated machine."""
 
 
+class Receiver(NamedTuple):
+    """Where the tokens of a request come from, and where they go."""
+
+    mailbox: Mailbox
+    choice: int
+    engine: Engine
+
+
 class EngineLoop:
-    """Owns an engine: every submit, abort and step goes through here.
+    """Owns the engines, which step together if there are several: every submit, abort and step goes through here.
 
     `speed` divides the time that steps take; 0 or infinity means not to sleep at all. `after_step`: called after each
     step, before its tokens are delivered. `measure`: whether to measure the engine's queue, which costs time.
     """
 
     def __init__(
-        self, engine: Engine, speed: float, after_step: Iterable[Callable[[], None]] = (), *, measure: bool = False
+        self,
+        engines: Sequence[Engine],
+        speed: float,
+        after_step: Iterable[Callable[[], None]] = (),
+        *,
+        measure: bool = False,
     ) -> None:
-        self.engine = engine
+        """Own these engines. Raises ValueError if there are several queues to measure."""
+        if measure and len(engines) > 1:
+            raise ValueError("only the queue of a single engine can be measured")
+        self._engines = engines
+        self._barrier = Barrier(engines)
         self._waiting = QueueMeter() if measure else None
         self.measure()
         self._pause_factor = 1 / speed if speed else 0.0
         self._after_step = tuple(after_step)
-        self._receivers: dict[str, tuple[Mailbox, int]] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._work = asyncio.Event()
         self._serial = count()
 
@@ -89,15 +107,21 @@ class EngineLoop:
         """Convert emulated seconds to seconds of the real clock."""
         return seconds * self._pause_factor
 
-    def open(self, answers: Sequence[tuple[Sequence[int], int, int]], ignore_eos: bool) -> Mailbox:
-        """Submit one request per (prompt, max_tokens, sample), all or none. Raises what `Engine.submit` raises."""
+    def open(
+        self, answers: Sequence[tuple[Sequence[int], int, int]], ignore_eos: bool, rank: Callable[[], int]
+    ) -> Mailbox:
+        """Submit one request per (prompt, max_tokens, sample), all or none. Raises what `Engine.submit` raises.
+
+        `rank`: returns the engine that serves the next of them.
+        """
         mailbox = Mailbox()
         try:
             for choice, (prompt, max_tokens, sample) in enumerate(answers):
                 request = Request(str(next(self._serial)), prompt, max_tokens, ignore_eos, sample)
-                self.engine.submit(request)
+                engine = self._engines[rank()]
+                engine.submit(request)
                 mailbox.ids.append(request.id)
-                self._receivers[request.id] = (mailbox, choice)
+                self._receivers[request.id] = Receiver(mailbox, choice, engine)
         except BaseException:
             self.close(mailbox)
             raise
@@ -108,8 +132,8 @@ class EngineLoop:
     def close(self, mailbox: Mailbox) -> None:
         """Abort the unfinished requests of a call; nothing more is delivered."""
         for request_id in mailbox.ids:
-            if self._receivers.pop(request_id, None) is not None:
-                self.engine.abort(request_id)
+            if (receiver := self._receivers.pop(request_id, None)) is not None:
+                receiver.engine.abort(request_id)
                 self._observe_queue()
 
     def abort(self, mailbox: Mailbox) -> None:
@@ -117,28 +141,30 @@ class EngineLoop:
         for request_id in mailbox.ids:
             receiver = self._receivers.pop(request_id, None)
             if receiver is not None:
-                self.engine.abort(request_id)
+                receiver.engine.abort(request_id)
                 self._observe_queue()
-                mailbox.put(receiver[1], Output(request_id, EOS, "abort", 0))
+                mailbox.put(receiver.choice, Output(request_id, EOS, "abort", 0))
 
     async def run(self) -> None:
         """Step until cancelled."""
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
-            if not self.engine.has_work:
+            step = self._barrier.step()
+            if step is None:
                 self._work.clear()
                 await self._work.wait()
                 due = clock()
-            elapsed, outputs = self.engine.step()
+                continue
             self._observe_queue()
             now = clock()
             self._lost_seconds += max(0.0, now - MAX_LAG - due)
-            due = max(due, now - MAX_LAG) + elapsed * self._pause_factor
+            due = max(due, now - MAX_LAG) + step.seconds * self._pause_factor
             await asyncio.sleep(max(0.0, due - now))
             for after_step in self._after_step:
                 after_step()
-            self._deliver(outputs)
+            for outputs in step.outputs:
+                self._deliver(outputs)
 
     def measure(self) -> None:
         """Restart the measurement of the queue."""
@@ -161,9 +187,9 @@ class EngineLoop:
 
     def _observe_queue(self) -> None:
         if self._waiting is not None:
-            self._waiting.observe(monotonic(), self.engine)
+            self._waiting.observe(monotonic(), self._engines[0])
 
-    def _deliver(self, outputs: list[Output]) -> None:
+    def _deliver(self, outputs: Sequence[Output]) -> None:
         receivers = self._receivers
         for output in outputs:
             receiver = receivers.get(output.id)
@@ -171,4 +197,4 @@ class EngineLoop:
                 continue
             if output.finish:
                 del receivers[output.id]
-            receiver[0].put(receiver[1], output)
+            receiver.mailbox.put(receiver.choice, output)

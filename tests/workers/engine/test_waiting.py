@@ -66,9 +66,9 @@ def test_tokens_of_a_deep_queue_are_counted_at_intervals() -> None:
 async def test_an_engine_loop_measures_only_if_configured() -> None:
     """Requests submitted or aborted between steps are measured, too."""
     engine = create_engine(default_config("vllm"), HARDWARE["instant"])
-    assert EngineLoop(engine, 1.0).queue is None
-    loop = EngineLoop(engine, 1.0, measure=True)
-    mailbox = loop.open([([1, 2, 3], 4, 0)], ignore_eos=True)
+    assert EngineLoop([engine], 1.0).queue is None
+    loop = EngineLoop([engine], 1.0, measure=True)
+    mailbox = loop.open([([1, 2, 3], 4, 0)], ignore_eos=True, rank=lambda: 0)
     loop.measure()
     seen = loop.queue
     assert seen is not None
