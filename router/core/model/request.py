@@ -9,6 +9,7 @@ from typing import NewType
 from router.core.model.block_key import BlockKey
 from router.core.model.prompt_key import PromptKey
 
+BarrierId = NewType("BarrierId", str)
 ClientId = NewType("ClientId", str)
 GroupId = NewType("GroupId", str)
 RequestId = NewType("RequestId", str)
@@ -64,7 +65,7 @@ def own_route(worker: WorkerId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One engine behind one URL."""
+    """One engine: behind a URL of its own, or one of the data-parallel ranks behind a common URL."""
 
     id: WorkerId
     models: frozenset[str]
@@ -79,6 +80,12 @@ class Worker:
     """The most new prompt tokens that the engine computes in one step; None if the engine does not report it."""
     caches: bool = True
     """Whether the engine keeps a prefix cache. An engine whose metrics say that it keeps none need not be marked here.
+    """
+    rank: int | None = None
+    """The engine's data-parallel rank, from 0; None if the URL has only one engine."""
+    barrier: BarrierId | None = None
+    """Workers with equal ids step together: each of their steps lasts as long as the slowest worker's. None if the
+    engine waits for no other.
     """
 
 
