@@ -108,7 +108,7 @@ class Attempts:
         cached = run.predicted_tokens if predicted is None else min(predicted, size)
         bill = self._open_bill(state, worker_id, size, cached)
         outstanding = self._predict_outstanding(state, bill)
-        flight = self._add_load(state, worker, size + state.resumed_output - cached, now)
+        flight = self._add_load(state, worker, size + state.resumed_output - cached, cached, now)
         if run.prefilling is not None:
             run.prefilling.flight = flight
         self._report_dispatch(state, bill.change_from(charged), outstanding, now)
@@ -126,7 +126,9 @@ class Attempts:
         reserved = round(self._estimates.outputs.reserved.remaining(state.request, state.resumed_output))
         return Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
 
-    def _add_load(self, state: RequestState, worker: WorkerState, uncached_tokens: int, now: float) -> InFlight:
+    def _add_load(
+        self, state: RequestState, worker: WorkerState, uncached_tokens: int, cached_tokens: int, now: float
+    ) -> InFlight:
         """Add the attempt to its worker's load. `uncached_tokens`: what the worker has to compute before it answers."""
         request, resumed = state.request, state.resumed_output
         if not request.streamed:
@@ -142,6 +144,7 @@ class Attempts:
             streamed=request.streamed,
             most_output=max_remaining_output(request, resumed),
             answers=request.answers,
+            cached_tokens=cached_tokens,
         )
 
     def _report_dispatch(self, state: RequestState, charge: Charge, outstanding: Outstanding, now: float) -> None:

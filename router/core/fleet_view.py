@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from router.core.cache.prefix_map import PrefixMap
 from router.core.fleet.cluster import Cluster
-from router.core.model.request import Request, WorkerId
+from router.core.model.request import BarrierId, Request, WorkerId
 from router.core.predict.token_estimates import Estimates
 
 
@@ -40,6 +40,15 @@ class SchedulerView:
 
     def in_flight(self, worker: WorkerId) -> int:
         return self._states[worker].load.requests
+
+    def context_tokens(self, worker: WorkerId) -> int:
+        return self._states[worker].context_tokens
+
+    def barrier(self, worker: WorkerId) -> BarrierId | None:
+        return self._states[worker].worker.barrier
+
+    def free_places(self, worker: WorkerId) -> float:
+        return self._states[worker].free_places
 
     def has_room(self, worker: WorkerId) -> bool:
         return self._states[worker].has_room

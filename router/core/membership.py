@@ -169,7 +169,8 @@ class Membership:
     def _join(self, event: WorkerJoined, now: float) -> None:
         worker = event.worker
         present = self._is_present(worker.id)
-        models = self._cluster[worker.id].worker.models if present else frozenset[str]()
+        known = self._cluster[worker.id].worker if present else worker
+        models = known.models if present else frozenset[str]()
         ejected = was_ejected = worker.id in self._cluster.ejected
         unserved: Sequence[Request] | None = None
         if not models <= worker.models:
@@ -179,7 +180,7 @@ class Membership:
         self._cluster.join(worker, back=not present or (was_ejected and not ejected))
         self._cluster[worker.id].mark_alive(now)
         self._mirror.update_worker(worker)
-        if not ejected and (not models or models != worker.models):
+        if not ejected and (not models or models != worker.models or known.barrier != worker.barrier):
             self._policy.worker_joined(worker.id, now)
         if unserved is not None:
             self._requeue(unserved, now)

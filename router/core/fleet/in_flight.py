@@ -36,6 +36,8 @@ class InFlight:
     """The burst of starts that it belongs to, if its start was seen."""
     answers: int = 1
     """Number of answers that it asks for."""
+    cached_tokens: int = 0
+    """Input tokens that the engine need not compute, because its cache holds them."""
     first_token_at: float = inf
     """When its first token was seen; infinite while it was not."""
     decoding_since: float = inf
@@ -50,6 +52,11 @@ class InFlight:
         """Whether its first token was seen, so that every token is."""
         return self.first_token_at < inf
 
+    @property
+    def context_tokens(self) -> int:
+        """All tokens that a decode step reads for it: its whole input, cached or not, and its output so far."""
+        return self.uncached_tokens + self.cached_tokens + self.output
+
 
 class InFlightTable:
     """The requests of one worker, in the order of their dispatch, and sums over them."""
@@ -59,6 +66,8 @@ class InFlightTable:
         self.unstarted_tokens = 0
         self.kv_tokens = 0
         """KV tokens held by started requests, without those shared with others."""
+        self.context_tokens = 0
+        """The sum of the contexts of all requests. What has not started counts as if it had."""
         self.guessed = 0
         """Requests whose start is only a guess."""
         self.head_since = 0.0
@@ -90,17 +99,34 @@ class InFlightTable:
         """Return the number of unstarted requests dispatched after this time."""
         return sum(1 for _ in takewhile(lambda flight: flight.dispatched > time, reversed(self.waiting)))
 
-    def add(self, uncached_tokens: int, now: float, *, streamed: bool, had_place: bool, answers: int = 1) -> InFlight:
+    def add(
+        self,
+        uncached_tokens: int,
+        now: float,
+        *,
+        streamed: bool,
+        had_place: bool,
+        answers: int = 1,
+        cached_tokens: int = 0,
+    ) -> InFlight:
         """Add a dispatched request."""
         self._dispatches += 1
-        flight = InFlight(self._dispatches, now, uncached_tokens, streamed, had_place, answers=answers)
+        flight = InFlight(
+            self._dispatches, now, uncached_tokens, streamed, had_place, answers=answers, cached_tokens=cached_tokens
+        )
         if not had_place:
             self._placeless.append(flight)
         if not self.waiting:
             self.head_since = now
         self.requests[flight] = self.waiting[flight] = None
         self.unstarted_tokens += uncached_tokens
+        self.context_tokens += flight.context_tokens
         return flight
+
+    def add_output(self, flight: InFlight, tokens: int) -> None:
+        """Add output tokens of a request; a negative number takes back an estimate that was too high."""
+        flight.output += tokens
+        self.context_tokens += tokens
 
     def next_placeless(self) -> InFlight | None:
         """Remove and return the first request without a place in the batch, because one became free; None if there is
@@ -168,6 +194,7 @@ class InFlightTable:
             del self.waiting[flight]
             self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens -= flight.output
+        self.context_tokens -= flight.context_tokens
 
     def _move_head(self, leaving: InFlight, now: float) -> None:
         """Update `head_since` if the first unstarted request is leaving."""

@@ -75,6 +75,19 @@ class WorkerState:
         """The requests in flight."""
         return self._in_flight.requests
 
+    @property
+    def context_tokens(self) -> int:
+        """The whole contexts of all requests in flight: prompts, cached or not, and output; what has not started counts
+        as if it had. A decode step reads as many tokens from the KV cache.
+        """
+        return self._in_flight.context_tokens
+
+    @property
+    def free_places(self) -> float:
+        """How many more requests the window's limit allows in flight; infinite without a limit."""
+        limits = self.window.limits
+        return inf if limits is None else max(0, limits.requests - self.load.requests)
+
     def expected_prefill_start(self, now: float) -> float:
         """Return when the engine is expected to begin to compute a request that is sent now."""
         if self._in_flight.waiting:
@@ -126,13 +139,24 @@ class WorkerState:
         streamed: bool,
         most_output: float = inf,
         answers: int = 1,
+        cached_tokens: int = 0,
     ) -> InFlight:
-        """Add a dispatched request. `output`: predicted output tokens. `most_output`: their maximum."""
+        """Add a dispatched request. `output`: predicted output tokens. `most_output`: their maximum.
+
+        `cached_tokens`: input tokens that the worker need not compute.
+        """
         self._account_until(now)
         if not self._in_flight.requests:
             self._last_alive = now
         had_place = not self.window.full(self.load)
-        flight = self._in_flight.add(uncached_tokens, now, streamed=streamed, had_place=had_place, answers=answers)
+        flight = self._in_flight.add(
+            uncached_tokens,
+            now,
+            streamed=streamed,
+            had_place=had_place,
+            answers=answers,
+            cached_tokens=cached_tokens,
+        )
         if not streamed:
             prefill = self.service_rate.prefill_seconds(self._in_flight.unstarted_tokens)
             self._in_flight.guess_at(flight, now + EARLY_PREFILL_SHARE * prefill)
@@ -181,7 +205,7 @@ class WorkerState:
 
     def resume_output(self, flight: InFlight, output_tokens: int) -> None:
         """Add output tokens that an earlier run has seen."""
-        flight.output += output_tokens
+        self._in_flight.add_output(flight, output_tokens)
         flight.earlier_output += output_tokens
         self._in_flight.kv_tokens += output_tokens
 
@@ -221,7 +245,7 @@ class WorkerState:
 
     def serve(self, flight: InFlight, cost: float, output_tokens: int) -> None:
         """Add service of a started request, in cost units, and its new output tokens."""
-        flight.output += output_tokens
+        self._in_flight.add_output(flight, output_tokens)
         self._unaccounted_cost += cost
         self._unaccounted_tokens += output_tokens
         if flight.first_token_seen:

@@ -13,7 +13,7 @@ from router.core.clients.backlog import Backlog
 from router.core.clients.recent_clients import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.cost import LinearCost
-from router.core.model.request import Request, RequestId, WorkerId
+from router.core.model.request import BarrierId, Request, RequestId, WorkerId
 from router.core.predict.output_predictions import OutputPredictions
 
 P = TypeVar("P")
@@ -33,6 +33,17 @@ class FleetView(Protocol):
 
     def in_flight(self, worker: WorkerId) -> int:
         """The number of requests that were dispatched to a worker and have not ended."""
+
+    def context_tokens(self, worker: WorkerId) -> int:
+        """The sum over all requests in flight at a worker of their whole contexts: prompts, cached or not, and output
+        so far. What has not started counts as if it had.
+        """
+
+    def barrier(self, worker: WorkerId) -> BarrierId | None:
+        """The group of workers that a worker steps together with; None if it waits for no other."""
+
+    def free_places(self, worker: WorkerId) -> float:
+        """How many more requests the limit of the worker's window allows in flight; infinite without a limit."""
 
     def has_room(self, worker: WorkerId) -> bool:
         """Whether the worker's window has room for any request."""

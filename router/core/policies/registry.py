@@ -9,6 +9,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+from router.core.policies.balance.br0 import Br0, Br0Parameters
+from router.core.policies.balance.brh import Brh, BrhParameters
+from router.core.policies.balance.dlpm_balance import DlpmBalance, DlpmBalanceParameters
 from router.core.policies.base import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties
 from router.core.policies.context import PolicyContext
 from router.core.policies.dlpm.d2lpm import D2lpm, D2lpmParameters
@@ -49,6 +52,9 @@ ORDERS: Final[Mapping[str, OrderFactory]] = {
 }
 POOLED: Final[Mapping[str, PolicyFactory]] = {
     "dlpm_home": DlpmHome,
+    "dlpm_balance": DlpmBalance,
+    "br0": Br0,
+    "brh": Brh,
     "pooled_fcfs": PooledFcfs,
     "rpm": Rpm,
 }
@@ -70,12 +76,15 @@ PARAMETERS: Final[Mapping[str, type]] = {
     "d2lpm": D2lpmParameters,
     "dlpm": DlpmParameters,
     "dlpm_home": DlpmHomeParameters,
+    "dlpm_balance": DlpmBalanceParameters,
     "lpm": LpmParameters,
     "consistent_hash": ConsistentHashParameters,
     "cache_aware": CacheAwareParameters,
     "preble": PrebleParameters,
     "priority_groups": PriorityGroupsParameters,
     "vtc_oracle": OracleParameters,
+    "br0": Br0Parameters,
+    "brh": BrhParameters,
     "rpm": RpmParameters,
 }
 """The parameter class of each family that has one, by the name of its group of settings."""

@@ -15,11 +15,16 @@ class OutputPredictions:
         """`client_limit`: (client, model) pairs whose answers are remembered."""
         self.lengths = OutputLengths(client_limit)
         self.reserved = ReservedOutput(self.lengths)
+        self._of_answers: list[OutputPredictor] = []
         self._of_worker: defaultdict[WorkerId, list[OutputPredictor]] = defaultdict(list)
 
     def add(self, predictor: OutputPredictor, worker: WorkerId) -> None:
         """Let a predictor learn from the attempts at this worker, until it is removed or the worker is forgotten."""
         self._of_worker[worker].append(predictor)
+
+    def add_for_answers(self, predictor: OutputPredictor) -> None:
+        """Let a predictor learn from all answers."""
+        self._of_answers.append(predictor)
 
     def remove(self, predictor: OutputPredictor, worker: WorkerId) -> None:
         """Stop teaching a predictor. Raises ValueError if it was not added."""
@@ -35,6 +40,8 @@ class OutputPredictions:
     def answer_ended(self, request: Request, tokens: int) -> None:
         """Learn from an answer that is complete, or whose client left. `tokens`: its output over all attempts."""
         self.lengths.answer_ended(request, tokens)
+        for predictor in self._of_answers:
+            predictor.answer_ended(request, tokens)
 
     def attempt_ended(self, charge: Charge) -> None:
         """Learn from an attempt that ended in whatever way. `charge`: the last one of its bill."""

@@ -4,14 +4,17 @@ There is one question, how many output tokens a request still produces, and ther
 ended, or a worker's attempt at one. `OutputPredictions` passes each of them on once. The predictors differ in what they
 count as likely, because each serves a rule of its own:
 
-    predictor        learns from                      used for
-    ---------------  -------------------------------  ------------------------------------------------------------
-    OutputLengths    answers, by client and model     the KV cache that a request will hold; how long a call runs
-    ReservedOutput   the same                         the bound on the service gap
-    WorkerMean       attempts at one worker           the KV cache that the next request there will hold
-    ClientMeans      attempts at one worker           VTC (predict), `vtc_predict`
-    StatedLimit      nothing                          VTC (oracle), `vtc_oracle`
-    RecentMean       recent attempts at one worker    the load of a worker under Preble
+    predictor          learns from                      used for
+    -----------------  -------------------------------  ------------------------------------------------------------
+    OutputLengths      answers, by client and model     the KV cache that a request will hold; how long a call runs
+    ReservedOutput     the same                         the bound on the service gap
+    WorkerMean         attempts at one worker           the KV cache that the next request there will hold
+    ClientMeans        attempts at one worker           VTC (predict), `vtc_predict`
+    StatedLimit        nothing                          VTC (oracle), `vtc_oracle`
+    RecentMean         recent attempts at one worker    the load of a worker under Preble
+    SurvivalLengths    answers, by model                BR-H, `brh`: which running answers end soon
+    ExactMatchLengths  answers, by prompt and model     the same
+    TrueLength         nothing                          the same, in simulations
 """
 
 from math import inf

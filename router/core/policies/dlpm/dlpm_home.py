@@ -64,8 +64,9 @@ class DlpmHome(Policy):
     worker.
     """
 
-    def __init__(self, context: PolicyContext) -> None:
-        self._parameters = parameters = context.parameters.of(DlpmHomeParameters)
+    def __init__(self, context: PolicyContext, parameters: DlpmHomeParameters | None = None) -> None:
+        """`parameters`: those of a policy that is built on this one."""
+        self._parameters = parameters = parameters or context.parameters.of(DlpmHomeParameters)
         self.properties = Properties(parameters.deficit_range, locality=True, pooled=True, work_conserving=True)
         self._view = context.view
         self._cost = context.cost
@@ -131,10 +132,17 @@ class DlpmHome(Policy):
             return None
         self._pool.release_from_home(now)
         self._refill_hold.advance(now)
+        choice = self._choose_next(now)
+        return None if choice is None else self._take(choice, now)
+
+    def _choose_next(self, now: float) -> Choice | None:
+        """Choose a waiting request and its worker, after a refill if one is due; the request waits on until it is
+        taken.
+        """
         for worker, relief in self._with_room():
             if choice := self._next_at(worker, relief, now):
                 return choice
-        return self._next_copied(now)
+        return self._next_copied()
 
     def _pass_through(self, newcomer: PooledRequest, now: float) -> Choice | None:
         """Dispatch a newcomer as if it had waited for no time, if it may go; otherwise queue it.
@@ -143,14 +151,20 @@ class DlpmHome(Policy):
         """
         request = newcomer.request
         if self._eligibility.may_pass_through(request, refill=False):
-            for worker, relief in self._with_room():
-                if newcomer.may_go(worker, now) and self._view.admits(worker, request):
-                    self._newcomer = None
-                    self._backlog.pass_through(request.worker, request.client, now)
-                    choice = self._choose(newcomer, worker, relief)
-                    self._send(request, choice.worker, newcomer.able, now)
-                    return choice
+            choice = self._choose_for(newcomer, now)
+            if choice is not None:
+                self._newcomer = None
+                self._backlog.pass_through(request.worker, request.client, now)
+                self._send(request, choice.worker, newcomer.able, now)
+                return choice
         self._queue_newcomer(now)
+        return None
+
+    def _choose_for(self, newcomer: PooledRequest, now: float) -> Choice | None:
+        """Choose a worker for a request while no other waits; None if none has room for it."""
+        for worker, relief in self._with_room():
+            if newcomer.may_go(worker, now) and self._view.admits(worker, newcomer.request):
+                return self._choose(newcomer, worker, relief)
         return None
 
     def _with_room(self) -> Iterator[tuple[WorkerId, WorkerId]]:
@@ -279,7 +293,7 @@ class DlpmHome(Policy):
         turn = longest(queues, partial(self._view.admits, worker))
         if turn is None:
             return None
-        return self._take(self._choose(self._pool[turn.request.id], worker, relief, turn.passed), now)
+        return self._choose(self._pool[turn.request.id], worker, relief, turn.passed)
 
     def _choose(
         self, waiting: PooledRequest, worker: WorkerId, relief: WorkerId, passed: tuple[PassedOver, ...] = ()
@@ -317,7 +331,7 @@ class DlpmHome(Policy):
         if not self._view.in_flight(worker) or not self._refill_hold.is_held(models, now):
             self._refill_hold.on_refill(models, self._eligibility.refill(routes), now)
 
-    def _next_copied(self, now: float) -> Choice | None:
+    def _next_copied(self) -> Choice | None:
         """The first request of the longest queue of a worker without room, if its client's deficit there is used up,
         for the first worker with room that may have it.
         """
@@ -329,7 +343,7 @@ class DlpmHome(Policy):
         request, able = turn.request, self._pool[turn.request.id].able
         for _, _, worker in self._loads.with_room:
             if worker in able and self._view.admits(worker, request) and self._may_copy(request, home, worker):
-                return self._take(Choice(request, worker, "copied"), now)
+                return Choice(request, worker, "copied")
         return None
 
     def _may_copy(self, request: Request, home: WorkerId, worker: WorkerId) -> bool:

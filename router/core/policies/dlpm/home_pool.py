@@ -28,6 +28,8 @@ class PooledRequest:
     request: Request
     arrival: int
     since: float
+    tokens: int
+    """Estimated input tokens at its arrival."""
     chunk_tokens: float
     """Estimated tokens per chunk of the request."""
     able: Mapping[WorkerId, int]
@@ -38,6 +40,8 @@ class PooledRequest:
     """The workers that hold most of its prefix; empty if it would lose little on any worker."""
     leaves_home_at: float | None = inf
     """The time from which any worker may take it; None if any may already."""
+    passed: int = 0
+    """How often a later request went ahead of it because that one balanced the workers' loads better."""
 
     @property
     def away_match(self) -> int:
@@ -137,7 +141,8 @@ class HomePool:
         chunk_tokens = tokens * CHUNK_BYTES / max(size, 1)
         able = self._view.able(request)
         self._arrivals += 1
-        waiting = PooledRequest(request, self._arrivals, now, chunk_tokens, able, self._view.chunks_held(request, able))
+        held = self._view.chunks_held(request, able)
+        waiting = PooledRequest(request, self._arrivals, now, tokens, chunk_tokens, able, held)
         waiting.homes = self._find_homes(waiting)
         waiting.leaves_home_at = self._home_deadline(waiting)
         return waiting
@@ -184,6 +189,11 @@ class HomePool:
                 self._homes[worker].match_changed((name,))
             if waiting.leaves_home_at is None:
                 self._any_worker[waiting.request.route].match_changed((name,))
+
+    def rank_anew(self) -> None:
+        """Rank all requests again, because their queues order them by something else now."""
+        for queue in (*self._homes.values(), *self._any_worker.values()):
+            queue.match_changed(queue.requests)
 
     def worker_joined(self, worker: WorkerId) -> None:
         """The new worker is a home for requests that have none."""

@@ -96,6 +96,16 @@ class ClientQueue:
             self._first += 1
         return self._order[self._first]
 
+    def first_entries(self, count: int) -> list[WaitingEntry]:
+        """The first `count` waiting requests, in the order in which they were added."""
+        found: list[WaitingEntry] = []
+        place = self._first
+        while len(found) < count and place < len(self._order):
+            if not self._order[place].gone:
+                found.append(self._order[place])
+            place += 1
+        return found
+
     def rank(self, rank: RequestRank) -> None:
         """Add the rank of a waiting request."""
         if len(self.ranks) > 2 * self.waiting:
@@ -356,18 +366,48 @@ def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
     return Turn(request, tuple(PassedOver(each, "did not fit") for each in passed))
 
 
+def oldest(queues: Iterable[LongestMatchQueue], priority_class: int, count: int) -> list[RequestId]:
+    """Return the first `count` requests of this priority class that wait in any of these queues, the oldest first.
+
+    Where clients take turns, only those of the client whose turn it is. The queues must rank all requests alike, so
+    that arrival decides. Among one client's requests in one queue, the order in which they entered it counts.
+    """
+    found: list[tuple[int, RequestId]] = []
+    aside: list[tuple[LongestMatchQueue, WaitingEntry]] = []
+    while (first := _first_of(queues, priority_class)) is not None:
+        queue, rank = first
+        if len(found) >= count and found[count - 1][0] < rank.arrival:
+            break
+        if priority_class in ROUND_ROBIN_CLASSES and aside and aside[0][1].request.client != rank.entry.request.client:
+            break
+        entry = queue.set_aside(priority_class)
+        aside.append((queue, entry))
+        entries = (entry, *entry.client_queue.first_entries(count))
+        found = sorted({*found, *[(each.arrival, each.request.id) for each in entries]})
+    for queue, entry in aside:
+        queue.put_back(entry, passed=False)
+    return [request for _, request in found[:count]]
+
+
+def _first_of(queues: Iterable[LongestMatchQueue], priority_class: int) -> tuple[LongestMatchQueue, RequestRank] | None:
+    """The first request of this priority class in any of these queues."""
+    best = chosen = None
+    for queue in queues:
+        if (rank := queue.first_rank(priority_class, best)) is not None:
+            best, chosen = rank, queue
+    return None if best is None or chosen is None else (chosen, best)
+
+
 def _choose(
     queues: Sequence[LongestMatchQueue], fits: Fits, aside: list[tuple[LongestMatchQueue, WaitingEntry]]
 ) -> Request | None:
     """Find the next request. Requests that do not fit are set aside."""
     for priority_class in range(PRIORITY_CLASSES):
         while True:
-            best = chosen = None
-            for queue in reversed(queues):  # so that the first queue wins ties
-                if (rank := queue.first_rank(priority_class, best)) is not None:
-                    best, chosen = rank, queue
-            if best is None or chosen is None:
+            first = _first_of(reversed(queues), priority_class)  # so that the first queue wins ties
+            if first is None:
                 break
+            chosen, best = first
             request = chosen.request_to_serve(best.entry, fits)
             if request is not None:
                 return request

@@ -1,0 +1,49 @@
+"""BR-0: balance by what the next step reads, without predictions (BalanceRoute, section 3, Algorithm 2)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from router.core.model.request import Request, WorkerId
+from router.core.policies.balance.balance_route import BalanceRoute, BalanceRouteParameters
+from router.core.policies.balance.rank_loads import RankWithRoom
+from router.core.policies.context import PolicyContext
+
+
+@dataclass(frozen=True, slots=True)
+class Br0Parameters(BalanceRouteParameters):
+    """BR-0."""
+
+    beta: float = 0.0
+    """Penalty for each token by which a rank would exceed the fullest one; 0: the number of ranks, as in the paper."""
+    bypass: bool = False
+    """Send each request, in order of arrival, to the best rank with room, without a choice among waiting requests
+    (Appendix D.6)."""
+
+    def __post_init__(self) -> None:
+        BalanceRouteParameters.__post_init__(self)
+        if self.beta < 0:
+            raise ValueError("beta must not be negative")
+
+
+class Br0(BalanceRoute):
+    """Scores one step: the present loads, in which what was sent and has not started counts."""
+
+    def __init__(self, context: PolicyContext) -> None:
+        parameters = context.parameters.of(Br0Parameters)
+        super().__init__(context, parameters, beta=parameters.beta)
+        self._bypass = parameters.bypass
+
+    def _margins(self, groups: Sequence[Sequence[RankWithRoom]]) -> Mapping[WorkerId, Sequence[float]]:
+        return {rank.worker: (rank.margin,) for group in groups for rank in group}
+
+    def _choose(self) -> tuple[Request, WorkerId, str] | None:
+        if not self._bypass:
+            return super()._choose()
+        ranks = [rank for group in self._loads.with_room() for rank in group]
+        for weight, _, request in self._pool.heads if ranks else ():
+            able = self._view.able(request)
+            scored = [(self._score(rank, (rank.margin,))(weight), rank.worker) for rank in ranks if rank.worker in able]
+            for _, worker in sorted(scored, key=lambda each: -each[0]):
+                if self._view.admits(worker, request):
+                    return request, worker, "bypass"
+        return None

@@ -1,0 +1,98 @@
+"""BR-H: balance over the next steps, with predictions of which running answers end soon (BalanceRoute, section 4,
+Algorithm 3).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from router.core.model.cost import Charge
+from router.core.model.request import Request, WorkerId
+from router.core.policies.balance.balance_route import BalanceRoute, BalanceRouteParameters
+from router.core.policies.balance.projection import LoadProjection
+from router.core.policies.balance.rank_loads import RankWithRoom
+from router.core.policies.context import PolicyContext
+from router.core.predict.output_predictor import OutputPredictor
+from router.core.predict.survival import ExactMatchLengths, SurvivalLengths
+from router.core.predict.true_length import TrueLength, TrueOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class BrhParameters(BalanceRouteParameters):
+    """BR-H."""
+
+    horizon: int = 48
+    """H: how many decode steps are looked ahead."""
+    discount: float = 0.9
+    """gamma: the weight of each step of the horizon, relative to the step before."""
+    alpha: float = 1.0
+    """Reward for each token that is admitted."""
+    beta: float = 48.0
+    """Penalty for each token by which a rank would exceed the fullest one; 0: the number of ranks, as in BR-0."""
+    predictor: Literal["none", "survival", "exact_match", "oracle"] = "survival"
+    """What predicts the end of running answers: nothing, past answers, past answers to the same prompt, or, in
+    simulations only, the truth."""
+    refresh: int = 8
+    """A running answer's end is predicted anew after this many tokens."""
+    gate: float = 0.5
+    """The least probability of ending within the horizon with which an answer is predicted to."""
+
+    def __post_init__(self) -> None:
+        BalanceRouteParameters.__post_init__(self)
+        if self.horizon < 0 or self.refresh < 1:
+            raise ValueError("horizon must not be negative, and refresh positive")
+        if not 0 < self.discount <= 1 or not 0 <= self.gate <= 1:
+            raise ValueError("discount must be above 0 and at most 1, and gate from 0 to 1")
+        if self.alpha <= 0 or self.beta < 0:
+            raise ValueError("alpha must be positive, and beta not negative")
+
+
+class Brh(BalanceRoute):
+    """Scores the horizon: the loads as they will be when requests that are predicted to end have ended."""
+
+    def __init__(self, context: PolicyContext) -> None:
+        """Raises ValueError if the oracle is chosen outside of a simulation."""
+        parameters = context.parameters.of(BrhParameters)
+        discounts = [parameters.discount**step for step in range(parameters.horizon + 1)]
+        super().__init__(context, parameters, discounts=discounts, alpha=parameters.alpha, beta=parameters.beta)
+        predictor = _predictor(parameters, context)
+        if predictor is not None:
+            context.outputs.add_for_answers(predictor)
+        self._projection = LoadProjection(predictor, parameters.horizon, parameters.refresh)
+
+    def _margins(self, groups: Sequence[Sequence[RankWithRoom]]) -> Mapping[WorkerId, Sequence[float]]:
+        view, projection = self._view, self._projection
+        margins: dict[WorkerId, Sequence[float]] = {}
+        for ranks in groups:
+            loads = {worker: projection.loads(worker, view.context_tokens(worker)) for worker in ranks[0].group}
+            most = [max(step) for step in zip(*loads.values(), strict=True)]
+            for rank in ranks:
+                margins[rank.worker] = [top - load for top, load in zip(most, loads[rank.worker], strict=True)]
+        return margins
+
+    def _sent(self, request: Request, worker: WorkerId) -> None:
+        self._projection.add(request, worker, self._view.input_tokens(request))
+
+    def resume(self, request: Request, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - nothing depends on time
+        self._sent(request, worker)
+
+    def request_charged(self, charge: Charge) -> None:
+        self._projection.request_charged(charge)
+
+    def request_ended(self, request: Request, worker: WorkerId) -> None:
+        self._projection.request_ended(request, worker)
+
+
+def _predictor(parameters: BrhParameters, context: PolicyContext) -> OutputPredictor | None:
+    match parameters.predictor:
+        case "none":
+            return None
+        case "survival":
+            return SurvivalLengths(parameters.gate)
+        case "exact_match":
+            return ExactMatchLengths(parameters.gate)
+        case "oracle":
+            true_outputs = context.parameters.of(TrueOutputs).of
+            if true_outputs is None:
+                raise ValueError("only a simulation knows the true outputs")
+            return TrueLength(true_outputs)

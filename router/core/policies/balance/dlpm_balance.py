@@ -1,0 +1,151 @@
+"""DLPM from one pool, for ranks that step together: DLPM says which requests may go, balance which of them, and where.
+
+The counters, refills and priority classes are those of `dlpm_home`, and so are the homes of requests. Of the oldest
+requests that may go, the one goes whose F-score is largest (BalanceRoute, section 3.1), to the lightest rank that may
+take it. A rank at which a request would lose much of its prefix is no choice before the request has left home.
+"Locality-aware Fair Scheduling in LLM Serving" leaves the order among clients with a positive deficit free, so the
+bound of `dlpm_home` holds.
+
+A fleet in which no worker waits for another is served exactly as by `dlpm_home`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from router.core.model.request import Request, WorkerId
+from router.core.policies.balance.f_score import step_score
+from router.core.policies.balance.rank_loads import RankLoads, RankWithRoom
+from router.core.policies.base import Choice
+from router.core.policies.context import PolicyContext
+from router.core.policies.deficit.eligibility import PRIORITY_CLASSES
+from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
+from router.core.policies.dlpm.home_pool import PooledRequest
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, oldest
+
+
+@dataclass(frozen=True, slots=True)
+class DlpmBalanceParameters(DlpmHomeParameters):
+    """DLPM from one pool, with balance among ranks that step together."""
+
+    patience: int = 64
+    """How often other requests may go ahead of one that may go, before it goes next, to the lightest rank, or room is
+    kept for it."""
+    candidates: int = 16
+    """How many of the oldest requests that may go are compared. Higher: better balance, longer waits."""
+    beta: float = 48.0
+    """Penalty for each token by which a rank would exceed the fullest one."""
+
+    def __post_init__(self) -> None:
+        DlpmHomeParameters.__post_init__(self)
+        if self.candidates < 1:
+            raise ValueError("candidates must be positive")
+        if self.beta < 0:
+            raise ValueError("beta must not be negative")
+
+
+class DlpmBalance(DlpmHome):
+    """Keeps what `DlpmHome` keeps; while any workers step together, its queues are in order of arrival."""
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._balance: Final = context.parameters.of(DlpmBalanceParameters)
+        self._ranks = RankLoads(context.view)
+        self._balances = False
+        """Whether any workers step together."""
+        super().__init__(context, self._balance)
+
+    def worker_joined(self, worker: WorkerId, now: float) -> None:
+        self._ranks.worker_joined(worker)
+        super().worker_joined(worker, now)
+        self._update_order()
+
+    def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
+        self._ranks.worker_left(worker)
+        orphans = super().worker_left(worker, now)
+        self._update_order()
+        return orphans
+
+    def _update_order(self) -> None:
+        if self._balances != self._ranks.any_group:
+            self._balances = self._ranks.any_group
+            self._pool.rank_anew()
+
+    def _new_queue(self, matched: Callable[[Request], int], sidelined: SidelinedClients) -> LongestMatchQueue:
+        return super()._new_queue(lambda request: 0 if self._balances else matched(request), sidelined)
+
+    def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
+        """Choose the lightest rank of those that hold nearly as much of the request's prefix as the best."""
+        if not self._balances:
+            return super().resend(request, workers, now)
+        matched = self._view.match(request)
+        enough = max(matched.get(each, 0) for each in workers) - self._balance.home_loss
+        homes = [each for each in workers if matched.get(each, 0) >= enough]
+        worker = min(homes, key=self._view.context_tokens)
+        self._send(request, worker, self._view.able(request), now)
+        return worker
+
+    def _choose_for(self, newcomer: PooledRequest, now: float) -> Choice | None:
+        if not self._balances:
+            return super()._choose_for(newcomer, now)
+        choices = (self._best((newcomer,), ranks, now) for ranks in self._ranks.with_room())
+        return next((choice for choice in choices if choice is not None), None)
+
+    def _choose_next(self, now: float) -> Choice | None:
+        """Choose in the group with the lowest load; in the next one if nothing may go there."""
+        if not self._balances:
+            return super()._choose_next(now)
+        choices = (self._next_in_group(ranks, now) for ranks in self._ranks.with_room())
+        return next((choice for choice in choices if choice is not None), None)
+
+    def _next_in_group(self, ranks: list[RankWithRoom], now: float) -> Choice | None:
+        """The next request for these ranks of one group, the lightest first, by priority class."""
+        queues: dict[LongestMatchQueue, None] = {}
+        for rank in ranks:
+            routes = self._view.routes(rank.worker)
+            if found := self._pool.queues_for(rank.worker, routes):
+                self._refill(rank.worker, routes, now)
+                queues.update(dict.fromkeys(found))
+        for priority_class in range(PRIORITY_CLASSES):
+            candidates = oldest(queues, priority_class, self._balance.candidates)
+            if candidates and (choice := self._best([self._pool[each] for each in candidates], ranks, now)):
+                return choice
+        return None
+
+    def _best(self, candidates: Sequence[PooledRequest], ranks: list[RankWithRoom], now: float) -> Choice | None:
+        """The candidate that was passed over too often, at the lightest rank that may take it, or else the one with the
+        largest F. None if no rank admits any.
+
+        If one that was passed over too often fits no rank, these ranks are removed: their room is kept for it.
+        """
+        for waiting in candidates:
+            if waiting.passed >= self._balance.patience:
+                if choice := self._at_best_rank(waiting, ranks, now, "passed over"):
+                    return choice
+                ranks[:] = [rank for rank in ranks if not waiting.may_go(rank.worker, now)]
+        for waiting in self._by_score(candidates, ranks, now):
+            if choice := self._at_best_rank(waiting, ranks, now, "balance"):
+                for other in candidates:
+                    other.passed += other.arrival < waiting.arrival
+                return choice
+        return None
+
+    def _by_score(
+        self, candidates: Iterable[PooledRequest], ranks: Sequence[RankWithRoom], now: float
+    ) -> list[PooledRequest]:
+        """The candidates that any of these ranks may take, the one with the largest F first; of equals the oldest."""
+        scored: list[tuple[float, int, PooledRequest]] = []
+        for waiting in candidates:
+            rank = next((rank for rank in ranks if waiting.may_go(rank.worker, now)), None)
+            if rank is not None:
+                score = step_score(waiting.tokens, rank.margin, self._balance.beta)
+                scored.append((-score, waiting.arrival, waiting))
+        return [waiting for _, _, waiting in sorted(scored)]
+
+    def _at_best_rank(
+        self, waiting: PooledRequest, ranks: Sequence[RankWithRoom], now: float, why: str
+    ) -> Choice | None:
+        """The lightest rank that may take a request and admits it: of all ranks its F is largest there."""
+        for rank in ranks:
+            if waiting.may_go(rank.worker, now) and self._view.admits(rank.worker, waiting.request):
+                return Choice(waiting.request, rank.worker, "home" if rank.worker in waiting.homes else why)
+        return None

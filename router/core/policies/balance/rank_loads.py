@@ -1,0 +1,81 @@
+"""The loads of a pool's workers, by the groups that step together.
+
+Workers that wait for no other are balanced among each other, as if they stepped together.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from router.core.model.request import BarrierId, WorkerId
+from router.core.policies.context import FleetView
+
+
+class RankWithRoom(NamedTuple):
+    """A worker that has room, at the time of a decision."""
+
+    worker: WorkerId
+    places: float
+    """How many more requests it may have in flight, at least 1."""
+    margin: int
+    """How many tokens it may take before it is the fullest of its group."""
+    group: Sequence[WorkerId]
+    """All workers that it steps together with, itself among them."""
+
+
+class RankLoads:
+    """The workers of a pool."""
+
+    def __init__(self, view: FleetView) -> None:
+        self._view = view
+        self._groups: dict[BarrierId | None, list[WorkerId]] = {}
+        self._barriers: dict[WorkerId, BarrierId | None] = {}
+
+    def __contains__(self, worker: WorkerId) -> bool:
+        return worker in self._barriers
+
+    def __iter__(self) -> Iterator[WorkerId]:
+        return iter(self._barriers)
+
+    @property
+    def any_group(self) -> bool:
+        """Whether any of the workers steps together with others."""
+        return any(barrier is not None for barrier in self._groups)
+
+    def worker_joined(self, worker: WorkerId) -> None:
+        """Add a worker, or note to which group it belongs now."""
+        if worker in self._barriers:
+            self.worker_left(worker)
+        barrier = self._barriers[worker] = self._view.barrier(worker)
+        self._groups.setdefault(barrier, []).append(worker)
+
+    def worker_left(self, worker: WorkerId) -> None:
+        """Remove a worker."""
+        barrier = self._barriers.pop(worker)
+        group = [each for each in self._groups[barrier] if each != worker]
+        if group:
+            self._groups[barrier] = group
+        else:
+            del self._groups[barrier]
+
+    def with_room(self) -> list[list[RankWithRoom]]:
+        """Return the workers with room of each group, the lightest first, and the groups in the order of their mean
+        loads.
+        """
+        view, room = self._view, self._view.with_room
+        groups: list[tuple[float, int, list[RankWithRoom]]] = []
+        for number, group in enumerate(self._groups.values()):
+            loads = [view.context_tokens(worker) for worker in group]
+            most = max(loads)
+            ranks = [
+                RankWithRoom(worker, max(1, view.free_places(worker)), most - load, group)
+                for worker, load in zip(group, loads, strict=True)
+                if worker in room
+            ]
+            if ranks:
+                ranks.sort(key=_by_margin)
+                groups.append((sum(loads) / len(loads), number, ranks))
+        return [ranks for _, _, ranks in sorted(groups)]
+
+
+def _by_margin(rank: RankWithRoom) -> int:
+    return -rank.margin
