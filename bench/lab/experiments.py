@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from bench.lab.balance.fair import Fair
+from bench.lab.balance.pool import Pool
 from bench.lab.balance.scaling import Scaling
+from bench.lab.balance.sensitivity import Sensitivity
 from bench.lab.balance.table1 import Table1
 from bench.lab.frame.conditions import QUICK_SEEDS, SEEDS
 from bench.lab.frame.experiment import Experiment, Row
@@ -73,6 +75,8 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "full": FullGrid(),
     "br-table1": Table1(),
     "br-scaling": Scaling(),
+    "br-sensitivity": Sensitivity(),
+    "br-pool": Pool(),
     "br-fair": Fair(),
 }
 """The experiments by name; a new one is a file and a line here. `fig4` is apart because it measures instead of

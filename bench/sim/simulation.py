@@ -39,6 +39,7 @@ from router.core.model.events import (
 from router.core.model.request import BarrierId, ClientId, GroupId, Request, RequestId, Worker, WorkerId
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
+from router.core.predict.true_length import TrueOutputs
 from router.core.scheduler import Scheduler
 from workers.engine.engine import Engine
 from workers.engine.model import QueueFull, RequestTooLarge
@@ -64,7 +65,7 @@ class Simulation:
         self.scheduler = Scheduler(
             POLICIES[scenario.policy],
             scenario.settings,
-            Parameters(*scenario.parameters),
+            Parameters(*scenario.parameters, TrueOutputs(self._true_output)),
             Random(scenario.seed),
             self._cached_at_workers if scenario.oracle else None,
         )
@@ -80,6 +81,8 @@ class Simulation:
         self._agenda = Agenda()
         self._flights: dict[RequestId, InFlightCall] = {}
         self._streams: dict[RequestId, InFlightCall] = {}
+        self._true_outputs: dict[RequestId, int] = {}
+        """The length of every call's answer, for policies that are told the truth."""
         self._numbers = count(1)
         self._reporting_progress = False
         self._timer = 0
@@ -112,6 +115,10 @@ class Simulation:
             worker.catch_up()
             found[name] = worker.engine.cached_prefix_tokens(prompt)
         return {name: tokens for name, tokens in found.items() if tokens}
+
+    def _true_output(self, request: Request) -> int:
+        """Return how many tokens the answer to a request has in the end."""
+        return self._true_outputs[request.id]
 
     def _is_busy(self) -> bool:
         """True if a call has not ended, or an engine has not yet received the cancellation of one that has."""
@@ -191,6 +198,7 @@ class Simulation:
             group=None if client.group is None else GroupId(client.group),
         )
         flight = self._flights[name] = InFlightCall(client, call, request, now)
+        self._true_outputs[name] = call.output_tokens
         self._recorder.arrived(flight)
         if call.cancel_after is not None:
             self._agenda.at(now + call.cancel_after, partial(self._cancel, flight))

@@ -1,9 +1,11 @@
-"""The policies of BalanceRoute's tables."""
+"""The policies of BalanceRoute's tables; a new one is a line here."""
 
 from collections.abc import Mapping
 from typing import Final
 
 from bench.lab.frame.conditions import Contender
+from router.core.policies.balance.br0 import Br0Parameters
+from router.core.policies.balance.brh import BrhParameters
 
 BASELINES: Final[Mapping[str, Contender]] = {
     name: Contender(name) for name in ("random", "round_robin", "two_choices", "least_requests")
@@ -11,9 +13,21 @@ BASELINES: Final[Mapping[str, Contender]] = {
 """The paper's baselines (6.1): those of vLLM's router."""
 REFERENCE: Final = "least_requests"
 """The paper's JSQ, to which imbalance and throughput are compared."""
-OURS: Final[Mapping[str, Contender]] = {"dlpm_home": Contender("dlpm_home")}
-"""Policies that share the tier among clients."""
-ALL: Final[Mapping[str, Contender]] = {**BASELINES, **OURS}
-"""The rows of table 1."""
-FEW: Final[Mapping[str, Contender]] = {name: ALL[name] for name in ("least_requests", "dlpm_home")}
-"""For the other experiments."""
+ALL: Final[Mapping[str, Contender]] = {
+    **BASELINES,
+    "br0": Contender("br0"),
+    "br0 largest first": Contender("br0", Br0Parameters(fill_candidates=0)),
+    "br0 beta 48": Contender("br0", Br0Parameters(beta=48.0)),
+    "br0 bypass": Contender("br0", Br0Parameters(bypass=True)),
+    "brh survival": Contender("brh", BrhParameters(predictor="survival")),
+    "brh oracle": Contender("brh", BrhParameters(predictor="oracle")),
+    "dlpm_home": Contender("dlpm_home"),
+    "dlpm_balance": Contender("dlpm_balance"),
+}
+"""The rows of table 1. The paper's stage 1 admits the largest request that fits; by default, `br0` chooses among the
+oldest ones.
+"""
+FEW: Final[Mapping[str, Contender]] = {
+    name: ALL[name] for name in ("least_requests", "br0 beta 48", "brh oracle", "dlpm_home", "dlpm_balance")
+}
+"""For the number of ranks, and for fairness."""

@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.lab.balance.contenders import FEW
-from bench.lab.balance.measures import DECIMALS, MEANING, figures
+from bench.lab.balance.measures import DECIMALS, MEANING, compared, figures
 from bench.lab.balance.table1 import SEEDS
 from bench.lab.balance.tiers import SAMPLE, TIERS, TRACES, balanced, loads, saturated, span
 from bench.lab.frame.experiment import Cell, Row, Value
@@ -84,6 +84,9 @@ class Fair(TracedExperiment):
             if worker.service_gap_bound is not None
         ]
         return {**figures(result, summary), **light_times(result), "gap / bound": max(used, default=None)}
+
+    def digest(self, rows: Sequence[Row]) -> Sequence[str]:
+        return [*compared(rows, "load"), "", *compared(rows, "load", "dlpm_home")]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw the light clients' wait for their first token beside the heavy one."""

@@ -66,15 +66,17 @@ def _token_time(records: Sequence[Record]) -> float | None:
     return censored_percentile(spans, 0.95)
 
 
-def compared(rows: Sequence[Row], by: str) -> Sequence[str]:
+def compared(rows: Sequence[Row], by: str, reference: str = REFERENCE) -> Sequence[str]:
     """Return a table of each policy over the reference, among the rows with the same label `by`."""
     lines = [
+        f"Over {reference}, medians over the seeds:",
+        "",
         f"| {by} | policy | imbalance | tok/s | tok/s in backlog | longest wait |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         base = next(
-            (each for each in rows if each.labels[by] == row.labels[by] and each.labels["policy"] == REFERENCE), None
+            (each for each in rows if each.labels[by] == row.labels[by] and each.labels["policy"] == reference), None
         )
         if base is not None:
             cells = [

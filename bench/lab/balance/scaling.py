@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from bench.lab.balance.contenders import FEW, REFERENCE
+from bench.lab.balance.contenders import FEW
 from bench.lab.balance.measures import DECIMALS, MEANING, compared, figures
 from bench.lab.balance.table1 import SEEDS
 from bench.lab.balance.tiers import TIERS, TRACES, balanced, loads, saturated, span
@@ -49,7 +49,7 @@ class Scaling(TracedExperiment):
         return figures(result, summary)
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
-        return [f"Over {REFERENCE} with as many ranks, medians over the seeds:", "", *compared(rows, "tier")]
+        return compared(rows, "tier")
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw, for each load, the throughput per rank of each policy by the number of ranks."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from bench.lab.balance.contenders import ALL, REFERENCE
+from bench.lab.balance.contenders import ALL
 from bench.lab.balance.measures import DECIMALS, MEANING, compared, figures
 from bench.lab.balance.tiers import TIERS, TRACES, balanced, loads, saturated, span
 from bench.lab.frame.experiment import Cell, Row, Value
@@ -44,7 +44,7 @@ class Table1(TracedExperiment):
         return figures(result, summary)
 
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
-        return [f"Over {REFERENCE}, medians over the seeds:", "", *compared(rows, "load")]
+        return compared(rows, "load")
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw a point for each policy on each load: imbalance over the reference's, and throughput."""

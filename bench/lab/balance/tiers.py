@@ -22,9 +22,9 @@ CLIENTS: Final = 8
 RANKS: Final = 8
 SAMPLE: Final = 20_000
 """Calls drawn to find the mean cost of a synthetic load's tokens."""
-SPAN: Final = Span(240.0, 60.0)
+SPAN: Final = Span(150.0, 30.0)
 """Seconds in which calls arrive; what has arrived is run to its end. The slots fill within the warm-up."""
-QUICK_SPAN: Final = Span(90.0, 30.0)
+QUICK_SPAN: Final = Span(75.0, 25.0)
 REPORT_SECONDS: Final = 0.5
 """As a real front."""
 UNLIMITED: Final = 10**9

@@ -87,12 +87,13 @@ def test_policies_are_compared_seed_by_seed() -> None:
         row("long", REFERENCE, imbalance=[10.0, 20.0, 40.0]),
         row("long", "other", imbalance=[5.0, 2.0, 30.0], tok_s=[1.0, 1.0, 1.0]),
     ]
-    assert compared(rows, "load")[2:] == [
+    assert compared(rows, "load")[4:] == [
         f"| long | {REFERENCE} | 1.00 | +0.0% | +0.0% | 1.00 |",
         "| long | other | 0.50 | +0.0% | +0.0% | 1.00 |",
     ]
+    assert compared(rows, "load", "other")[4:][0] == f"| long | {REFERENCE} | 2.00 | +0.0% | +0.0% | 1.00 |"
 
 
 def test_without_the_reference_nothing_is_compared() -> None:
     """A load that the reference did not run has no ratios."""
-    assert len(compared([row("long", "other")], "load")) == 2
+    assert len(compared([row("long", "other")], "load")) == 4
