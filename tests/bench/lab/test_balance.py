@@ -8,7 +8,7 @@ from bench.lab.balance.contenders import FEW, REFERENCE
 from bench.lab.balance.measures import DECIMALS, compared, figures
 from bench.lab.balance.table1 import Table1
 from bench.lab.balance.tiers import CLIENTS, MOONCAKE, OVERLOAD, TIERS, balanced, loads, saturated
-from bench.lab.frame.conditions import Contender, Span
+from bench.lab.frame.conditions import Span
 from bench.lab.frame.experiment import Row
 from bench.report.summary import summarise
 from bench.sim.simulation import Simulation
@@ -68,7 +68,7 @@ def test_a_load_needs_its_trace() -> None:
 def test_every_call_is_served_and_measured(policy: str) -> None:
     """A saturated tier runs its calls to their ends, rejects none, and has all figures of the table."""
     load = saturated("mooncake", {"mooncake": TRACE}, ranks=2)
-    scenario = balanced(MOONCAKE, Contender(policy), load, Span(12.0, 2.0), ranks=2)
+    scenario = balanced(MOONCAKE, FEW[policy], load, Span(12.0, 2.0), ranks=2)
     result = Simulation(scenario).run()
     measured = figures(result, summarise(result))
     assert {record.outcome for record in result.records} == {Outcome.DONE}

@@ -13,6 +13,7 @@ from bench.sim.simulation import Simulation
 from bench.workloads.parts.traffic import Call, Outcome
 from router.core.fleet.window import FixedWindow, NoWindow
 from router.core.model.events import WorkerJoined
+from router.core.policies.balance.brh import BrhParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.bench.sim.simulated import EventLog, Scripted, own_prompt
 from workers.engine.hardware import RankSteps
@@ -132,3 +133,11 @@ def test_the_whole_run_counts_what_was_put_off() -> None:
     last = result.records[1].finished
     assert last is not None
     assert whole["output_tokens_per_s"] == pytest.approx(600 / last)
+
+
+def test_an_oracle_knows_answers_whose_clients_set_no_limit() -> None:
+    """The policy that is told the truth gets each answer's length from the simulation, not from the request."""
+    calls = tuple(("a", Call(0.01 * number, own_prompt(number, 100 + 40 * number), 5 + number)) for number in range(20))
+    told = replace(scenario(Scripted(calls), policy="brh"), parameters=(BrhParameters(predictor="oracle"),))
+    records = simulate(replace(told, settings=SchedulerSettings(window=FixedWindow(4, 10**6)))).records
+    assert [record.output_tokens for record in records] == [5 + number for number in range(20)]
