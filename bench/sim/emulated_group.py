@@ -1,6 +1,8 @@
-"""Ranks in step in virtual time: one scheduled action steps all engines of a group.
+"""Ranks in step in virtual time: one scheduled action begins the next step of all engines of a group.
 
-No plans and jumps as for a single engine: in a busy group a request arrives or ends at nearly every step.
+A rank that only decodes is left alone for some steps, of which the group needs no more than their durations and loads;
+the engine takes them in one jump when something else happens at this rank. What happens at one rank does not end the
+plans of the others: in a busy group, a request arrives or ends somewhere at every second step.
 """
 
 from collections.abc import Sequence
@@ -8,9 +10,12 @@ from dataclasses import dataclass
 
 from bench.report.records import GroupTotals
 from bench.sim.agenda import Agenda, Rank
-from bench.sim.emulated_worker import EmulatedWorker
-from workers.engine.barrier import Barrier, GroupStep
+from bench.sim.emulated_worker import EmulatedWorker, Plan
+from workers.engine.barrier import dummy_seconds
 from workers.engine.model import Output
+
+LONGEST_PLAN = 16
+"""Steps; every poll of the metrics ends the plans."""
 
 
 @dataclass(slots=True)
@@ -28,14 +33,15 @@ class StepTotals:
     room: int = 0
     """The largest load times the number of ranks."""
 
-    def add(self, step: GroupStep, dummy_seconds: float) -> None:
-        """Count one step."""
-        largest, room = max(step.loads), max(step.loads) * len(step.loads)
+    def add(self, seconds: float, loads: Sequence[int], dummy: float) -> None:
+        """Count a step with these loads. `dummy`: seconds of a step of dummy batches."""
+        largest = max(loads)
+        room = largest * len(loads)
         self.steps += 1
-        self.seconds += step.seconds
-        self.attention_seconds += step.seconds - dummy_seconds
-        self.spread += largest - min(step.loads)
-        self.idle += room - sum(step.loads)
+        self.seconds += seconds
+        self.attention_seconds += seconds - dummy
+        self.spread += largest - min(loads)
+        self.idle += room - sum(loads)
         self.room += room
 
     def since(self, before: "StepTotals", ranks: int) -> GroupTotals:
@@ -56,15 +62,62 @@ class EmulatedRank(EmulatedWorker):
 
     group: "EmulatedGroup"
     """Set when it joins the group."""
+    _own_seconds: Sequence[float] = ()
+    """What the steps of the plan would take this rank by itself."""
+    _planned_load = 0
+    """Its load in the first step of the plan."""
+    _outputs: Sequence[Output] = ()
+    """What the step that has begun produces, unless it is planned."""
+
+    def catch_up(self) -> None:
+        """Take the planned steps that have begun, and drop the rest of the plan."""
+        if self._plan is not None:
+            self._jump(self._plan, len(self._plan.ends))
+
+    def begin_step(self) -> tuple[float, int]:
+        """Begin the next step. Returns the seconds that it takes this rank by itself, and its load."""
+        if self._plan is None or len(self._plan.ends) == len(self._own_seconds):
+            self.catch_up()
+            if not self.engine.has_work:
+                self._outputs = ()
+                return dummy_seconds(self.engine), 0
+            if not self._begin_plan():
+                return self._step_engine()
+        assert self._plan is not None
+        taken = len(self._plan.ends)
+        return self._own_seconds[taken], self._planned_load + taken * len(self._plan.members)
+
+    def end_step_at(self, end: float, seconds: float) -> None:
+        """Deliver, at the end of the step that has begun, what it produces. `seconds`: what it takes the group."""
+        if self._plan is None:
+            self._next = self._finish_at_end(seconds, self._outputs)
+        else:
+            self._plan.seconds.append(seconds)
+            self._plan.ends.append(end)
+            self._plan.visible.append(end + self._latency)
+            self._next = end
 
     def _wake(self) -> None:
         self.group.wake()
 
-    def take_step(self, seconds: float, outputs: Sequence[Output]) -> None:
-        """Deliver what this rank has produced in a step of the group that begins now and takes `seconds`."""
-        if self.engine.waiting or self.engine.last_step_prefilled:
+    def _begin_plan(self) -> bool:
+        """Plan the next steps if they only decode. Returns whether they do."""
+        self._own_seconds = self.engine.lookahead(LONGEST_PLAN) if self._jumps else ()
+        if not self._own_seconds:
+            return False
+        members = [self._requests[name] for name in self.engine.running_ids]
+        self._plan = Plan([], [], [], members)
+        for member in members:
+            member.plan = self._plan
+        self._planned_load = self.engine.running_context + len(members)
+        return True
+
+    def _step_engine(self) -> tuple[float, int]:
+        waiting = self.engine.waiting
+        own, self._outputs = self.engine.step()
+        if self.engine.waiting != waiting or self.engine.last_step_prefilled:
             self._measure()
-        self._next = self._finish_at_end(seconds, outputs)
+        return own, self.engine.last_step_context
 
 
 class EmulatedGroup:
@@ -82,7 +135,7 @@ class EmulatedGroup:
         """Add a rank. Call for all ranks before the first request."""
         rank.group, rank.rank = self, len(self.ranks)
         self.ranks.append(rank)
-        self._barrier = Barrier([each.engine for each in self.ranks])
+        self._dummy_seconds = max(dummy_seconds(each.engine) for each in self.ranks)
 
     def wake(self) -> None:
         """Begin to step, if the group was idle."""
@@ -94,11 +147,13 @@ class EmulatedGroup:
         self._agenda.at(time, self._step, Rank.STEP, self._place)
 
     def _step(self) -> None:
-        step = self._barrier.step()
-        if step is None:
+        begun = [rank.begin_step() for rank in self.ranks]
+        if not any(rank.engine.has_work for rank in self.ranks) and not any(load for _, load in begun):
             self._stepping = False
             return
-        self.totals.add(step, max(self._barrier.dummy_seconds))
-        for rank, outputs in zip(self.ranks, step.outputs, strict=True):
-            rank.take_step(step.seconds, outputs)
-        self._step_at(self._agenda.now + step.seconds)
+        seconds = max(own for own, _ in begun)
+        self.totals.add(seconds, [load for _, load in begun], self._dummy_seconds)
+        end = self._agenda.now + seconds
+        for rank in self.ranks:
+            rank.end_step_at(end, seconds)
+        self._step_at(end)

@@ -23,9 +23,9 @@ LONGEST_PLAN = 1024
 class Plan(NamedTuple):
     """Planned steps, in each of which every member gains one token."""
 
-    seconds: Sequence[float]
-    ends: Sequence[float]
-    visible: Sequence[float]
+    seconds: list[float]
+    ends: list[float]
+    visible: list[float]
     """When the router sees the output of each step."""
     members: "Sequence[Progress]"
 

@@ -315,7 +315,7 @@ class Simulation:
         parts = (engine, place, self._agenda, scenario.latency, self._deliver)
         if spec.barrier is None:
             return EmulatedWorker(*parts, jumps=scenario.jumps and events is None, publish=publish)
-        rank = EmulatedRank(*parts, jumps=False, publish=publish)
+        rank = EmulatedRank(*parts, jumps=scenario.jumps and events is None, publish=publish)
         self.groups.setdefault(spec.barrier, EmulatedGroup(self._agenda, place)).join(rank)
         return rank
 

@@ -22,7 +22,7 @@ from router.core.model.events import (
     WorkerLeft,
 )
 from router.core.model.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
-from router.core.model.request import ClientId, GroupId, Request, RequestId, Usage, Worker, WorkerId
+from router.core.model.request import BarrierId, ClientId, GroupId, Request, RequestId, Usage, Worker, WorkerId
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
@@ -80,9 +80,12 @@ class Scene:
         self.scheduler.ledger.check_conservation()
         return commands
 
-    def join(self, worker: str, *models: str, reorders: bool = False, engine: str = "") -> None:
-        served = frozenset(models or [MODEL])
-        self.feed(WorkerJoined(Worker(WorkerId(worker), served, engine=engine, reorders=reorders)))
+    def join(
+        self, worker: str, *models: str, reorders: bool = False, engine: str = "", barrier: str | None = None
+    ) -> None:
+        """Let a worker join. `barrier`: the group that it steps together with."""
+        served, group = frozenset(models or [MODEL]), None if barrier is None else BarrierId(barrier)
+        self.feed(WorkerJoined(Worker(WorkerId(worker), served, engine=engine, reorders=reorders, barrier=group)))
 
     def leave(self, worker: str) -> None:
         self.feed(WorkerLeft(WorkerId(worker)))

@@ -43,7 +43,10 @@ from router.core.model.events import (
     WorkerReported,
 )
 from router.core.model.prompt_key import PromptKey
-from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
+from router.core.model.request import BarrierId, ClientId, Request, RequestId, Usage, Worker, WorkerId
+from router.core.policies.balance.br0 import Br0Parameters
+from router.core.policies.balance.brh import BrhParameters
+from router.core.policies.balance.dlpm_balance import DlpmBalanceParameters
 from router.core.policies.context import Parameters
 from router.core.policies.dlpm.d2lpm import D2lpmParameters
 from router.core.policies.dlpm.dlpm import DlpmParameters
@@ -90,9 +93,13 @@ PARAMETERS = Parameters(
     PriorityGroupsParameters(groups=3),
     RpmParameters(limit=2),
     OracleParameters(error=0.5),
+    Br0Parameters(candidates=3, threshold=2, fill_candidates=2, subset=2),
+    BrhParameters(candidates=3, threshold=4, subset=3, horizon=6, refresh=3),
+    DlpmBalanceParameters(quantum=100.0, worker_quantum=300.0, home_loss=CHUNK_TOKENS, patience=2, candidates=3),
 )
 
 prompts = st.lists(st.text("xy", max_size=5), min_size=1, max_size=2)
+barriers = st.sampled_from([None, BarrierId("rack"), BarrierId("pod")])
 model_sets = st.sets(st.sampled_from(MODELS), min_size=1).map(frozenset)
 
 
@@ -114,6 +121,8 @@ class Running:
     worker: WorkerId
     input_tokens: int
     uncached: int
+    resumed: int = 0
+    """Output tokens of the whole answer that were sent along with the prompt."""
     output: int = 0
     failed: tuple[WorkerId, ...] = ()
     started: bool = False
@@ -171,7 +180,7 @@ class Fleet(RuleBasedStateMachine):
         unstarted = [running.uncached for running in there if running.unstarted]
         assert len(there) < WINDOW.requests
         assert not unstarted or sum(unstarted) + uncached <= WINDOW.unstarted_tokens
-        self.running[request.id] = Running(request, command.worker, size, uncached, output, failed)
+        self.running[request.id] = Running(request, command.worker, size, uncached, output, output, failed)
 
     def end(self, request: RequestId) -> None:
         self.waiting.pop(request, None)
@@ -188,13 +197,13 @@ class Fleet(RuleBasedStateMachine):
         output = running.output + data.draw(st.integers(0, 20))
         return Usage(running.input_tokens + data.draw(st.sampled_from([0, 0, 7])), output, cached)
 
-    @initialize(models=model_sets)
-    def begin(self, models: frozenset[str]) -> None:
-        self.join(WORKERS[0], models)
+    @initialize(models=model_sets, barrier=barriers)
+    def begin(self, models: frozenset[str], barrier: BarrierId | None) -> None:
+        self.join(WORKERS[0], models, barrier)
 
-    @rule(worker=st.sampled_from(WORKERS), models=model_sets)
-    def join(self, worker: WorkerId, models: frozenset[str]) -> None:
-        self.workers[worker] = Worker(worker, models)
+    @rule(worker=st.sampled_from(WORKERS), models=model_sets, barrier=barriers)
+    def join(self, worker: WorkerId, models: frozenset[str], barrier: BarrierId | None) -> None:
+        self.workers[worker] = Worker(worker, models, barrier=barrier)
         self.feed(WorkerJoined(self.workers[worker]))
 
     @rule(worker=st.sampled_from(WORKERS))
@@ -376,6 +385,21 @@ class Fleet(RuleBasedStateMachine):
             assert sum(shown) <= state.load.unstarted_tokens <= sum(shown) + sum(silent)
 
     @invariant()
+    def contexts_are_exact(self) -> None:
+        """A worker's context tokens are the whole contexts of what is in flight there; a drained fleet has none."""
+        attempts = self.scheduler.attempts
+        for state in self.scheduler.cluster:
+            there = {name: running for name, running in self.running.items() if running.worker == state.worker.id}
+            # The output of an unstreamed answer is estimated until it ends, and begins anew after a retry.
+            contexts = [
+                running.input_tokens
+                - running.resumed
+                + (running.output if running.request.streamed else attempts[name].bill.tokens.output)
+                for name, running in there.items()
+            ]
+            assert state.context_tokens == sum(contexts)
+
+    @invariant()
     def totals_are_consistent(self) -> None:
         """Charges are conserved, and the tree and the index of watches are consistent."""
         self.scheduler.ledger.check_conservation()
@@ -403,7 +427,7 @@ class Fleet(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When all requests have ended, every count is 0, and the same history gives the same commands."""
-        self.join(WORKERS[0], frozenset(MODELS))
+        self.join(WORKERS[0], frozenset(MODELS), None)
         while self.running:
             request = next(iter(self.running))
             self.end(request)
@@ -477,6 +501,34 @@ def history(policy: str) -> str:
         elif step % 60 == 55:
             scene.join(random.choice(WORKERS))
     return repr((list(scene.dispatched.values()), scene.refusals))
+
+
+@pytest.mark.parametrize("barrier", [None, BarrierId("rack")])
+def test_without_a_group_the_balancing_default_serves_like_the_other(barrier: BarrierId | None) -> None:
+    """On a random history, `dlpm_balance` gives the commands of `dlpm_home` exactly if no workers step together."""
+    parameters = (DlpmHomeParameters(100.0, 300.0), DlpmBalanceParameters(100.0, 300.0, patience=32))
+
+    def commands(policy: str) -> list[Command]:
+        scheduler = Scheduler(POLICIES[policy], TIGHT, Parameters(*parameters), Random(0))
+        random, now, given = Random(3), 0.0, list[Command]()
+        running: list[RequestId] = []
+        for worker in WORKERS:
+            scheduler.handle(WorkerJoined(Worker(worker, frozenset(MODELS), barrier=barrier)), now)
+        for step in range(400):
+            now += random.random()
+            text = random.choice("xyz") * random.randint(1, 9) + random.choice("abc")
+            arrival = Arrived(Request(RequestId(f"r{step}"), ClientId(text[-1]), MODELS[0], (key(text),), 20))
+            ended = [running.pop(random.randrange(len(running)))] if running and random.random() < 0.9 else []
+            finished = [Finished(each, Usage(CHUNK_TOKENS * 3, random.randint(0, 20), 0)) for each in ended]
+            for event in (arrival, *finished):
+                commands = scheduler.handle(event, now)
+                running += [command.request for command in commands if isinstance(command, Dispatch)]
+                given += commands
+        return given
+
+    home, balance = commands("dlpm_home"), commands("dlpm_balance")
+    assert (home == balance) == (barrier is None)
+    assert any(isinstance(command, Dispatch) for command in home)
 
 
 def test_commands_do_not_depend_on_the_order_of_sets() -> None:

@@ -19,7 +19,8 @@ from router.core.clients.shares import Shares
 from router.core.fleet.window import FixedWindow
 from router.core.model.cost import LinearCost
 from router.core.model.events import Cancelled, Event, Failed, Finished, Progressed
-from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.model.request import BarrierId, ClientId, Request, RequestId, WorkerId
+from router.core.policies.balance.dlpm_balance import DlpmBalanceParameters
 from router.core.policies.base import Policy, PolicyFactory, Properties
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.policies.deficit.client_deficits import ClientDeficits
@@ -52,6 +53,11 @@ def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
     """Return parameters of every family, with this Q^u."""
     worker_quantum = st.sampled_from([50.0, 1000.0, 100_000.0])
     head_start = st.sampled_from([0.0, 0.1 * quantum, 3 * quantum])
+    home: dict[str, st.SearchStrategy[object]] = {
+        "home_loss": st.sampled_from([0, 2 * CHUNK_TOKENS, 256]),
+        "home_patience": st.sampled_from([0.0, 3.0, 1e6]),
+        "isolation": st.sampled_from([0.0, 0.2, 1.0]),
+    }
     patience, lpm_seconds = st.sampled_from([0, 1, 32]), st.sampled_from([0.1, 10.0])
     rounds = {
         "round_seconds": st.sampled_from([0.0, 0.1, 40.0]),
@@ -79,13 +85,22 @@ def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
             DlpmHomeParameters,
             quantum=st.just(quantum),
             worker_quantum=worker_quantum,
-            home_loss=st.sampled_from([0, 2 * CHUNK_TOKENS, 256]),
-            home_patience=st.sampled_from([0.0, 3.0, 1e6]),
             sparse_first=st.booleans(),
             head_start=head_start,
             patience=patience,
             engine_lpm_seconds=lpm_seconds,
-            isolation=st.sampled_from([0.0, 0.2, 1.0]),
+            **home,
+            **rounds,
+        ),
+        st.builds(
+            DlpmBalanceParameters,
+            quantum=st.just(quantum),
+            sparse_first=st.booleans(),
+            head_start=head_start,
+            patience=patience,
+            candidates=st.sampled_from([1, 3, 16]),
+            beta=st.sampled_from([0.0, 48.0]),
+            **home,
             **rounds,
         ),
     )
@@ -145,6 +160,7 @@ def scenarios() -> st.SearchStrategy[Scenario]:
         evictions=st.sampled_from([0.0, 0.05, 0.5]),
         flaps=st.sampled_from([0.0, 0.02, 0.2]),
         reorders=st.booleans(),
+        barrier=st.sampled_from([None, BarrierId("rack")]),
     )
 
 
@@ -154,7 +170,7 @@ def test_a_waiting_client_stays_within_the_bound(policy: str) -> None:
     bound.
     """
 
-    @settings(max_examples=40 if policy in {"rr+dlpm", "d2lpm+dlpm", "dlpm_home"} else 8)
+    @settings(max_examples=40 if policy in {"rr+dlpm", "d2lpm+dlpm", "dlpm_home", "dlpm_balance"} else 8)
     @given(scenario=scenarios())
     def holds(scenario: Scenario) -> None:
         fleet = Fleet(scenario, POLICIES[policy])
@@ -212,7 +228,7 @@ class LateReports:
         return [event]
 
 
-@pytest.mark.parametrize("policy", ["rr+dlpm", "d2lpm+dlpm", "dlpm_home"])
+@pytest.mark.parametrize("policy", ["rr+dlpm", "d2lpm+dlpm", "dlpm_home", "dlpm_balance"])
 def test_output_that_is_reported_late_stays_within_the_bound(policy: str) -> None:
     """What clients were really served obeys the bound that /fairness shows once the output is reported."""
 

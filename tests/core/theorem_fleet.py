@@ -25,7 +25,7 @@ from router.core.model.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
+from router.core.model.request import BarrierId, ClientId, Request, RequestId, Usage, Worker, WorkerId
 from router.core.policies.base import PolicyFactory
 from router.core.policies.context import Parameters
 from router.core.scheduler import Scheduler
@@ -106,6 +106,8 @@ class Scenario:
     """Probability per step that a worker leaves; it soon comes back."""
     reorders: bool = False
     """Whether the first worker reports that its engine orders by longest match."""
+    barrier: BarrierId | None = None
+    """The group of all workers, if policies are to believe that they step together."""
 
 
 @dataclass(slots=True)
@@ -233,7 +235,8 @@ class Fleet:
                 yield
 
     def _facts(self, worker: WorkerId, number: int) -> Worker:
-        return Worker(worker, frozenset(MODELS), reorders=self._scenario.reorders and number == 0)
+        reorders = self._scenario.reorders and number == 0
+        return Worker(worker, frozenset(MODELS), reorders=reorders, barrier=self._scenario.barrier)
 
     def _happenings(self) -> Iterator[Event]:
         if self._wake is not None and self._wake <= self._now:

@@ -30,6 +30,11 @@ class GroupStep:
     """The tokens of each rank, which exist at the end of the step."""
 
 
+def dummy_seconds(rank: Engine) -> float:
+    """Return what a step without work takes a rank."""
+    return rank.hardware.step_seconds(Batch())
+
+
 class Barrier:
     """The ranks of one group."""
 
@@ -38,8 +43,6 @@ class Barrier:
         if not ranks:
             raise ValueError("a group needs a rank")
         self.ranks = ranks
-        self.dummy_seconds = [rank.hardware.step_seconds(Batch()) for rank in ranks]
-        """What a step without work takes on each rank."""
 
     @property
     def has_work(self) -> bool:
@@ -51,9 +54,9 @@ class Barrier:
         if not self.has_work:
             return None
         seconds, loads, outputs = 0.0, list[int](), list[Sequence[Output]]()
-        for rank, dummy in zip(self.ranks, self.dummy_seconds, strict=True):
+        for rank in self.ranks:
             working = rank.has_work
-            own, produced = rank.step() if working else (dummy, [])
+            own, produced = rank.step() if working else (dummy_seconds(rank), [])
             seconds = max(seconds, own)
             loads.append(rank.last_step_context if working else 0)
             outputs.append(produced)

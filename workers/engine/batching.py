@@ -135,7 +135,7 @@ class Batching(ABC, Generic[S]):
             return []
         steps = self._possible_decode_steps(steps)
         size = len(self._running)
-        context = sum([sequence.computed for sequence in self._running])
+        context = self.running_context
         batches = (Batch(decodes=size, decode_context=context + size * step) for step in range(1, steps + 1))
         return [self.hardware.step_seconds(batch) for batch in batches]
 
@@ -160,6 +160,11 @@ class Batching(ABC, Generic[S]):
     def running(self) -> int:
         """The number of requests that hold KV, those in the middle of their prefill included."""
         return len(self._running)
+
+    @property
+    def running_context(self) -> int:
+        """The tokens that the running requests have computed, cached ones included."""
+        return sum([sequence.computed for sequence in self._running])
 
     @property
     def running_ids(self) -> list[str]:

@@ -4,6 +4,9 @@ A fleet has full windows and a queue: one request arrives, one ends, and the nex
 time of the scheduler for the arrival and the dispatch. A short and a long queue take turns in the same process, so that
 their ratio is meaningful even on a noisy machine. So do a small fleet and larger ones, of which each worker's cache
 holds as much.
+
+For policies that balance ranks which step together, the cost of the policy's choice alone is measured, too, each time
+after all running requests have made progress.
 """
 
 import argparse
@@ -13,15 +16,16 @@ from dataclasses import dataclass, replace
 from random import Random
 from statistics import median
 from time import process_time_ns
-from typing import Final
+from typing import Final, cast
 
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Dispatch
 from router.core.model.events import Arrived, Event, Evicted, Finished, Progressed, Started, WorkerJoined
 from router.core.model.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
-from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
-from router.core.policies.context import Parameters
+from router.core.model.request import BarrierId, ClientId, Request, RequestId, Usage, Worker, WorkerId
+from router.core.policies.base import Choice, Policy
+from router.core.policies.context import Parameters, PolicyContext
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
@@ -41,6 +45,11 @@ SECONDS_BETWEEN: Final = 0.02
 """Virtual time from one arrival to the next."""
 WORKER_CHUNKS: Final = 4000
 """Chunks per worker in the prefix tree where fleets of several sizes are compared."""
+RANKS: Final = 64
+RANK_PLACES: Final = 16
+"""Requests that a rank runs at once."""
+POOLS: Final = (100, 5000)
+"""Waiting requests before the ranks."""
 ALIKE: Final = 5000
 """Waiting requests that share a prefix which a worker evicts."""
 
@@ -60,6 +69,28 @@ class Setting:
     """Prefixes that prompts share."""
     common: bool = False
     """Whether all prompts begin alike, with a prefix that every worker holds."""
+    barrier: BarrierId | None = None
+    """The group of all workers, if they step together."""
+
+
+class TimedPolicy:
+    """A policy, and the CPU time of its choices."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.nanoseconds: list[int] = []
+        """Of each choice of a request; calls that chose none are left out."""
+
+    def next(self, now: float) -> Choice | None:
+        """Choose as the policy does."""
+        began = process_time_ns()
+        choice = self._policy.next(now)
+        if choice is not None:
+            self.nanoseconds.append(process_time_ns() - began)
+        return choice
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._policy, name)
 
 
 class Fleet:
@@ -81,13 +112,29 @@ class Fleet:
             prefix_limit=setting.chunks,
             kv_tokens=10**9,
         )
-        self._scheduler = Scheduler(POLICIES[setting.policy], settings, Parameters(), Random(0))
+        self._scheduler = Scheduler(self._policy, settings, Parameters(), Random(0))
         for number in range(setting.workers):
-            self._handle(WorkerJoined(Worker(WorkerId(f"w{number}"), frozenset([MODEL]))))
+            worker = Worker(WorkerId(f"w{number}"), frozenset([MODEL]), barrier=setting.barrier)
+            self._handle(WorkerJoined(worker))
         self._fill_tree()
         while self._scheduler.waiting < setting.waiting:
             self._handle(Arrived(self._request()))
         self.turns(200)
+
+    def _policy(self, context: PolicyContext) -> Policy:
+        self._timed = TimedPolicy(POLICIES[self._setting.policy](context))
+        return cast("Policy", self._timed)
+
+    def choices(self, count: int) -> float:
+        """Run `count` turns, before each of which every running request gains a token; return the median CPU
+        microseconds of a choice.
+        """
+        self._timed.nanoseconds.clear()
+        for _ in range(count):
+            self._output += 1
+            self._handle(Progressed(dict.fromkeys(self._running, self._output)))
+            self.turns(1)
+        return median(self._timed.nanoseconds) / 1000
 
     def turns(self, count: int) -> int:
         """Run `count` arrivals and dispatches and return the CPU nanoseconds that they took."""
@@ -170,6 +217,11 @@ def evictions(policy: str, rounds: int) -> float:
     return median(fleet.evict(round_ * workers // rounds) for round_ in range(rounds)) / 1e6
 
 
+def balancing(policy: str, waiting: int, clients: int) -> Setting:
+    """Return a group of ranks in step, with a queue of this length."""
+    return Setting(policy, waiting, clients, RANKS, RANKS * 500, RANK_PLACES, barrier=BarrierId("group"))
+
+
 def compare_growth(settings: Mapping[str, Setting], rounds: int, turns: int) -> dict[str, tuple[float, float]]:
     """Return, for each setting, the median CPU microseconds per turn and the median ratio to the first setting."""
     fleets = [Fleet(setting) for setting in settings.values()]
@@ -203,6 +255,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=[*POLICIES],
         help="policies whose cost is compared over sizes of the fleet (default: dlpm_home)",
     )
+    parser.add_argument(
+        "--balance",
+        nargs="*",
+        metavar="P",
+        default=["br0", "brh", "dlpm_balance"],
+        choices=[*POLICIES],
+        help="policies whose choices among ranks in step are measured (default: br0 brh dlpm_balance)",
+    )
     parser.add_argument("--rounds", type=int, default=9, help="number of rounds; the median counts (default: 9)")
     parser.add_argument(
         "--report-seconds",
@@ -235,6 +295,15 @@ def run(options: argparse.Namespace) -> None:
         for name, (spent, ratio) in compare_growth(growth(policy), options.rounds, options.turns).items():
             print(f"{name:40}{spent:11.0f} us{ratio:8.2f}")
         print(f"{f'a prefix of {ALIKE:,} waiting is evicted':40}{evictions(policy, options.rounds):11.1f} ms")
+    if options.balance:
+        print(f"\nCPU time of one choice before {RANKS} ranks in step, {RANK_PLACES} requests each")
+        print(f"{'policy':24}{'clients':>8}" + "".join(f"{f'{waiting:,} wait':>14}" for waiting in POOLS))
+    for policy in options.balance:
+        for clients in options.clients:
+            groups = [Fleet(balancing(policy, waiting, clients)) for waiting in POOLS]
+            spent = [[group.choices(options.turns // 3) for group in groups] for _ in range(options.rounds)]
+            medians = [median(column) for column in zip(*spent, strict=True)]
+            print(f"{policy:24}{clients:8}" + "".join(f"{each:11.0f} us" for each in medians))
     print(f"\nCPU time of progress reports per second, {STREAMS} streams of {TOKENS_PER_SECOND} tokens/s, 10 clients")
     print(f"{'policy':24}" + "".join(f"{f'every {seconds} s':>14}" for seconds in options.report_seconds))
     for policy in options.policy:

@@ -21,7 +21,15 @@ from router.core.policies.dlpm.lpm import Lpm, LpmParameters
 from router.core.policies.preble.preble import Preble, PrebleParameters
 from router.core.policies.preble.queue import PriorityGroups, PriorityGroupsParameters
 from router.core.policies.queued import QueuedPolicy
-from router.core.policies.simple.balancers import ClientRoundRobin, LeastRequests, RandomWorker, RoundRobin, TwoChoices
+from router.core.policies.simple.balancers import (
+    ClientRoundRobin,
+    LeastKv,
+    LeastRequests,
+    RandomWorker,
+    RoundRobin,
+    TwoChoices,
+    TwoChoicesKv,
+)
 from router.core.policies.simple.cache_aware import CacheAware, CacheAwareParameters
 from router.core.policies.simple.consistent_hash import ConsistentHash, ConsistentHashParameters
 from router.core.policies.simple.fcfs import Fcfs, PooledFcfs
@@ -34,7 +42,9 @@ PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
     "rr": RoundRobin,
     "client_rr": ClientRoundRobin,
     "least_requests": LeastRequests,
+    "least_kv": LeastKv,
     "two_choices": TwoChoices,
+    "two_choices_kv": TwoChoicesKv,
     "random": RandomWorker,
     "consistent_hash": ConsistentHash,
     "cache_aware": CacheAware,
@@ -66,7 +76,9 @@ ALIASES: Final[Mapping[str, str]] = {
     "lcf": "client_rr+lcf",
     "round_robin": "rr+fcfs",
     "least_requests": "least_requests+fcfs",
+    "least_kv": "least_kv+fcfs",
     "two_choices": "two_choices+fcfs",
+    "two_choices_kv": "two_choices_kv+fcfs",
     "random": "random+fcfs",
     "consistent_hash": "consistent_hash+fcfs",
     "cache_aware": "cache_aware+fcfs",

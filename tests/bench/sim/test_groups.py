@@ -141,3 +141,37 @@ def test_an_oracle_knows_answers_whose_clients_set_no_limit() -> None:
     told = replace(scenario(Scripted(calls), policy="brh"), parameters=(BrhParameters(predictor="oracle"),))
     records = simulate(replace(told, settings=SchedulerSettings(window=FixedWindow(4, 10**6)))).records
     assert [record.output_tokens for record in records] == [5 + number for number in range(20)]
+
+
+RANKS = st.builds(
+    WorkerSpec,
+    dialect=st.sampled_from(["vllm", "sglang"]),
+    kv_tokens=st.integers(1300, 4000),
+    max_running=st.integers(1, 6),
+    max_batched_tokens=st.sampled_from([64, 4000]),
+    max_queued=st.none() | st.just(2),
+    steps=st.sampled_from([STEPS, RankSteps(5.0, 40.0, 0.1)]),
+    barrier=st.sampled_from(["ranks", "others"]),
+)
+MIXED = st.builds(
+    Scenario,
+    policy=st.sampled_from(["d2lpm", "rr+fcfs", "dlpm_balance", "br0"]),
+    workload=LOADS,
+    workers=st.lists(RANKS, min_size=1, max_size=4).map(tuple),
+    seconds=st.just(4.0),
+    warmup=st.sampled_from([0.0, 1.0]),
+    settings=st.sampled_from([SchedulerSettings(window=FixedWindow(4, 600)), SchedulerSettings(window=NoWindow())]),
+    drain=st.booleans(),
+    latency=st.sampled_from([0.0005, 0.0, 0.02]),
+)
+
+
+@given(MIXED)
+@settings(max_examples=100, deadline=None)
+def test_jumps_of_ranks_change_nothing(mixed: Scenario) -> None:
+    """Groups whose engines jump give the scheduler equal events at equal times, and equal records and totals."""
+    jumped, stepped = EventLog(), EventLog()
+    result = simulate(mixed, [jumped])
+    assert result == simulate(replace(mixed, jumps=False), [stepped])
+    assert jumped.events == stepped.events
+    assert jumped.commands == stepped.commands

@@ -62,8 +62,12 @@ class RankLoads:
         loads.
         """
         view, room = self._view, self._view.with_room
+        if not room:
+            return []
         groups: list[tuple[float, int, list[RankWithRoom]]] = []
         for number, group in enumerate(self._groups.values()):
+            if room.keys().isdisjoint(group):
+                continue
             loads = [view.context_tokens(worker) for worker in group]
             most = max(loads)
             ranks = [

@@ -1,10 +1,11 @@
 """Placements that ignore prefixes and choose by turn, load or chance."""
 
+from collections import Counter
 from collections.abc import Sequence
 
-from router.core.model.request import ClientId, Request
+from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Candidate, Placed, Placement
-from router.core.policies.context import PolicyContext
+from router.core.policies.context import FleetView, PolicyContext
 
 
 class RoundRobin(Placement):
@@ -53,6 +54,20 @@ class LeastRequests(Placement):
         return Placed(lightest(candidates, self._turn).worker, "load")
 
 
+class LeastKv(Placement):
+    """The worker whose requests, waiting or running, have the fewest tokens of context; ties rotate."""
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._turn = 0
+        self._kv = KvTokens(context.view)
+        self.book = self._kv.book
+        self.unplace = self._kv.unplace
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
+        self._turn += 1
+        return Placed(lightest(self._kv.weigh(candidates), self._turn).worker, "load")
+
+
 class TwoChoices(Placement):
     """Of two workers drawn at random, the one with fewer requests waiting or running; of equals, the one drawn first.
 
@@ -67,6 +82,20 @@ class TwoChoices(Placement):
         return Placed(min(drawn, key=lambda candidate: candidate.load).worker, "load")
 
 
+class TwoChoicesKv(Placement):
+    """`TwoChoices` by tokens of context instead of by requests."""
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._random = context.random
+        self._kv = KvTokens(context.view)
+        self.book = self._kv.book
+        self.unplace = self._kv.unplace
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
+        drawn = self._random.sample(candidates, min(2, len(candidates)))
+        return Placed(min(self._kv.weigh(drawn), key=lambda candidate: candidate.load).worker, "load")
+
+
 class RandomWorker(Placement):
     """Any worker, each with equal probability."""
 
@@ -75,6 +104,34 @@ class RandomWorker(Placement):
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
         return Placed(self._random.choice(candidates).worker, "chance")
+
+
+class KvTokens:
+    """The context of each worker's requests, in tokens: what is in flight, and the inputs of what waits for it."""
+
+    def __init__(self, view: FleetView) -> None:
+        self._view = view
+        self._waiting: dict[RequestId, tuple[WorkerId, int]] = {}
+        self._waiting_tokens: Counter[WorkerId] = Counter()
+
+    def book(self, request: Request, candidate: Candidate) -> None:
+        """Count a request that now waits for this worker."""
+        tokens = candidate.cached_tokens + candidate.extend_tokens
+        self._waiting[request.id] = candidate.worker, tokens
+        self._waiting_tokens[candidate.worker] += tokens
+
+    def unplace(self, request: RequestId) -> None:
+        """Count a request no longer, which waits there no longer. One that never waited is unknown."""
+        if (booked := self._waiting.pop(request, None)) is not None:
+            worker, tokens = booked
+            self._waiting_tokens[worker] -= tokens
+            if not self._waiting_tokens[worker]:
+                del self._waiting_tokens[worker]
+
+    def weigh(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates with their tokens as their load."""
+        tokens, waiting = self._view.context_tokens, self._waiting_tokens
+        return [each._replace(load=tokens(each.worker) + waiting[each.worker]) for each in candidates]
 
 
 def lightest(candidates: Sequence[Candidate], turn: int) -> Candidate:
