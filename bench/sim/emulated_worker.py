@@ -184,7 +184,7 @@ class EmulatedWorker:
         for name, last in marks:
             self._deliver(name, last)
 
-    def _planned(self, seconds: Sequence[float]) -> Plan:
+    def _planned(self, seconds: list[float]) -> Plan:
         ends = list(accumulate(seconds, initial=self._agenda.now))[1:]
         members = [self._requests[name] for name in self.engine.running_ids]
         plan = Plan(seconds, ends, [end + self._latency for end in ends], members)

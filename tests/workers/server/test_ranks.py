@@ -51,7 +51,7 @@ async def served(http: aiohttp.ClientSession, url: str, path: str, body: Any, **
     if (await (await http.get(f"{url}/version")).read()) == b'{"detail":"Not Found"}':
         metric, label = r"sglang:realtime_tokens_total", "dp_rank"
     before = await by_rank(http, url, metric, label)
-    await call(http, url + path, body, **headers)
+    await call(http, url + path, body, 200, **headers)
     after = await by_rank(http, url, metric, label)
     return [new - old for new, old in zip(after, before, strict=True)]
 
@@ -76,8 +76,10 @@ async def test_vllm_has_no_rank_out_of_range(vllm: str, http: aiohttp.ClientSess
 
 async def test_vllm_ignores_what_is_no_integer(vllm: str, http: aiohttp.ClientSession) -> None:
     """Such a header is as none, and so is any header of a response, whose path reads none."""
-    await call(http, vllm + CHAT, chat(), **{"X-data-parallel-rank": "two"})
-    await call(http, vllm + "/v1/responses", {"input": "hi", "max_output_tokens": 3}, **{"X-data-parallel-rank": "9"})
+    await call(http, vllm + CHAT, chat(), 200, **{"X-data-parallel-rank": "two"})
+    await call(
+        http, vllm + "/v1/responses", {"input": "hi", "max_output_tokens": 3}, 200, **{"X-data-parallel-rank": "9"}
+    )
 
 
 async def test_vllm_chooses_the_rank_with_the_fewest_requests(vllm: str, http: aiohttp.ClientSession) -> None:
@@ -89,7 +91,7 @@ async def test_each_rank_has_a_cache_of_its_own(vllm: str, http: aiohttp.ClientS
     """A prompt is found where it was computed, and on no other rank."""
 
     async def cached(rank: int) -> int:
-        answer = await call(http, vllm + TEXT, text(PROMPT), **{"X-data-parallel-rank": str(rank)})
+        answer = await call(http, vllm + TEXT, text(PROMPT), 200, **{"X-data-parallel-rank": str(rank)})
         tokens: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         return tokens
 
@@ -188,7 +190,7 @@ async def test_ranks_answer_as_one_engine_would(dialect: str, http: aiohttp.Clie
 async def test_a_worker_without_ranks_has_rank_0(http: aiohttp.ClientSession) -> None:
     """Its header may name that rank, and no other."""
     with worker() as url:
-        await call(http, url + CHAT, chat(), **{"X-data-parallel-rank": "0"})
+        await call(http, url + CHAT, chat(), 200, **{"X-data-parallel-rank": "0"})
         await call(http, url + CHAT, chat(), 400, **{"X-data-parallel-rank": "1"})
 
 
