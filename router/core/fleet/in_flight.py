@@ -123,7 +123,7 @@ class InFlightTable:
         self.context_tokens += flight.context_tokens
         return flight
 
-    def add_output(self, flight: InFlight, tokens: int) -> None:
+    def count_output(self, flight: InFlight, tokens: int) -> None:
         """Add output tokens of a request; a negative number takes back an estimate that was too high."""
         flight.output += tokens
         self.context_tokens += tokens

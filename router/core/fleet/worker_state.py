@@ -205,7 +205,7 @@ class WorkerState:
 
     def resume_output(self, flight: InFlight, output_tokens: int) -> None:
         """Add output tokens that an earlier run has seen."""
-        self._in_flight.add_output(flight, output_tokens)
+        self._in_flight.count_output(flight, output_tokens)
         flight.earlier_output += output_tokens
         self._in_flight.kv_tokens += output_tokens
 
@@ -245,7 +245,7 @@ class WorkerState:
 
     def serve(self, flight: InFlight, cost: float, output_tokens: int) -> None:
         """Add service of a started request, in cost units, and its new output tokens."""
-        self._in_flight.add_output(flight, output_tokens)
+        self._in_flight.count_output(flight, output_tokens)
         self._unaccounted_cost += cost
         self._unaccounted_tokens += output_tokens
         if flight.first_token_seen:

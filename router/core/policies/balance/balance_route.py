@@ -134,7 +134,7 @@ class BalanceRoute(Policy):
     def _fill(self, rank: RankWithRoom, routes: Collection[str], score: FScore) -> Request | None:
         """Stage 1: the request with the largest F."""
         count = self._parameters.fill_candidates
-        candidates = self._pool.oldest(routes, count) if count else self._pool.around(routes, score.kink)
+        candidates = self._pool.first_arrived(routes, count) if count else self._pool.around(routes, score.kink)
         return self._best(rank.worker, candidates, score)
 
     def _refine(self, rank: RankWithRoom, routes: Collection[str], score: FScore) -> Request | None:
@@ -154,11 +154,11 @@ class BalanceRoute(Policy):
         count = self._parameters.candidates
         match self._parameters.candidates_by:
             case "arrival":
-                return self._pool.oldest(routes, count)
+                return self._pool.first_arrived(routes, count)
             case "largest":
-                return self._pool.largest(routes, count)
+                return self._pool.heaviest(routes, count)
             case "smallest":
-                return self._pool.smallest(routes, count)
+                return self._pool.lightest(routes, count)
 
     def _best(self, worker: WorkerId, candidates: Iterable[WeighedRequest], score: FScore) -> Request | None:
         """The request with the largest F of those that the rank's window admits; of equals the one that arrived
@@ -177,8 +177,9 @@ class BalanceRoute(Policy):
         """Return the margins of each rank with room, in tokens: one for each step of the horizon."""
         raise NotImplementedError
 
-    def _sent(self, request: Request, worker: WorkerId) -> None:
+    def _sent(self, request: Request, worker: WorkerId) -> None:  # noqa: ARG002 - subclasses keep more
         """Note that a request is sent to a worker."""
+        self._loads.note_dispatch(worker)
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - nothing depends on time
         self._loads.worker_joined(worker)

@@ -71,6 +71,7 @@ class Brh(BalanceRoute):
         return margins
 
     def _sent(self, request: Request, worker: WorkerId) -> None:
+        super()._sent(request, worker)
         self._projection.add(request, worker, self._view.input_tokens(request))
 
     def resume(self, request: Request, worker: WorkerId, now: float) -> None:  # noqa: ARG002 - nothing depends on time

@@ -9,7 +9,7 @@ bound of `dlpm_home` holds.
 A fleet in which no worker waits for another is served exactly as by `dlpm_home`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,6 +64,10 @@ class DlpmBalance(DlpmHome):
         orphans = super().worker_left(worker, now)
         self._update_order()
         return orphans
+
+    def _count_sent(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
+        super()._count_sent(request, worker, able, now)
+        self._ranks.note_dispatch(worker)
 
     def _update_order(self) -> None:
         if self._balances != self._ranks.any_group:

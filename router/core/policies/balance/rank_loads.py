@@ -29,6 +29,9 @@ class RankLoads:
         self._view = view
         self._groups: dict[BarrierId | None, list[WorkerId]] = {}
         self._barriers: dict[WorkerId, BarrierId | None] = {}
+        self._last_dispatches: dict[WorkerId, int] = {}
+        """The number of the last request dispatched to each worker, counted over all of them."""
+        self._dispatches = 0
 
     def __contains__(self, worker: WorkerId) -> bool:
         return worker in self._barriers
@@ -51,15 +54,22 @@ class RankLoads:
     def worker_left(self, worker: WorkerId) -> None:
         """Remove a worker."""
         barrier = self._barriers.pop(worker)
+        self._last_dispatches.pop(worker, None)
         group = [each for each in self._groups[barrier] if each != worker]
         if group:
             self._groups[barrier] = group
         else:
             del self._groups[barrier]
 
+    def note_dispatch(self, worker: WorkerId) -> None:
+        """Note that a request is sent to a worker."""
+        self._dispatches += 1
+        if worker in self._barriers:
+            self._last_dispatches[worker] = self._dispatches
+
     def with_room(self) -> list[list[RankWithRoom]]:
-        """Return the workers with room of each group, the lightest first, and the groups in the order of their mean
-        loads.
+        """Return the workers with room of each group, the lightest first, of equals the one that was sent nothing for
+        longest; and the groups in the order of their mean loads.
         """
         view, room = self._view, self._view.with_room
         if not room:
@@ -76,10 +86,7 @@ class RankLoads:
                 if worker in room
             ]
             if ranks:
-                ranks.sort(key=_by_margin)
+                last = self._last_dispatches
+                ranks.sort(key=lambda rank: (-rank.margin, last.get(rank.worker, 0)))
                 groups.append((sum(loads) / len(loads), number, ranks))
         return [ranks for _, _, ranks in sorted(groups)]
-
-
-def _by_margin(rank: RankWithRoom) -> int:
-    return -rank.margin

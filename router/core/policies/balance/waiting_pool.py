@@ -72,18 +72,18 @@ class WaitingPool:
             del self._routes[route]
         return weighed.request
 
-    def oldest(self, routes: Collection[str], count: int) -> list[WeighedRequest]:
+    def first_arrived(self, routes: Collection[str], count: int) -> list[WeighedRequest]:
         """Return the `count` requests of these routes that arrived first."""
         queues = self._queues(routes)
         found = [weighed for queue in queues for weighed in islice(queue.waiting.values(), count)]
         return found if len(queues) == 1 else sorted(found, key=_arrival)[:count]
 
-    def largest(self, routes: Collection[str], count: int) -> list[WeighedRequest]:
+    def heaviest(self, routes: Collection[str], count: int) -> list[WeighedRequest]:
         """Return the `count` largest requests of these routes, the largest first."""
         found = [weighed for queue in self._queues(routes) for weighed in queue.by_weight[-count:]]
         return sorted(found, reverse=True)[:count]
 
-    def smallest(self, routes: Collection[str], count: int) -> list[WeighedRequest]:
+    def lightest(self, routes: Collection[str], count: int) -> list[WeighedRequest]:
         """Return the `count` smallest requests of these routes, the smallest first."""
         found = [weighed for queue in self._queues(routes) for weighed in queue.by_weight[:count]]
         return sorted(found)[:count]

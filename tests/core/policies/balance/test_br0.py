@@ -40,14 +40,12 @@ def test_the_request_that_fills_the_margin_goes_first(parameters: Br0Parameters)
     scene = group(parameters)
     running = [scene.arrive("ada", letter * size) for letter, size in zip("abcd", (20, 4, 20, 4), strict=True)]
     assert [scene.worker_of(request) for request in running] == ["w1", "w2", "w2", "w1"]
-    too_long, best, too_short = [
-        scene.arrive("ada", letter * size) for letter, size in zip("xyz", (40, 18, 2), strict=True)
-    ]
+    waiting = [scene.arrive("ada", letter * size) for letter, size in zip("xyz", (40, 18, 2), strict=True)]
     scene.serve(running[2])
-    assert scene.order[4:] == [best]
-    assert scene.worker_of(best) == "w2"
+    assert scene.order[4:] == [waiting[1]]
+    assert scene.worker_of(waiting[1]) == "w2"
     scene.serve_all()
-    assert {*scene.order} == {*running, too_long, best, too_short}
+    assert {*scene.order} == {*running, *waiting}
 
 
 def test_a_request_that_fits_nowhere_goes_all_the_same() -> None:
@@ -62,16 +60,13 @@ def test_a_request_that_fits_nowhere_goes_all_the_same() -> None:
 
 
 def test_a_subset_of_requests_fills_a_margin_that_no_single_one_fills() -> None:
-    """With two places free at a rank, stage 2 sends the two requests whose sum fits the margin best."""
-    scene = group(Br0Parameters(threshold=99, candidates=9, subset=2))
-    scene.join("w3", barrier="elsewhere")
-    scene.leave("w3")
-    running = [scene.arrive("ada", letter * size) for letter, size in zip("abcd", (20, 1, 20, 1), strict=True)]
-    waiting = [scene.arrive("ada", letter * size) for letter, size in zip("vwxyz", (2, 3, 9, 12, 19), strict=True)]
-    scene.finish(running[2])
-    assert scene.order[4:] == [waiting[4]]
-    scene.finish(running[1])
-    assert len(scene.order) == 6
+    """With two places free at a rank, stage 2 sends the two requests whose sum fills its margin best."""
+    scene = group(Br0Parameters(threshold=99, candidates=9, subset=2), ranks=1)
+    sizes = zip("tuvwxyz", (20, 1, 2, 3, 9, 12, 40), strict=True)
+    requests = [scene.arrive("ada", letter * size) for letter, size in sizes]
+    assert scene.order == requests[:2]
+    scene.join("w2", barrier="group")
+    assert {*scene.order[2:]} == {requests[4], requests[5]}
 
 
 def test_bypassing_the_pool_keeps_the_order_of_arrival() -> None:
