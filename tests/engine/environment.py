@@ -114,7 +114,8 @@ VLLM = Environment(
     HERE / "constraints.txt",
     6 * 1024**3,
     name_vllm,
-    # vLLM chooses the kernels that this CPU can run; those of another CPU would end the process.
+    # Of several kernels, vLLM chooses those that this CPU can run; others would end the process.
+    "import os; os.environ['VLLM_TARGET_DEVICE'] = 'cpu';"
     "from vllm.platforms import current_platform; current_platform.import_kernels();"
     "import tokenizers, torch; torch.ops._C.silu_and_mul; from importlib.metadata import version;"
     "print(version('vllm'), 'with torch', torch.__version__)",
