@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from router.channel.earlier_run import CoveredFront
 from router.channel.host import Observer, SchedulerHost
 from router.config.settings import Settings, WorkerAddress
 from router.core.clients.queue_limits import WaitingLimits
@@ -118,8 +119,8 @@ class SavedRun(NamedTuple):
     """Its live requests."""
     fleet: Mapping[WorkerId, Worker]
     """The workers that were present."""
-    handled: Mapping[str, int]
-    """How many messages of each front are part of the state, by session."""
+    fronts: Sequence[CoveredFront]
+    """What the state covers of each front."""
     changes: OperatorChanges
 
 
@@ -262,4 +263,4 @@ def initial_state(settings: Settings, now: float, left_in: Path | None = None) -
 def _saved_run(found: SavedState) -> SavedRun:
     live = [row for piece in found.pieces if isinstance(piece, LiveRequests) for row in piece.rows]
     fleet = {worker.id: worker for piece in found.pieces if isinstance(piece, Fleet) for worker in piece.workers}
-    return SavedRun(tuple(live), fleet, found.handled, found.changes)
+    return SavedRun(tuple(live), fleet, found.fronts, found.changes)

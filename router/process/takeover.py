@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from router.channel.earlier_run import CoveredFront, EarlierRun
 from router.channel.host import FrontLink
 from router.core.model.events import Held, Released, WorkerJoined
 from router.core.snapshot import books, caches
-from router.persistence.state_file import Handled, StateFile, StateLine, new_header
+from router.persistence.state_file import CoveredFronts, StateFile, StateLine, new_header
 from router.process.scheduling import SavedRun, SchedulerSide
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Takeover:
     def begin(self) -> None:
         """Hold the scheduler. To be called before fronts can connect."""
         host = self._side.host
-        host.begin_with(self._saved.handled)
+        host.earlier = EarlierRun(self._saved.fronts, [row.request for row in self._saved.live])
         host.on_reported = self._on_reported
         host.feed(Held(self._saved.live))
         known = {endpoint.id for endpoint in self._side.directory.endpoints}
@@ -70,20 +71,20 @@ class Legacy:
 
     def __init__(self, side: SchedulerSide) -> None:
         self._side = side
-        self._handled: dict[str, int] = {}
+        self._covered: list[CoveredFront] = []
         """What the state covers that is being saved."""
 
     def lines(self) -> Iterator[StateLine]:
         """Yield the state. All that must agree with each other is taken in one step, before the first line."""
         side, host = self._side, self._side.host
-        self._handled = host.handled()
-        exact: list[StateLine] = [*books(host.scheduler), *side.stored.saved(), Handled(tuple(self._handled.items()))]
+        self._covered = host.covered()
+        exact: list[StateLine] = [*books(host.scheduler), *side.stored.saved(), CoveredFronts(tuple(self._covered))]
         yield from [*exact, side.workers.registry.operator_changes()]
         yield from caches(host.scheduler, host.clock())
 
     def on_saved(self) -> None:
         """Tell the fronts what they need to keep no longer."""
-        self._side.host.announce_saved(self._handled)
+        self._side.host.announce_saved(self._covered)
 
 
 def run_file(side: SchedulerSide, folder: Path, policy: str, interval: float) -> StateFile:

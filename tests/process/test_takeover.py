@@ -12,11 +12,12 @@ import pytest
 
 from router.channel.client import SchedulerClient
 from router.channel.front_channel import FrontChannel
-from router.channel.messages import Assignment
+from router.channel.messages import AllReported, Assignment, RanBefore
 from router.channel.socket import ChannelClosed, ChannelServer
 from router.config.settings import Settings
+from router.core.model.commands import Deficit
 from router.core.model.cost import NOTHING, Tokens
-from router.core.model.events import Cancelled, Fault, Finished, Returned, WorkerJoined
+from router.core.model.events import Cancelled, Fault, Finished, Resumed, Returned, WorkerJoined
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
 from router.process.scheduling import SchedulerSide, build_scheduler
@@ -76,7 +77,7 @@ class Runs:
         folder = self._folder / "run"
         self.side = build_scheduler(self._settings, lambda _: (), _no_address, folder if self.count else None)
         self.count += 1
-        self.state = run_file(self.side, folder, "d2lpm", 3600.0)
+        self.state = run_file(self.side, folder, self._settings.policy, 3600.0)
         self._server = ChannelServer(self.side.host, self.side.secret, self.channel)
         for part in self.side.observing:
             await self._stack.enter_async_context(part)
@@ -278,3 +279,82 @@ async def test_the_output_before_a_takeover_teaches_nothing_of_the_pace(tmp_path
         await until(lambda: runs.side.host.at_rest)
         assert runs.served() == {"ann": Tokens(50, 0, 100_000)}
         assert worker.service_rate.seconds_per_output_token == pytest.approx(pace)
+
+
+async def test_an_id_that_another_front_takes_meanwhile_stays_with_its_request(tmp_path: Path) -> None:
+    """Under that id the state says what the request was charged, so a later request with the same id gets another,
+    whichever front reports first.
+    """
+    async with runs_in(tmp_path) as runs:
+        one, two = await runs.front(1), await runs.front(2)
+        await two.submit(request("same", "ann"))
+        two.start_stream(RequestId("same"), lambda: 5)
+        await until(lambda: bool(runs.served()))
+        await runs.state.save()
+        await runs.kill()
+        later = one.submit(request("same", "bob"))
+        await runs.begin(1, 2)
+        assert (await later).known_as is not None
+        two.settle(Finished(RequestId("same"), Usage(100, 7, 0)))
+        one.settle(Finished(RequestId("same"), Usage(50, 2, 0)))
+        await until(lambda: runs.side.host.at_rest)
+        assert runs.served() == {"ann": Tokens(100, 0, 7), "bob": Tokens(50, 0, 2)}
+
+
+async def test_both_attempts_of_a_request_that_gets_another_id_are_one_request(tmp_path: Path) -> None:
+    """Even if no state knew the request, so that another one got its id."""
+    async with runs_in(tmp_path) as runs:
+        one, two = await runs.front(1), await runs.front(2)
+        await two.submit(request("same", "ann"))
+        await two.resubmit(Returned(RequestId("same"), accepted=True, fault=Fault.BROKEN, usage=Usage(100, 2, 0)))
+        await runs.kill()
+        later = one.submit(request("same", "bob"))
+        await runs.begin(1, 2)
+        await later
+        assert runs.side.host.scheduler.live == 2
+        two.settle(Finished(RequestId("same"), Usage(100, 7, 0)))
+        one.settle(Finished(RequestId("same"), Usage(50, 2, 0)))
+        await until(lambda: runs.side.host.at_rest)
+        assert runs.served() == {"ann": Tokens(100, 0, 7), "bob": Tokens(50, 0, 2)}
+
+
+async def test_a_waiting_request_does_not_take_the_charge_of_a_running_one_with_its_id(tmp_path: Path) -> None:
+    """Its front has not learned its other id yet, and reports it by its own. No deficit moves."""
+
+    def deficits() -> dict[str, Deficit]:
+        policy = runs.side.host.scheduler.policy
+        return {name: policy.deficit(ClientId(name), WorkerId(WORKERS[0])) for name in ("ann", "bob", "eve")}
+
+    async with runs_in(tmp_path) as runs:
+        one, two = await runs.front(1), await runs.front(2)
+        await two.submit(request("same", "ann"))
+        for name in "xyz":
+            await two.submit(request(name, "eve"))
+        waiting = one.submit(request("same", "bob"))
+        await until(lambda: runs.side.host.scheduler.waiting == 1)
+        await runs.state.save()
+        before = deficits()
+        await runs.kill()
+        await runs.begin(1, 2)
+        assert deficits() == before
+        two.settle(Finished(RequestId("x"), Usage(100, 0, 0)))
+        assert (await waiting).known_as is not None
+
+
+async def test_a_report_counts_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A state that is saved before a late front has reported all holds nothing of its report, which comes again."""
+    async with runs_in(tmp_path) as runs:
+        front = await runs.front(1)
+        for name in "ab":
+            await front.submit(request(name, "ann"))
+        await runs.state.save()
+        report = [RanBefore(RequestId("a"), Resumed(request("a", "ann"), WorkerId(WORKERS[0]), 0))]
+        session = runs.side.host.covered()[0].session
+        late = runs.side.host.connect(lambda _: None, 2, "late")
+        for message in report:
+            late.receive(message)
+        assert [front.session for front in runs.side.host.covered()] == [session]
+        assert runs.side.host.scheduler.live == 2
+        late.receive(AllReported(5))
+        assert runs.side.host.scheduler.live == 3
+        assert {front.messages for front in runs.side.host.covered() if front.session == "late"} == {5}
