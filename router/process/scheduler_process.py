@@ -128,6 +128,7 @@ async def _running(
             await stack.enter_async_context(part)
         takeover = begin_takeover(side, plan.connected)
         if takeover is not None:
+            await takeover.find_workers()
             await stack.enter_async_context(channel)
             await takeover.finish()
         await state.save()

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 1.0
 """Seconds in which the fronts must report. One that is later is heard all the same, but others are served meanwhile."""
+FIRST_POLL_SECONDS: Final = 1.0
+"""Seconds in which workers must answer that the state does not name."""
 
 
 class Takeover:
@@ -44,6 +46,13 @@ class Takeover:
         for worker in self._saved.fleet.values():
             if worker.id in known:
                 self._side.workers.drain.feed(WorkerJoined(worker))
+
+    async def find_workers(self) -> None:
+        """Look for the workers that the state does not name: they may have joined since, and requests wait that no
+        other serves. To be called before fronts can connect.
+        """
+        unknown = {endpoint.id for endpoint in self._side.directory.endpoints} - self._saved.fleet.keys()
+        await self._side.workers.poller.poll_once(unknown, FIRST_POLL_SECONDS)
 
     async def finish(self) -> None:
         """Wait for the fronts, and release the scheduler."""

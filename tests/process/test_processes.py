@@ -230,10 +230,13 @@ async def test_a_process_that_dies_or_hangs_is_started_again(name: str, number: 
     assert f"{name} ended with code -9 (SIGKILL)" in log
 
 
-async def test_the_death_of_the_scheduler_harms_no_call(tmp_path: Path) -> None:
-    """Streams run on, calls that wait are answered by the next run, and each client is charged what it received."""
+@pytest.mark.parametrize("interval", ["0.2", "3600"])
+async def test_the_death_of_the_scheduler_harms_no_call(interval: str, tmp_path: Path) -> None:
+    """Streams run on, calls that wait are answered by the next run, and each client is charged what it received; also
+    if nothing has been saved since the workers joined.
+    """
     with two_fronts(
-        tmp_path, "--max-inflight", "2", "--window", "fixed", "--state-interval", "0.2", steps=SLOW
+        tmp_path, "--max-inflight", "2", "--window", "fixed", "--state-interval", interval, steps=SLOW
     ) as router:
         async with client_of(router) as http:
             calls = [asyncio.create_task(stream(http, 60, authorization=f"Bearer {n % 3}")) for n in range(12)]
