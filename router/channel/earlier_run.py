@@ -47,7 +47,10 @@ class EarlierRun:
         return name in self._unclaimed
 
     def claim(self, session: str, own: RequestId) -> RequestId:
-        """Return the id of a live request of a front in the state, and keep it no longer. `own`: its id in its front."""
+        """Return the id that a live request of a front has in the state, and keep it no longer.
+
+        `own`: its id in its front.
+        """
         name = self._names.get(session, {}).get(own, own)
         self._unclaimed.discard(name)
         return name

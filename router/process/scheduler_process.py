@@ -1,8 +1,6 @@
 """The scheduler in a process of its own: it serves fronts over the channel, and the control plane over HTTP."""
 
 import asyncio
-import shutil
-import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -20,7 +18,13 @@ from router.process.front import build_identifier
 from router.process.insight import Insight, RequestRecords, build_operations
 from router.process.plan import AliveReports, ProcessPlan, on_supervisor_end, report_ready
 from router.process.scheduling import SchedulerSide, build_scheduler
-from router.process.server import GRACE_SECONDS, DrainingServer, control_server_config, set_up_process
+from router.process.server import (
+    GRACE_SECONDS,
+    DrainingServer,
+    control_server_config,
+    defer_termination,
+    set_up_process,
+)
 from router.process.takeover import begin_takeover, run_file
 from router.runtime import open_files
 from router.runtime.gc_tuning import FullCollections
@@ -62,7 +66,7 @@ def run_scheduler(plan: ProcessPlan) -> int:
     settings = plan.settings
     set_up_process(settings, plan.name)
     open_files.raise_limit()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server has a handler of its own, and raises the signal again
+    defer_termination()
     identifier, keys = build_identifier(settings)
     records = RequestRecords(settings.policy)
     side = build_scheduler(settings, records.observers, resolve, plan.run_folder if plan.restart else None)
@@ -75,7 +79,7 @@ def run_scheduler(plan: ProcessPlan) -> int:
         ProcessMetrics(plan.name, lambda: insight.lag.worst, lambda: side.host.open_requests, fronts, plan.restart),
     )
     config = control_server_config(FromFronts(_control(plan, side, channel, keys, insight, drain)), plan.control)
-    server = DrainingServer(config, drain, report_ready)
+    server = DrainingServer(config, drain, report_ready, drains_early=plan.restart > 0)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(server, plan.folder))
     return 0
@@ -95,11 +99,7 @@ def _control(
 
 
 async def _serve(server: DrainingServer, folder: str) -> None:
-    def end() -> None:
-        server.end_now()
-        shutil.rmtree(folder, ignore_errors=True)  # in place of the supervisor
-
-    on_supervisor_end(end)
+    on_supervisor_end(folder, server.end_now)
     await server.serve()
 
 

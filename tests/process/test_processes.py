@@ -187,14 +187,19 @@ async def test_the_death_of_a_front_harms_only_its_own_streams(tmp_path: Path) -
 
 
 async def test_no_process_outlives_its_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if the supervisor is killed and can tell nobody; its folder is gone, too."""
+    """Even if the supervisor is killed and can tell nobody; its folder is gone, too, whichever process is left."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with two_fronts(tmp_path) as router:
         async with client_of(router):
             processes = await all_processes(router)
         assert folders_in(tmp_path)
+        scheduler = processes.pop("scheduler")
+        os.kill(scheduler, signal.SIGSTOP)
         router.process.kill()
         await all_ended(processes)
+        assert not folders_in(tmp_path)
+        os.kill(scheduler, signal.SIGCONT)
+        await all_ended({"scheduler": scheduler})
         assert not folders_in(tmp_path)
 
 

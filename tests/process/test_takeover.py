@@ -264,6 +264,16 @@ async def test_a_front_that_a_live_run_has_given_up_ends(tmp_path: Path) -> None
                 await channel.lost()
 
 
+async def test_a_front_that_starts_while_the_scheduler_is_away_waits_for_it(tmp_path: Path) -> None:
+    """When both have died, neither needs the other to start again."""
+    async with runs_in(tmp_path) as runs:
+        await runs.kill()
+        starting = asyncio.create_task(runs.front(1))
+        await asyncio.sleep(0)
+        await runs.begin()
+        assert (await (await starting).submit(request("a", "ann"))).worker in WORKERS
+
+
 async def test_the_output_before_a_takeover_teaches_nothing_of_the_pace(tmp_path: Path) -> None:
     """However long a stream was, its worker has not produced it in the moment in which it was reported."""
     async with runs_in(tmp_path) as runs:
