@@ -13,6 +13,7 @@ from router.auth.key_watch import KeyWatch
 from router.channel.socket import ChannelServer
 from router.control.app import control_plane
 from router.front.drain import Drain
+from router.persistence.state_file import StateFile
 from router.process.control_proxy import FromFronts
 from router.process.front import build_identifier
 from router.process.insight import Insight, RequestRecords, build_operations
@@ -72,13 +73,14 @@ def run_scheduler(plan: ProcessPlan) -> int:
     side = build_scheduler(settings, records.observers, resolve, plan.run_folder if plan.restart else None)
     channel = ChannelServer(side.host, side.secret, plan.channel)
     drain = FrontsDrain(settings.drain_timeout + 2 * GRACE_SECONDS, channel)
-    insight = Insight(settings, side, identifier, records)
+    state = run_file(side, plan.run_folder, settings.policy, settings.state_interval)
+    insight = Insight(settings, side, identifier, records, state)
     fronts = side.services.measurements
     insight.register(
         fronts,
         ProcessMetrics(plan.name, lambda: insight.lag.worst, lambda: side.host.open_requests, fronts, plan.restart),
     )
-    config = control_server_config(FromFronts(_control(plan, side, channel, keys, insight, drain)), plan.control)
+    config = control_server_config(FromFronts(_control(plan, side, state, channel, keys, insight, drain)), plan.control)
     server = DrainingServer(config, drain, report_ready, drains_early=plan.restart > 0)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(server, plan.folder))
@@ -86,7 +88,13 @@ def run_scheduler(plan: ProcessPlan) -> int:
 
 
 def _control(
-    plan: ProcessPlan, side: SchedulerSide, channel: ChannelServer, keys: KeyWatch, insight: Insight, drain: Drain
+    plan: ProcessPlan,
+    side: SchedulerSide,
+    state: StateFile,
+    channel: ChannelServer,
+    keys: KeyWatch,
+    insight: Insight,
+    drain: Drain,
 ) -> FastAPI:
     """Build the control plane, whose lifespan runs all parts of this process."""
     operations = build_operations(plan.settings, side, insight)
@@ -94,7 +102,7 @@ def _control(
     return control_plane(
         *(side.directory, insight.scrape, insight.report, insight.cards, insight.usage, insight.explain),
         *(drain, side.workers.drain.drained, operations),
-        partial(_running, plan, side, channel, [keys, insight.lag], [] if history is None else [history]),
+        partial(_running, plan, side, state, channel, [keys, insight.lag], [] if history is None else [history]),
     )
 
 
@@ -107,6 +115,7 @@ async def _serve(server: DrainingServer, folder: str) -> None:
 async def _running(
     plan: ProcessPlan,
     side: SchedulerSide,
+    state: StateFile,
     channel: ChannelServer,
     first: Sequence[AbstractAsyncContextManager[object]],
     last: Sequence[AbstractAsyncContextManager[object]],
@@ -114,7 +123,7 @@ async def _running(
 ) -> AsyncIterator[None]:
     """Run all parts. The fronts come last and go first; but a run that takes over hears them before all else.
 
-    `first` and `last`: parts to enter before and after those of the scheduler's side.
+    `state`: from which another run can take over; `first` and `last`: parts to enter before and after those of the scheduler's side.
     """
     parts: list[AbstractAsyncContextManager[object]] = [
         AliveReports(),
@@ -122,7 +131,6 @@ async def _running(
         FullCollections(lambda: side.host.at_rest),
         *side.observing,
     ]
-    state = run_file(side, plan.run_folder, plan.settings.policy, plan.settings.state_interval)
     async with AsyncExitStack() as stack:
         for part in parts:
             await stack.enter_async_context(part)
