@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Protocol, assert_never
 
@@ -39,7 +40,9 @@ from router.core.model.events import (
     Event,
     Failed,
     Finished,
+    Held,
     Progressed,
+    Released,
     Resumed,
     Returned,
     Started,
@@ -141,11 +144,12 @@ class FrontLink:
             self._report.append(message)
             return
         report, self._report = self._report, []
-        for each in report:
-            try:
-                self._handle(each)
-            except Exception:  # see `socket`
-                log.exception("a report of front %d failed inside the scheduler: %s", self.number, type(each))
+        with self._host.holding() if report else nullcontext():
+            for each in report:
+                try:
+                    self._handle(each)
+                except Exception:  # see `socket`
+                    log.exception("a report of front %d failed inside the scheduler: %s", self.number, type(each))
         self.messages = message.messages
         self._host.reported(self)
 
@@ -249,6 +253,18 @@ class SchedulerHost:
         """A front has reported all that an earlier run had of it."""
         self.earlier.has_reported(front.session)
         self.on_reported(front)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Hold the scheduler, if it is not held already: what a late front reports is dispatched nowhere in between."""
+        if self.scheduler.cluster.held:
+            yield
+            return
+        self.feed(Held())
+        try:
+            yield
+        finally:
+            self.feed(Released(complete=False))
 
     def all_reported(self) -> None:
         """All fronts of the earlier run that are left have reported: forget what its state says of others."""

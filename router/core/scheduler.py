@@ -253,7 +253,7 @@ class Scheduler:
         match event:
             case Held(charged):
                 self.cluster.held = True
-                self._carried = {row.request: row for row in charged}
+                self._carried |= {row.request: row for row in charged}
             case Resumed():
                 carried = self._carried.pop(event.request.id, None) if event.saved else None
                 self._resume(event, carried, now)

@@ -96,14 +96,17 @@ def build_front(settings: Settings, secret: bytes, clock: Callable[[], float]) -
     )
 
 
-def build_identifier(settings: Settings) -> tuple[Identifier, KeyWatch]:
-    """Build what identifies clients, and what reloads their keys. Raises ConfigError for a file that cannot be read."""
+def build_identifier(settings: Settings, *, goes_on: bool = False) -> tuple[Identifier, KeyWatch]:
+    """Build what identifies clients, and what reloads their keys. Raises ConfigError for a file that cannot be read.
+
+    `goes_on`: see `KeyWatch`.
+    """
     identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
 
     def use(clients: ClientDirectory) -> None:
         identifier.directory = clients
 
-    return identifier, KeyWatch(settings.clients, use)
+    return identifier, KeyWatch(settings.clients, use, goes_on=goes_on)
 
 
 def _client_connections(settings: Settings, budget: ByteBudget) -> Connections:

@@ -68,7 +68,7 @@ def run_scheduler(plan: ProcessPlan) -> int:
     set_up_process(settings, plan.name)
     open_files.raise_limit()
     defer_termination()
-    identifier, keys = build_identifier(settings)
+    identifier, keys = build_identifier(settings, goes_on=plan.restart > 0)
     records = RequestRecords(settings.policy)
     side = build_scheduler(settings, records.observers, resolve, plan.run_folder if plan.restart else None)
     channel = ChannelServer(side.host, side.secret, plan.channel)
@@ -123,7 +123,8 @@ async def _running(
 ) -> AsyncIterator[None]:
     """Run all parts. The fronts come last and go first; but a run that takes over hears them before all else.
 
-    `state`: from which another run can take over; `first` and `last`: parts to enter before and after those of the scheduler's side.
+    `state`: from which another run can take over; `first` and `last`: parts to enter before and after those of the
+    scheduler's side.
     """
     parts: list[AbstractAsyncContextManager[object]] = [
         AliveReports(),

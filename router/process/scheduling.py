@@ -199,7 +199,8 @@ def _worker_services(
     if saved is not None:
         worker_registry.repeat(saved.changes)
     advice = FlagWarnings(directory, RouterNeeds(settings.min_match_tokens, settings.isolate != "none"))
-    return WorkerServices(poller, drain, worker_registry, _discovery(settings, worker_registry, resolve), advice)
+    discovery = _discovery(settings, worker_registry, resolve, goes_on=saved is not None)
+    return WorkerServices(poller, drain, worker_registry, discovery, advice)
 
 
 def _endpoint(worker: WorkerAddress, settings: Settings, known: Worker | None) -> WorkerEndpoint:
@@ -211,12 +212,18 @@ def _endpoint(worker: WorkerAddress, settings: Settings, known: Worker | None) -
     return endpoint
 
 
-def _discovery(settings: Settings, worker_registry: WorkerRegistry, resolve: Resolve) -> Discovery:
-    """Register the workers of the settings, and build the discovery of others. Raises ConfigError for a wrong file."""
+def _discovery(
+    settings: Settings, worker_registry: WorkerRegistry, resolve: Resolve, *, goes_on: bool = False
+) -> Discovery:
+    """Register the workers of the settings, and build the discovery of others. Raises ConfigError for a wrong file.
+
+    `goes_on`: whether another run was before this one, which a file that has become wrong since does not stop.
+    """
     worker_registry.set_source_workers("the settings", settings.worker)
     sources: list[WorkerSource] = [DnsSource(url, resolve) for url in settings.worker_dns]
     if settings.workers_file is not None:
-        read_workers(settings.workers_file)  # an error stops the start here; later it would only be logged
+        if not goes_on:
+            read_workers(settings.workers_file)  # an error stops the start here; later it would only be logged
         sources.append(FileSource(settings.workers_file))
     return Discovery(sources, worker_registry.set_source_workers, settings.discovery_interval)
 

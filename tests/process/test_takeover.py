@@ -61,12 +61,12 @@ class Call:
 class Runs:
     """The runs of a scheduler, one after the other, at one path."""
 
-    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+    def __init__(self, folder: Path, stack: AsyncExitStack, **more: object) -> None:
         self._folder = folder
         self._stack = stack
         self.channel = str(folder / "channel")
         self._settings = Settings.model_validate(
-            {"worker": [f"http://{worker}" for worker in WORKERS], "max_inflight": 2, "window": "fixed"}
+            {"worker": [f"http://{worker}" for worker in WORKERS], "max_inflight": 2, "window": "fixed", **more}
         )
         self.side: SchedulerSide
         self._server: ChannelServer
@@ -120,9 +120,10 @@ async def _no_address(host: str, port: int) -> list[str]:
 
 
 @asynccontextmanager
-async def runs_in(folder: Path) -> AsyncIterator[Runs]:
+async def runs_in(folder: Path, **more: object) -> AsyncIterator[Runs]:
+    """`more`: settings."""
     async with AsyncExitStack() as stack:
-        runs = Runs(folder, stack)
+        runs = Runs(folder, stack, **more)
         await runs.begin()
         yield runs
         await runs.kill()
@@ -194,7 +195,7 @@ async def test_a_front_that_is_gone_keeps_nobody_waiting(tmp_path: Path) -> None
         assert runs.served() == owed
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 async def test_the_books_are_exact_however_often_the_scheduler_dies(tmp_path: Path, seed: int) -> None:
     """Each call is charged what its workers reported, once, whatever was saved, in flight or lost when a run died."""
     random = Random(seed)
@@ -359,6 +360,37 @@ async def test_a_waiting_request_does_not_take_the_charge_of_a_running_one_with_
         assert deficits() == before
         two.settle(Finished(RequestId("x"), Usage(100, 0, 0)))
         assert (await waiting).known_as is not None
+
+
+async def test_what_a_late_front_reports_is_dispatched_nowhere_in_between(tmp_path: Path) -> None:
+    """A request that one worker returned and another has goes on there, although the scheduler is no longer held."""
+    async with runs_in(tmp_path) as runs:
+        host, asked, delivered = runs.side.host, request("a", "ann"), []
+        late = host.connect(delivered.append, 2, "late")
+        for message in (
+            RanBefore(asked.id, Resumed(asked, WorkerId(WORKERS[0]), 0, saved=False)),
+            Returned(asked.id, accepted=True, fault=Fault.BROKEN, usage=Usage(100, 2, 0)),
+            RanBefore(asked.id, Resumed(asked, WorkerId(WORKERS[1]), 0, saved=False)),
+            AllReported(5),
+        ):
+            late.receive(message)
+        assert not any(isinstance(message, Assignment) for message in delivered)
+        assert not host.scheduler.cluster.held
+        assert host.scheduler.attempts[asked.id].worker.worker.id == WORKERS[1]
+        late.receive(Finished(asked.id, Usage(100, 7, 0)))
+        assert runs.served() == {"ann": Tokens(100, 0, 7)}
+
+
+async def test_a_file_that_has_become_wrong_does_not_stop_the_next_run(tmp_path: Path) -> None:
+    """It is only logged, as for the run before."""
+    workers_file = tmp_path / "workers"
+    workers_file.write_text("[]")
+    async with runs_in(tmp_path, workers_file=workers_file) as runs:
+        front = await runs.front(1)
+        await runs.kill()
+        workers_file.write_text("{")
+        await runs.begin(1)
+        assert (await front.submit(request("a", "ann"))).worker in WORKERS
 
 
 async def test_a_report_counts_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
