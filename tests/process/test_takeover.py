@@ -12,7 +12,7 @@ import pytest
 
 from router.channel.client import SchedulerClient
 from router.channel.front_channel import FrontChannel
-from router.channel.messages import AllReported, Assignment, RanBefore
+from router.channel.messages import AllReported, Assignment, RanBefore, SchedulerMessage
 from router.channel.socket import ChannelClosed, ChannelServer
 from router.config.settings import Settings
 from router.core.model.commands import Deficit
@@ -365,7 +365,8 @@ async def test_a_waiting_request_does_not_take_the_charge_of_a_running_one_with_
 async def test_what_a_late_front_reports_is_dispatched_nowhere_in_between(tmp_path: Path) -> None:
     """A request that one worker returned and another has goes on there, although the scheduler is no longer held."""
     async with runs_in(tmp_path) as runs:
-        host, asked, delivered = runs.side.host, request("a", "ann"), []
+        host, asked = runs.side.host, request("a", "ann")
+        delivered: list[SchedulerMessage] = []
         late = host.connect(delivered.append, 2, "late")
         for message in (
             RanBefore(asked.id, Resumed(asked, WorkerId(WORKERS[0]), 0, saved=False)),
