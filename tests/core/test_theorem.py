@@ -369,7 +369,7 @@ def test_a_scheduler_that_breaks_a_rule_is_found(
 
 def first_come_first_served(context: PolicyContext) -> Policy:
     """Return an order without deficits that declares a bound all the same."""
-    order = partial(ORDERS["fcfs"], context)
+    order = partial(ORDERS["fcfs"].build, context)
     return QueuedPolicy(context, PLACEMENTS["rr"](context), order, Properties(QUANTUM))
 
 

@@ -183,7 +183,7 @@ class KvLimit:
 
     def set_capacity(self, tokens: int) -> None:
         """Set the KV capacity that the engine reported. Nothing is left to learn."""
-        self.limit = tokens
+        self.limit = float(tokens)
         self._capacity_known = True
 
     def on_report(self, report: EngineReport, *, held_back: bool) -> None:
