@@ -79,10 +79,12 @@ class Condition(StrEnum):
 class Health:
     """One worker's breaker, and how far the worker is trusted."""
 
-    __slots__ = ("_cooldown", "_failures", "_first_cooldown", "_outcomes", "_trust", "_unproven", "condition")
+    __slots__ = ("_cooldown", "_failures", "_first_cooldown", "_outcomes", "_trust", "_unproven", "condition", "trusted")
 
     def __init__(self, rules: HealthRules) -> None:
         self.condition = Condition.CLOSED
+        self.trusted = True
+        """Whether one more request may be sent."""
         self._failures = rules.failures
         self._first_cooldown = self._cooldown = rules.cooldown
         self._outcomes: deque[bool] = deque(maxlen=OUTCOMES_KEPT)
@@ -90,22 +92,19 @@ class Health:
         self._trust: int | None = None
         """How many unproven requests may be in flight; None if only the window limits them."""
         self._unproven: set[Hashable] = set()
-        """The attempts in flight that have proven nothing yet."""
-        """Requests sent while trust was limited that have no token yet."""
-
-    @property
-    def trusted(self) -> bool:
-        """Whether one more request may be sent."""
-        return self._trust is None or (self.condition is not Condition.OPEN and len(self._unproven) < self._trust)
+        """The attempts in flight that were sent while trust was limited and have proven nothing yet."""
 
     def on_dispatch(self, attempt: Hashable) -> None:
         """Record that a request was sent to the worker."""
         if self._trust is not None:
             self._unproven.add(attempt)
+            self._update_trusted()
 
     def on_end(self, attempt: Hashable) -> None:
         """Record that a request ended, so that it can prove nothing any more."""
-        self._unproven.discard(attempt)
+        if self._trust is not None:
+            self._unproven.discard(attempt)
+            self._update_trusted()
 
     def on_success(self, attempt: Hashable) -> None:
         """Record a request's first token or whole answer. Requests from before the breaker opened do not close it."""
@@ -113,6 +112,7 @@ class Health:
             if attempt in self._unproven:
                 self._unproven.remove(attempt)
                 self._grow()
+                self._update_trusted()
         elif self._outcomes:
             self._outcomes.append(True)
 
@@ -142,12 +142,20 @@ class Health:
         self._trust = None
         self._unproven.clear()
         self._outcomes.clear()
+        self._update_trusted()
 
     def _distrust(self, condition: Condition) -> None:
         self.condition = condition
         self._trust = 1
         self._unproven.clear()
         self._outcomes.clear()
+        self._update_trusted()
+
+    def _update_trusted(self) -> None:
+        """Update `trusted` after a change of what it depends on."""
+        self.trusted = self._trust is None or (
+            self.condition is not Condition.OPEN and len(self._unproven) < self._trust
+        )
 
     def _grow(self) -> None:
         assert self._trust is not None

@@ -145,18 +145,20 @@ class WorkerState:
 
     def start(self, flight: InFlight, now: float, *, seen: bool) -> None:
         """Mark a request as started. `seen`: whether its first token was seen; if not, the start is only inferred."""
-        if seen:
-            self.succeeded(flight, now)
-            self._account_until(now)
-            # Prefill, not decode steps, produced the first token of each answer.
-            if not flight.first_token_seen:
-                self._unaccounted_seen_tokens -= flight.answers
-                self.silence_timeout.on_first_token(now - flight.dispatched)
-            self._in_flight.mark_first_token(flight, now)
-        if flight.started:
+        if flight.started and not seen:
             return
         self._account_until(now)
         if seen:
+            self.succeeded(flight, now)
+            if not flight.first_token_seen:
+                # Prefill, not decode steps, produced the first token of each answer.
+                self._unaccounted_seen_tokens -= flight.answers
+                self.silence_timeout.on_first_token(now - flight.dispatched)
+                self._in_flight.mark_first_token(flight, now)
+        if flight.started:
+            return
+        if seen:
+            self._account_for_seen_tokens()
             for earlier in self._in_flight.guesses(before=flight.number):
                 earlier.decoding_since = min(earlier.decoding_since, now)
                 self._start(earlier, guessed=True)
@@ -344,9 +346,7 @@ class WorkerState:
         service_rate.advance(
             now, streams=streams, busy=running > 0, full=full, seen_answers=seen_answers, prefills=prefills
         )
-        if self._unaccounted_seen_tokens:
-            service_rate.add_output(self._unaccounted_seen_tokens)
-            self._unaccounted_seen_tokens = 0
+        self._account_for_seen_tokens()
         if self._unaccounted_cost or self._unaccounted_tokens:
             in_flight.kv_tokens += self._unaccounted_tokens
             self._most_kv_tokens = max(self._most_kv_tokens, in_flight.kv_tokens)
@@ -354,12 +354,17 @@ class WorkerState:
             service_rate.add_service(self._unaccounted_cost, self._unaccounted_tokens, full=full)
             self._unaccounted_cost, self._unaccounted_tokens = 0.0, 0
 
+    def _account_for_seen_tokens(self) -> None:
+        if self._unaccounted_seen_tokens:
+            self.service_rate.add_output(self._unaccounted_seen_tokens)
+            self._unaccounted_seen_tokens = 0
+
     def _refresh_load(self) -> None:
         """Recompute the load, the room and the deadline."""
         in_flight, window = self._in_flight, self.window
-        unstarted, next_guess, head_tokens = len(in_flight.waiting), in_flight.next_guess, in_flight.head_tokens
+        unstarted = len(in_flight.waiting)
         ahead, low_at = (
-            self._prefill_left(head_tokens)
+            self._prefill_left()
             if unstarted and not self.service_rate.last_start_delayed
             else (in_flight.unstarted_tokens, inf)
         )
@@ -373,7 +378,7 @@ class WorkerState:
         )
         self.has_room = self._open and window.admits(load, 1)
         resumes = self._backoff.until if self._now < self._backoff.until else inf
-        self._load_deadline = min(next_guess, low_at, resumes)
+        self._load_deadline = min(in_flight.next_guess, low_at, resumes)
         self._index.set_load(self.worker.id, load.requests, has_room=self.has_room)
         self._index.set_deadline(self.worker.id, min(self._load_deadline, self._silent_at()))
 
@@ -389,13 +394,14 @@ class WorkerState:
             SILENCE_PREFILLS * self.service_rate.prefill_seconds(self._in_flight.unstarted_tokens),
         )
 
-    def _prefill_left(self, first: int) -> tuple[float, float]:
+    def _prefill_left(self) -> tuple[float, float]:
         """Return the unstarted tokens left to compute, and when no more are left than the window's `low_tokens`.
 
-        `first`: those of the first unstarted request. Only that one counts as being computed. The time is infinite if
-        only a start can bring it about.
+        Only the first unstarted request counts as being computed. The time is infinite if only a start can bring it
+        about.
         """
         in_flight, service_rate = self._in_flight, self.service_rate
+        first = in_flight.head_tokens
         done = (self._now - in_flight.head_since) / service_rate.prefill_seconds(EARLY_PREFILL_SHARE)
         ahead = in_flight.unstarted_tokens - min(done, first)
         excess = in_flight.unstarted_tokens - self.window.low_tokens
