@@ -47,9 +47,11 @@ class ClientDeficits(DeficitTable[ClientId]):
         changed.
         """
         client, group = request.client, request.group
+        known = self._counters.get(client)
         if group is not None:
             self._register_group(group, quantum * request.group_weight)
-        known = self._counters.get(client)
+        elif known is not None and known.group is None and not self._debtors.keys:
+            return self._set_quantum(known, quantum * request.weight)
         moved = known is not None and known.group != group
         if known is not None and moved:
             self._catch_up(known)

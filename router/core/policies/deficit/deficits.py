@@ -7,6 +7,7 @@ same for any number of counters.
 
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import filterfalse
 from math import floor
 from typing import Generic, TypeVar
 
@@ -55,8 +56,7 @@ class DeficitTable(Generic[K]):
 
     def missing(self, keys: Iterable[K]) -> list[K]:
         """Those of the keys that have no counter."""
-        counters = self._counters
-        return [key for key in keys if key not in counters]
+        return [*filterfalse(self._counters.__contains__, keys)]
 
     def join(self, key: K, quantum: float, deficit: float) -> bool:
         """Start a counter at `deficit`; an existing counter keeps its deficit and takes the new quantum.
@@ -69,6 +69,10 @@ class DeficitTable(Generic[K]):
         if counter is None:
             self._counters[key] = DeficitCounter(deficit, quantum, self.rounds, self._epoch)
             return False
+        return self._set_quantum(counter, quantum)
+
+    def _set_quantum(self, counter: DeficitCounter, quantum: float) -> bool:
+        """Set what a refill adds to a counter from now on; returns whether that changed."""
         if counter.quantum == quantum:
             return False
         self._catch_up(counter)

@@ -55,11 +55,10 @@ class Eligibility:
         self._parameters = parameters
         self._round_fraction = Rounds(parameters, rate).fraction
         self._sparse_limit = 0
-        self._shares = shares
         self._deficits = ClientDeficits(shares, debtors)
         self.deficit: Final = self._deficits.deficit_or_none
         """q_i, in cost units; None for an unknown client."""
-        self._active = ActiveClients()
+        self._active = ActiveClients(shares)
         self._waiting: dict[ClientId, dict[str, int]] = {}
         """The number of each client's waiting requests, by route."""
         self._eligible: dict[ClientId, int] = {}
@@ -122,7 +121,7 @@ class Eligibility:
         quantum_changed = self._deficits.register(request, self._parameters.quantum, active=client in self._active)
         if quantum_changed and client in self._waiting and client not in self._eligible:
             self._schedule_refill(client)
-        self._active.add_request(client, self._shares.effective_weight(request))
+        self._active.add_request(request)
         if client not in self._waiting:
             self._start_waiting(client, cost)
         routes, route = self._waiting.setdefault(client, {}), request.route
@@ -167,10 +166,9 @@ class Eligibility:
         allowed.
         """
         client = request.client
-        own_weight = self._shares.effective_weight(request)
-        active, weight = client in self._active, self._active.weight_with(client, own_weight)
+        weight = self._active.weight_with(request)
         fraction = self._round_fraction(weight)
-        self._deficits.register(request, self._parameters.quantum, active=active)
+        self._deficits.register(request, self._parameters.quantum, active=client in self._active)
         deficit = self._deficits.cap(client, fraction)
         if refill and deficit <= 0:
             self._refill_for(client, weight)
@@ -196,7 +194,7 @@ class Eligibility:
     def request_dispatched(self, request: Request) -> None:
         """Count a request as in flight."""
         client = request.client
-        self._active.add_request(client, self._shares.effective_weight(request))
+        self._active.add_request(request)
         self._dispatches += 1
         self.in_flight[client] = self.in_flight.get(client, 0) + 1
         if client in self._waiting:
