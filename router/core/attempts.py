@@ -59,6 +59,7 @@ class Attempts:
         self._ledger = ledger
         self._policy = policy
         self._fairness = fairness
+        self._turns = fairness.turns
         self._membership = membership
         self._cost = cost
         self._unstreamed: dict[RequestState, None] = {}
@@ -69,11 +70,10 @@ class Attempts:
     def send(self, state: RequestState, choice: Choice, now: float) -> Dispatch:
         """Open the books of an attempt, the first one or a retry, and return the command that dispatches it."""
         request, worker_id, why, passed = choice
-        _, match = self._prefixes.size_and_match(request)
-        credit, load = self._policy.deficit(request.client, worker_id), self._workers[worker_id].load
-        limits = self._workers[worker_id].window.limits
-        attempt = state.attempt = self._open(state, worker_id, now)
-        decision = Decision(request.client, match, credit, load, limits, passed)
+        worker, credit = self._workers[worker_id], self._policy.deficit(request.client, worker_id)
+        load, limits = worker.load, worker.window.limits
+        attempt = state.attempt = self._open(state, worker, now)
+        decision = Decision(request.client, state.lookup.match, credit, load, limits, passed)
         return Dispatch(request.id, worker_id, attempt.run.predicted_tokens, why, decision)
 
     def resume(
@@ -86,12 +86,13 @@ class Attempts:
         """
         if carried is not None and carried.started:
             self._ledger.take_back(carried.client, carried.charged)
-        state.attempt = self._open(state, worker_id, now, cached, NOTHING if carried is None else carried.charged)
+        charged = NOTHING if carried is None else carried.charged
+        state.attempt = self._open(state, self._workers[worker_id], now, cached, charged)
 
     def _open(
         self,
         state: RequestState,
-        worker_id: WorkerId,
+        worker: WorkerState,
         now: float,
         predicted: int | None = None,
         charged: Tokens = NOTHING,
@@ -101,10 +102,11 @@ class Attempts:
         `predicted`: input tokens predicted to be cached; None to predict them now. `charged`: what the policy's
         counters hold for the attempt already.
         """
-        request, worker = state.request, self._workers[worker_id]
-        size, match = self._prefixes.size_and_match(request)
+        request, worker_id = state.request, worker.worker.id
+        lookup = self._prefixes.up_to_date(state.lookup)
+        size, matched = lookup.size, lookup.match.get(worker_id, 0)
         starts_at = worker.expected_prefill_start(now)
-        run = self._mirror.dispatch(request, worker_id, now, match.get(worker_id, 0), size, starts_at)
+        run = self._mirror.dispatch(request, worker_id, now, matched, size, starts_at)
         cached = run.predicted_tokens if predicted is None else min(predicted, size)
         bill = self._open_bill(state, worker_id, size, cached)
         outstanding = self._predict_outstanding(state, bill)
@@ -343,7 +345,7 @@ class Attempts:
         """Note that a request's first token arrived or is believed to be computed."""
         if not state.answered:
             state.answered = True
-            self._fairness.request_answered(state.request, now)
+            self._turns.request_answered(state.request.client, state.request.id, now)
 
     def report_match_changes(self) -> None:
         """Report to the policy the changed matches that it asked to `watch`.
