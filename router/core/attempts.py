@@ -28,7 +28,6 @@ from router.core.model.events import ChargedRequest
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Request, Usage, WorkerId
 from router.core.policies.base import Choice, Policy
-from router.core.predict.output_length import max_remaining_output
 from router.core.predict.token_estimates import Estimates
 from router.core.requests import Attempt, RequestState, Stage
 
@@ -108,12 +107,18 @@ class Attempts:
         starts_at = worker.expected_prefill_start(now)
         run = self._mirror.dispatch(request, worker_id, now, matched, size, starts_at)
         cached = run.predicted_tokens if predicted is None else min(predicted, size)
+        # Output is predicted at each dispatch and not once on arrival: while a request waits, the predictors learn from
+        # the answers that end, and the more so the longer it waits. The prediction is O(1), so it costs little.
+        outputs, resumed = self._estimates.outputs, state.resumed_output
+        reserved = round(outputs.reserved.remaining(request, resumed))
+        expected = outputs.lengths.remaining(request, resumed)
         bill = self._open_bill(state, worker_id, size, cached)
-        outstanding = self._predict_outstanding(state, bill)
-        flight = self._add_load(state, worker, size + state.resumed_output - cached, now)
+        charge = bill.change_from(charged)
+        outstanding = Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
+        flight = self._add_load(state, worker, size + resumed - cached, expected, now)
         if run.prefilling is not None:
             run.prefilling.flight = flight
-        self._report_dispatch(state, bill.change_from(charged), outstanding, now)
+        self._report_dispatch(state, charge, outstanding, now)
         blocks = self._blocks.expect(request, worker_id) if request.blocks else None
         return Attempt(worker, bill, run, flight, outstanding, blocks)
 
@@ -123,26 +128,25 @@ class Attempts:
             return self._ledger.open(state.request, worker, size, cached)
         return self._ledger.open(state.request, worker, 0, 0)
 
-    def _predict_outstanding(self, state: RequestState, bill: Bill) -> Outstanding:
-        """Return what the attempt is expected to cost."""
-        reserved = round(self._estimates.outputs.reserved.remaining(state.request, state.resumed_output))
-        return Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
+    def _add_load(
+        self, state: RequestState, worker: WorkerState, uncached_tokens: int, output: float, now: float
+    ) -> InFlight:
+        """Add the attempt to its worker's load.
 
-    def _add_load(self, state: RequestState, worker: WorkerState, uncached_tokens: int, now: float) -> InFlight:
-        """Add the attempt to its worker's load. `uncached_tokens`: what the worker has to compute before it answers."""
-        request, resumed = state.request, state.resumed_output
+        `uncached_tokens`: what the worker has to compute before it answers; `output`: predicted output tokens.
+        """
+        request = state.request
         if not request.streamed:
             self._unstreamed[state] = None
             self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
-        # Output is predicted at each dispatch and not once on arrival: while a request waits, the predictors learn from
-        # the answers that end, and the more so the longer it waits. The prediction is O(1), so it costs little.
+        most = inf if request.output_limit is None else max(0, request.output_limit - state.resumed_output)
         return worker.add(
             request.id,
             uncached_tokens,
-            self._estimates.outputs.lengths.remaining(request, resumed),
+            output,
             now,
             streamed=request.streamed,
-            most_output=max_remaining_output(request, resumed),
+            most_output=most,
             answers=request.answers,
         )
 

@@ -197,8 +197,12 @@ class PrefixMap:
         return lookup.size
 
     def _match_in_tokens(self, request: Request, tree: PrefixTree) -> Mapping[WorkerId, int]:
-        if len(request.prompts) == 1 and (worth := self.mirror.common_worth) is not None:
-            return self._match_alike(request, tree, worth)
+        if len(request.prompts) == 1:
+            held = tree.match(request.prompts[0].hashes)
+            if not held:
+                return {}
+            if (worth := self.mirror.common_worth) is not None:
+                return self._match_alike(request, held, worth)
         found: Counter[WorkerId] = Counter()
         for prompt in request.prompts:
             if held := tree.match(prompt.hashes):
@@ -212,14 +216,12 @@ class PrefixMap:
             if tokens >= self._min_match_tokens
         }
 
-    def _match_alike(self, request: Request, tree: PrefixTree, worth: MatchWorth) -> Mapping[WorkerId, int]:
-        """Match one prompt at workers at which a match of one length is worth the same.
+    def _match_alike(self, request: Request, held: Mapping[WorkerId, int], worth: MatchWorth) -> Mapping[WorkerId, int]:
+        """Return what the chunks `held` of one prompt are in tokens, at workers at which as many are worth the same.
 
         The workers fall into a few groups that hold the same number of chunks, so no code runs once per worker.
         """
         (prompt,) = request.prompts
-        if not (held := tree.match(prompt.hashes)):
-            return {}
         measure, block_tokens = self._estimates.measure(request.model, prompt), worth.block_tokens
         tokens = {chunks: whole_blocks(measure.held(chunks), block_tokens) for chunks in {*held.values()}}
         counted = {chunks: worth.discounted(each) for chunks, each in tokens.items()}
@@ -289,8 +291,11 @@ class PrefixMap:
 
     def chunks_held(self, request: Request, workers: Mapping[WorkerId, object]) -> HeldChunks:
         """Return what `watch` would return, without watching the request."""
-        finds = [self.tree.match(prompt.hashes) for prompt in request.prompts]
-        return self._apply_minimum(request, HeldChunks(_sum(finds)).among(workers))
+        if len(request.prompts) == 1:
+            found = self.tree.match(request.prompts[0].hashes)
+        else:
+            found = _sum([self.tree.match(prompt.hashes) for prompt in request.prompts])
+        return self._apply_minimum(request, HeldChunks(found).among(workers))
 
     def _watch(self, request: Request, worker: WorkerId | None) -> Sequence[MatchWatch]:
         """Return a request's watches, one per prompt, made if there are none for this worker."""
@@ -372,8 +377,6 @@ class PrefixMap:
 
 def _sum(finds: Sequence[Mapping[WorkerId, int]]) -> Mapping[WorkerId, int]:
     """Return what workers hold of several prompts together."""
-    if len(finds) == 1:
-        return finds[0]
     chunks: Counter[WorkerId] = Counter()
     for found in finds:
         chunks.update(found)

@@ -1,4 +1,4 @@
-"""Which workers to trust with requests: a circuit breaker for each worker, and a retry budget for all of them.
+"""Which workers to trust with requests: a circuit breaker for each worker.
 
 A breaker is closed while its worker does its work. When at least half of the recent calls failed, and more than a few,
 it opens: the worker gets no requests for a cooldown, which doubles each time. Then the breaker is half-open: one
@@ -24,8 +24,6 @@ FULL_TRUST: Final = 16
 """Number of unproven requests from which on only the window limits a worker."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 8.0
 """Seconds for which a worker without room gets no requests; doubled while it has none."""
-BUDGET_SECONDS: Final = 10.0
-"""Time in which the floor of the retry budget is refilled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,16 @@ class Condition(StrEnum):
 class Health:
     """One worker's breaker, and how far the worker is trusted."""
 
-    __slots__ = ("_cooldown", "_failures", "_first_cooldown", "_outcomes", "_trust", "_unproven", "condition", "trusted")
+    __slots__ = (
+        "_cooldown",
+        "_failures",
+        "_first_cooldown",
+        "_outcomes",
+        "_trust",
+        "_unproven",
+        "condition",
+        "trusted",
+    )
 
     def __init__(self, rules: HealthRules) -> None:
         self.condition = Condition.CLOSED
@@ -185,32 +192,6 @@ class Backoff:
     def reset(self) -> None:
         """Return to the first backoff, because the worker began to answer a request."""
         self._next = FIRST_BACKOFF
-
-
-class RetryBudget:
-    """Limit on retries: a share of all requests, so that failures do not multiply, and a few more."""
-
-    def __init__(self, share: float, floor: int) -> None:
-        """`share`: retries per request. `floor`: retries refilled in `BUDGET_SECONDS`, without any requests."""
-        self._share = share
-        self._floor = floor
-        self._left = float(floor)
-        self._most = 10.0 * max(floor, 1)
-        self._since = 0.0
-
-    def add_request(self) -> None:
-        """Add a request's share to the budget."""
-        self._left = min(self._left + self._share, self._most)
-
-    def take(self, now: float) -> bool:
-        """Use one retry. Returns False if none is left."""
-        if self._left < self._floor:
-            self._left = min(self._floor, self._left + (now - self._since) * self._floor / BUDGET_SECONDS)
-        self._since = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
 
 
 class SilenceTimeout:

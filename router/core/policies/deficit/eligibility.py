@@ -20,10 +20,10 @@ lower priority class go first:
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from router.core.clients.recent_clients import DEBTOR_LIMIT
+from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request
-from router.core.policies.deficit.client_deficits import ClientDeficits
+from router.core.policies.deficit.deficits import ClientDeficits
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.refill_schedule import RefillSchedule
 from router.core.policies.deficit.rounds import ActiveClients, Rounds
@@ -166,9 +166,9 @@ class Eligibility:
         allowed.
         """
         client = request.client
-        weight = self._active.weight_with(request)
+        active, weight = client in self._active, self._active.weight_with(request)
         fraction = self._round_fraction(weight)
-        self._deficits.register(request, self._parameters.quantum, active=client in self._active)
+        self._deficits.register(request, self._parameters.quantum, active=active)
         deficit = self._deficits.cap(client, fraction)
         if refill and deficit <= 0:
             self._refill_for(client, weight)

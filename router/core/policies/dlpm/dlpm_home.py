@@ -20,9 +20,9 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 from router.core.policies.base import Choice, Policy, Properties
 from router.core.policies.context import PolicyContext
+from router.core.policies.deficit.deficits import WorkerDeficits
 from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.deficit.parameters import DeficitParameters
-from router.core.policies.deficit.worker_deficits import WorkerDeficits
 from router.core.policies.dlpm.awaiting_first_token import AwaitingFirstToken
 from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
@@ -95,8 +95,7 @@ class DlpmHome(Policy):
 
     def enqueue(self, request: Request, now: float) -> None:
         self._queue_newcomer(now)
-        size, _ = self._view.size_and_match(request)
-        placed = self._pool.choose_homes(request, size, now)
+        placed = self._pool.choose_homes(request, now)
         if len(self._pool):
             self._add_to_pool(placed, now)
             return

@@ -133,13 +133,14 @@ class HomePool:
             queues.append(home)
         return queues
 
-    def choose_homes(self, request: Request, tokens: int, now: float) -> PooledRequest:
-        """Choose the homes of a request of this many input tokens that arrived now. Only `enter` lets it wait."""
-        size = sum(map(_size, request.prompts))
-        chunk_tokens = tokens * CHUNK_BYTES / max(size, 1)
+    def choose_homes(self, request: Request, now: float) -> PooledRequest:
+        """Choose the homes of a request that arrived now. Only `enter` lets it wait."""
         able = self._view.able(request)
+        tokens, _ = self._view.size_and_match(request)
+        chunk_tokens = tokens * CHUNK_BYTES / max(sum(map(_size, request.prompts)), 1)
+        held = self._view.chunks_held(request, able)
         self._arrivals += 1
-        waiting = PooledRequest(request, self._arrivals, now, chunk_tokens, able, self._view.chunks_held(request, able))
+        waiting = PooledRequest(request, self._arrivals, now, chunk_tokens, able, held)
         waiting.homes = self._find_homes(waiting)
         waiting.leaves_home_at = self._home_deadline(waiting)
         return waiting
