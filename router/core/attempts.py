@@ -72,6 +72,7 @@ class Attempts:
         worker, credit = self._workers[worker_id], self._policy.deficit(request.client, worker_id)
         load, limits = worker.load, worker.window.limits
         attempt = state.attempt = self._open(state, worker, now)
+        # The lookup is of the moment of the dispatch: `_open` has brought it up to date before anything changed.
         decision = Decision(request.client, state.lookup.match, credit, load, limits, passed)
         return Dispatch(request.id, worker_id, attempt.run.predicted_tokens, why, decision)
 

@@ -75,7 +75,7 @@ class Fairness:
         self._granted = 0.0
         self._alike = True
         self.turns = Turns()
-        """Told by others when requests come, are answered and go."""
+        """Requests are reported to it directly: when they arrive, are answered, and end."""
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
         self._gaps[queue].backlog_began(client)

@@ -84,7 +84,7 @@ class ServiceRate:
     def __init__(self) -> None:
         self._now = 0.0
         self.seconds_per_token = FIRST_SECONDS_PER_TOKEN
-        """Of prefill: learned time per uncached input token."""
+        """Prefill time per uncached input token, as learned so far."""
         self._lessons = 0
         self.last_start_delayed = False
         """Whether the last start had waited for more than prefill: for a place in the batch, or for
