@@ -22,7 +22,7 @@ from router.core.model.events import Cancelled, Event, Failed, Finished, Progres
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Policy, PolicyFactory, Properties
 from router.core.policies.context import Parameters, PolicyContext
-from router.core.policies.deficit.client_deficits import ClientDeficits
+from router.core.policies.deficit.deficits import ClientDeficits
 from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.dlpm.d2lpm import D2lpmParameters
 from router.core.policies.dlpm.dlpm import Dlpm, DlpmParameters
