@@ -76,13 +76,15 @@ class StreamReader:
         Only complete events are returned, so that an error sent after them is an event of its own. Raises WorkerBroke
         if an event exceeds the limit.
         """
-        whole, common = not self._splitter.tail, self._common_chunks
-        if whole and common is not None and (run := common.single_run(block)) is not None:
+        common = self._common_chunks
+        if self._splitter.tail:
+            passed = self._pass_events(block)
+        elif common is not None and (run := common.single_run(block)) is not None:
             return self._pass_run(run)
-        if whole and (plain := plain_data(block)):
+        elif plain := plain_data(block):
             passed = self._pass_plain(plain)
         else:
-            passed = b"".join([self._pass_event(event) for event in self._splitter.feed(block)])
+            passed = self._pass_events(block)
         if not self.started or len(self._unread) >= UNREAD_LIMIT:
             self._read()
         return passed
@@ -119,6 +121,10 @@ class StreamReader:
                 visible = self._splice.filter_data(part, chunk)
                 passed.append(self._deliver_chunk(b"" if visible is None else plain_event(visible), chunk))
         return b"".join(passed)
+
+    def _pass_events(self, block: bytes) -> bytes:
+        """Queue the events that are complete with this block, and return what the client sees of them."""
+        return b"".join([self._pass_event(event) for event in self._splitter.feed(block)])
 
     def _pass_event(self, event: bytes) -> bytes:
         """Queue an event of any form for reading, and return what the client sees of it."""
