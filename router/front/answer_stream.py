@@ -49,8 +49,8 @@ class AnswerStream:
     async def push(self, writer: StreamWriter) -> None:
         """Pass blocks on in the turn of the event loop in which they arrive, until one must be read by `read`.
 
-        That is the last block, one that comes while the client does not read, and one after an incomplete event: `read`
-        gathers blocks that are too small. Raises what `read` raises.
+        That is the last block, one that comes while the client does not read, and one after two that completed no
+        event: `read` gathers blocks that are too small. Raises what `read` raises.
         """
         if not self._held_blocks:
             self._writer = writer
@@ -65,7 +65,8 @@ class AnswerStream:
             writer.write(ready)
         if not ready or self._held_blocks or self._reader.broken:
             self._count(block, ready)
-            self._upstream.stop_push()
+            if self._held_blocks > 1 or self._reader.broken:
+                self._upstream.stop_push()
         return True
 
     def _count(self, block: bytes, ready: bytes) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
@@ -59,26 +59,21 @@ class Exchange:
         """Whether the status line is sent. After that, an error can only be sent inside the stream."""
         self.whole = False
         """Whether the answer that has begun is not a stream. In it, no error can be sent at all."""
-        self._query: bytes = scope.get("query_string", b"")
-        extensions = scope.get("extensions") or {}
-        self._on_disconnect: OnDisconnect | None = extensions.get(ON_DISCONNECT)
-        self._charge_unread_to: Callable[[str], None] | None = extensions.get(UNREAD_OWNER)
-        self._break_off: Callable[[], None] | None = extensions.get(BREAK_OFF)
-        self._stream_writer: Callable[[], StreamWriter | None] | None = extensions.get(STREAM_WRITER)
+        content_type = self.headers.get(b"content-type", b"").decode("latin-1")
+        self.head = Head(self.path, self.method, scope.get("query_string", b""), content_type)
+        """The parts of the call that are known before its body."""
+        self._extensions: Mapping[str, Any] = scope.get("extensions") or {}
+        """Empty once the connection is lost."""
+        self._on_disconnect: OnDisconnect | None = self._extensions.get(ON_DISCONNECT)
         self._connected: WhileConnected | None = None
         self._receive = receive
         self._send = send
 
-    @property
-    def head(self) -> Head:
-        """The parts of the call that are known before its body."""
-        content_type = self.headers.get(b"content-type", b"").decode("latin-1")
-        return Head(self.path, self.method, self._query, content_type)
-
     def charge_unread_to(self, owner: str) -> None:
         """Count bytes that the client does not read against this owner's part of the budget."""
-        if self._charge_unread_to is not None:
-            self._charge_unread_to(owner)
+        charge: Callable[[str], None] | None = self._extensions.get(UNREAD_OWNER)
+        if charge is not None:
+            charge(owner)
 
     async def body(self, limit: int, hold: Hold) -> bytes:
         """Read the whole body, of at most `limit` bytes, and count it in `hold`.
@@ -167,12 +162,14 @@ class Exchange:
 
     def stream_writer(self) -> StreamWriter | None:
         """Return a writer for blocks of the body that has begun; None if they can only be sent by `write`."""
-        return None if self._stream_writer is None else self._stream_writer()
+        writer: Callable[[], StreamWriter | None] | None = self._extensions.get(STREAM_WRITER)
+        return None if writer is None else writer()
 
     def break_off(self) -> None:
         """Close the connection, because the answer that has begun cannot be completed."""
-        if self._break_off is not None:
-            self._break_off()
+        close: Callable[[], None] | None = self._extensions.get(BREAK_OFF)
+        if close is not None:
+            close()
 
     async def fail(self, error: RouterError) -> None:
         """Answer with an error in the API's own shape: as a status, or as an event if a stream has begun.

@@ -128,20 +128,17 @@ class CommonChunks:
         text, _, tail = (from_text := block.removeprefix(self._start)).partition(b'"')
         if from_text == block:
             return None
-        ids, to_ids = b"", self._form.to_ids
-        if to_ids:
+        with_text: bytes | None = None if text else b""
+        pending = b""
+        if to_ids := self._form.to_ids:
             ids, _, after_ids = (from_ids := tail.removeprefix(to_ids)).partition(b"]")
             tail = after_ids if from_ids != tail else b""
+            with_text, pending = (ids + b",", b"") if text else (b"", ids + b",")
         usage = tail.removeprefix(self._form.to_usage)
         if usage == tail or block.find(b"\n") != len(block) - 2 or block.find(b"\r") >= 0:
             return None
         if usage.partition(b"}")[2] != b"}\n\n" and not (usage.endswith(b"\n\n") and _REST.fullmatch(usage[:-2])):
             return None
-        if to_ids:
-            ids += b","
-            with_text, pending = (ids, b"") if text else (b"", ids)
-        else:
-            with_text, pending = None if text else b"", b""
         return new_run((self._start + text + self._end, text, b"{" + usage[:-3], None, with_text, pending))
 
     def split_runs(self, data: Iterable[bytes]) -> Iterator[ChunkRun | bytes]:
