@@ -376,7 +376,7 @@ class WorkerClient:
         self._host = parts.hostname or ""
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._ssl else 80)
-        self._authority = parts.netloc.encode()
+        self._authority = parts.netloc
         self._connect_timeout = connect_timeout
         self._idle: deque[Connection] = deque()
         """Connections without a call, longest unused first."""
@@ -392,13 +392,8 @@ class WorkerClient:
         WorkerHung on a timeout; and NoWorker if the router itself cannot open another connection.
         """
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
-            method.encode(),
-            path.encode(),
-            self._authority,
-            lines.encode("latin-1"),
-            len(body),
-        )
+        start = f"{method} {path} HTTP/1.1\r\nhost: {self._authority}\r\n"
+        head = f"{start}{lines}content-length: {len(body)}\r\n\r\n".encode("latin-1")
         used = self._take_idle()
         if used is not None:
             try:
