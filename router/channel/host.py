@@ -164,13 +164,12 @@ class FrontLink:
                 self._resume(own, resumed)
             case AllReported():
                 """Only the first one counts."""
+            case _ if self._renamed:
+                self._host.receive(self, self._renamed_in(message))
+                if isinstance(message, Finished | Failed | Cancelled):
+                    self._renamed.pop(message.request, None)
             case _:
-                self._receive_later(message)
-
-    def _receive_later(self, message: LaterMessage) -> None:
-        self._host.receive(self, self._renamed_in(message) if self._renamed else message)
-        if self._renamed and isinstance(message, Finished | Failed | Cancelled):
-            self._renamed.pop(message.request, None)
+                self._host.receive(self, message)
 
     def close(self) -> None:
         """End the front: its requests are cancelled, and its calls no longer count. Needless if it was closed."""
