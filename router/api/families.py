@@ -74,8 +74,10 @@ OTHER: Final = Family(
 
 def without_slash(path: str) -> str | None:
     """The path of the data path that a path with a slash at its end means; None if it has none, or means none."""
+    if not path.endswith("/"):
+        return None
     bare = path.rstrip("/")
-    return bare if bare != path and family_of(bare) is not None else None
+    return bare if family_of(bare) is not None else None
 
 
 def family_of(path: str) -> Family | None:

@@ -1,7 +1,7 @@
 """The interface between the data path and the wire format of one family of endpoints."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from router.api.answer.stream_reader import Answer, EngineError, StreamReader, read_json
 from router.api.body.call import Call, Head
@@ -10,6 +10,8 @@ from router.api.body.multipart import is_form, media_type
 from router.core.model.prompt_key import PromptHasher, PromptKey
 from router.core.model.request import Usage
 from router.errors import BadRequest
+
+JSON_TYPE: Final = "application/json"
 
 
 class CallParser(Protocol):
@@ -86,8 +88,9 @@ class Family(NamedTuple):
         This protects against cross-site requests: a foreign page can make a browser send text/plain, a form or no
         content type at all, but not application/json.
         """
-        if media_type(head.content_type) != "application/json" and not (
-            self.accepts_forms and is_form(head.content_type)
-        ):
+        given = head.content_type
+        if given == JSON_TYPE or media_type(given) == JSON_TYPE:
+            return
+        if not (self.accepts_forms and is_form(given)):
             allowed = "application/json or multipart/form-data" if self.accepts_forms else "application/json"
             raise BadRequest(f"The content-type must be {allowed}.", code="unsupported_content_type")

@@ -8,7 +8,7 @@ limits ask nothing.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Self
 
@@ -34,17 +34,19 @@ class AdmissionTicket:
         self._counted = False
         """Whether the call may be counted, so that its end must be reported."""
 
-    async def begin_call(self, identity: Identity) -> None:
-        """Count the call against the limits of this client and its group. Raises Refused if one is reached."""
-        if owners := tuple(_limited_owners(identity)):
-            self._counted = True
-            _check(await self._client.ask(BeginCall(self._id, owners)))
-        self.identity = identity
+    async def begin_call(self, owners: tuple[OwnerLimits, ...]) -> None:
+        """Count the call against these limits of its client and its group. Raises Refused if one is reached."""
+        self._counted = True
+        _check(await self._client.ask(BeginCall(self._id, owners)))
 
     async def take_input(self, tokens: int) -> None:
         """Take the estimated input tokens from the limits. Raises Refused if too few are left."""
-        if self._counted:
-            _check(await self._client.ask(TakeInput(self._id, tokens)))
+        _check(await self._client.ask(TakeInput(self._id, tokens)))
+
+    @property
+    def counted(self) -> bool:
+        """Whether the call may count against limits."""
+        return self._counted
 
     def transfer(self) -> "AdmissionTicket":
         """Return a new ticket that takes over this one's count, for work that outlives the call.
@@ -122,21 +124,25 @@ class Admission:
 
         Raises ModelNotAllowed, and Refused if the client or its group is at a limit.
         """
-        for name in (model, *adapters):
-            if identity.models is not None and name not in identity.models:
-                self.refusals["model-not-allowed"] += 1
-                raise ModelNotAllowed(name)
+        if identity.models is not None:
+            for name in (model, *adapters):
+                if name not in identity.models:
+                    self.refusals["model-not-allowed"] += 1
+                    raise ModelNotAllowed(name)
         if ticket.identity is None:
             await self._begin_call(ticket, identity)
-        try:
-            await ticket.take_input(tokens)
-        except Refused as refused:
-            self.refusals[refused.reason or ""] += 1
-            raise
+        if ticket.counted:
+            await self._counting_refusal(ticket.take_input(tokens))
 
     async def _begin_call(self, ticket: AdmissionTicket, identity: Identity) -> None:
+        if owners := tuple(_limited_owners(identity)):
+            await self._counting_refusal(ticket.begin_call(owners))
+        ticket.identity = identity
+
+    async def _counting_refusal(self, check: Awaitable[None]) -> None:
+        """Wait for a check of the limits, and count it if it refuses the call."""
         try:
-            await ticket.begin_call(identity)
+            await check
         except Refused as refused:
             self.refusals[refused.reason or ""] += 1
             raise

@@ -26,11 +26,17 @@ class KeyWatch(PeriodicTask):
     """
 
     def __init__(
-        self, path: Path | None, on_change: Callable[[ClientDirectory], None], interval: float = CHECK_SECONDS
+        self,
+        path: Path | None,
+        on_change: Callable[[ClientDirectory], None],
+        interval: float = CHECK_SECONDS,
+        *,
+        goes_on: bool = False,
     ) -> None:
         """Load the file and pass its clients to `on_change`, now and after each change.
 
-        `interval`: seconds between two checks. Raises ConfigError if the file is invalid now.
+        `interval`: seconds between two checks; `goes_on`: whether to wait for the next change if the file is invalid
+        now, as when a process is started again. Raises ConfigError if the file is invalid now and it does not go on.
         """
         super().__init__(interval)
         self._path = path
@@ -38,7 +44,12 @@ class KeyWatch(PeriodicTask):
         self._version: FileVersion = None
         if path is not None:
             self._version = file_version(path)
-            on_change(load(path))
+            try:
+                on_change(load(path))
+            except ConfigError as error:
+                if not goes_on:
+                    raise
+                log.error("%s; no client is known until it is mended", " ".join(str(error).split()))
 
     async def reload_if_changed(self) -> None:
         """Reload the file if it has changed."""

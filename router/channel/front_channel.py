@@ -50,8 +50,11 @@ class FrontChannel:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> bytes:
-        """Connect for the first time. Returns the key of the prompt hashes. Raises ChannelClosed."""
-        end, self._secret, self._run = await self._connect()
+        """Connect for the first time. Returns the key of the prompt hashes.
+
+        Waits for a scheduler that is being started. Raises ChannelClosed if none comes.
+        """
+        end, self._secret, self._run = await self._connect_within(CONNECT_SECONDS)
         self._report(end)
         return self._secret
 
@@ -116,25 +119,28 @@ class FrontChannel:
             log.warning("the scheduler's process is back; it knows %d requests of this front", self._history.requests)
 
     async def _reconnect(self) -> FrontEnd:
-        deadline = asyncio.get_running_loop().time() + GIVE_UP_SECONDS
+        end, secret, run = await self._connect_within(GIVE_UP_SECONDS)
+        if run == self._run:
+            end.abort()
+            raise ChannelClosed("the scheduler, which lives, has settled what this front had")
+        self._run = run
+        if secret != self._secret:
+            end.abort()
+            raise ChannelClosed("the scheduler has lost its state, and with it the key of the prompt hashes")
+        return end
+
+    async def _connect_within(self, seconds: float) -> tuple[FrontEnd, bytes, str]:
+        """Connect, and try again while no scheduler listens. Returns what `_connect` does. Raises ChannelClosed."""
+        deadline = asyncio.get_running_loop().time() + seconds
         while True:
             try:
-                end, secret, run = await self._connect()
+                return await self._connect()
             except OtherVersion:
                 raise
             except ChannelClosed:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            if run == self._run:
-                end.abort()
-                raise ChannelClosed("the scheduler, which lives, has settled what this front had")
-            self._run = run
-            if secret != self._secret:
-                end.abort()
-                raise ChannelClosed("the scheduler has lost its state, and with it the key of the prompt hashes")
-            return end
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _connect(self) -> tuple[FrontEnd, bytes, str]:
         """Connect, and learn what the run's state covers. Returns the connection, the key of the prompt hashes, and the

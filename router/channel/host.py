@@ -1,10 +1,13 @@
 """Feeds events to the scheduler, carries out its commands, owns its wake-up timer, and serves the fronts."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Protocol, assert_never
 
+from router.channel.earlier_run import CoveredFront, EarlierRun
 from router.channel.messages import (
     REPEATED,
     AllReported,
@@ -37,7 +40,9 @@ from router.core.model.events import (
     Event,
     Failed,
     Finished,
+    Held,
     Progressed,
+    Released,
     Resumed,
     Returned,
     Started,
@@ -45,6 +50,8 @@ from router.core.model.events import (
 )
 from router.core.model.request import Request, RequestId, WorkerId
 from router.core.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 Deliver = Callable[[SchedulerMessage], None]
 """Sends a message to one front."""
@@ -111,30 +118,58 @@ class FrontLink:
         self.messages: int | None = None
         """How many messages the front has sent, to earlier runs too; None until it has reported what these had."""
         self._host = host
+        self._report: list[FrontMessage] = []
+        """What the front has reported so far of what earlier runs had."""
         self._renamed: dict[RequestId, RequestId] = {}
         """The scheduler's ids of live requests, by the front's own id where it differs."""
 
+    @property
+    def covered(self) -> CoveredFront:
+        """What a state that is saved now covers of this front, which has reported."""
+        assert self.messages is not None
+        return CoveredFront(self.session, self.messages, tuple(self._renamed.items()))
+
     def receive(self, message: FrontMessage) -> None:
         """Handle a message of this front."""
+        if self.session and self.messages is None:
+            self._receive_report(message)
+            return
         if self.messages is not None:
             self.messages += 1
+        self._handle(message)
+
+    def _receive_report(self, message: FrontMessage) -> None:
+        """Collect the report, and handle it once it is complete: a state that is saved holds all of it or nothing."""
+        if not isinstance(message, AllReported):
+            self._report.append(message)
+            return
+        report, self._report = self._report, []
+        with self._host.holding() if report else nullcontext():
+            for each in report:
+                try:
+                    self._handle(each)
+                except Exception:  # see `socket`
+                    log.exception("a report of front %d failed inside the scheduler: %s", self.number, type(each))
+        self.messages = message.messages
+        self._host.reported(self)
+
+    def _handle(self, message: FrontMessage) -> None:
         match message:
             case Arrived(request):
                 self._open(request.id, message)
             case WaitedBefore(own, request):
-                self._open(own, Arrived(request, again=True))
+                name = self._host.earlier.claim(self.session, own)
+                self._open(own, Arrived(replace(request, id=name), again=True))
             case RanBefore(own, resumed):
                 self._resume(own, resumed)
-            case AllReported(messages):
-                self.messages = messages
-                self._host.on_reported(self)
+            case AllReported():
+                """Only the first one counts."""
+            case _ if self._renamed:
+                self._host.receive(self, self._renamed_in(message))
+                if isinstance(message, Finished | Failed | Cancelled):
+                    self._renamed.pop(message.request, None)
             case _:
-                self._receive_later(message)
-
-    def _receive_later(self, message: LaterMessage) -> None:
-        self._host.receive(self, self._renamed_in(message) if self._renamed else message)
-        if self._renamed and isinstance(message, Finished | Failed | Cancelled):
-            self._renamed.pop(message.request, None)
+                self._host.receive(self, message)
 
     def close(self) -> None:
         """End the front: its requests are cancelled, and its calls no longer count. Needless if it was closed."""
@@ -147,17 +182,20 @@ class FrontLink:
 
     def _resume(self, own: RequestId, event: Resumed) -> None:
         """Take an attempt of an earlier run: the first of a request that this run learns of, or a retry."""
-        name = event.request.id
-        if self._renamed.get(own, own) == name and self._host.is_open_of(self, name):
-            self._host.resume(event)
+        known = self._renamed.get(own, own)
+        if self._host.is_open_of(self, known):
+            self._host.resume(replace(event, request=replace(event.request, id=known)))
+        elif event.saved:
+            name = self._host.earlier.claim(self.session, own)
+            self._open(own, replace(event, request=replace(event.request, id=name)))
         else:
             self._open(own, event)
 
     def _named_apart(self, own: RequestId, request: Request) -> Request:
-        """Give a request another id if its id is that of a live request. `own`: its id in its front."""
+        """Give a request another id if its id is taken. `own`: its id in its front."""
         name = request.id
         suffix = 0
-        while self._host.is_open(name):
+        while self._host.is_taken(name):
             suffix += 1
             name = RequestId(f"{own}.{self.number}.{suffix}")
         if name != own:
@@ -205,17 +243,31 @@ class SchedulerHost:
         self._open: dict[RequestId, OpenRequest] = {}
         """The requests of all fronts that have not ended."""
         self._wake_timer: asyncio.TimerHandle | None = None
-        self._saved_before: Mapping[str, int] = {}
+        self.earlier = EarlierRun()
+        """What the restored state says of fronts that have not reported."""
         self.on_reported: Callable[[FrontLink], None] = lambda _: None
         """Called when a front has reported all that an earlier run had of it."""
 
-    def all_reported(self) -> None:
-        """All fronts of the earlier run that are left have reported: forget what its state covers of others."""
-        self._saved_before = {}
+    def reported(self, front: FrontLink) -> None:
+        """A front has reported all that an earlier run had of it."""
+        self.earlier.has_reported(front.session)
+        self.on_reported(front)
 
-    def begin_with(self, saved: Mapping[str, int]) -> None:
-        """Begin with a saved state that covers so many messages of each front, by session."""
-        self._saved_before = saved
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Hold the scheduler, if it is not held already: what a late front reports is dispatched nowhere in between."""
+        if self.scheduler.cluster.held:
+            yield
+            return
+        self.feed(Held())
+        try:
+            yield
+        finally:
+            self.feed(Released(complete=False))
+
+    def all_reported(self) -> None:
+        """All fronts of the earlier run that are left have reported: forget what its state says of others."""
+        self.earlier = EarlierRun()
 
     def set_services(self, services: FrontServices) -> None:
         """Set what takes the facts and answers the questions of fronts."""
@@ -245,7 +297,7 @@ class SchedulerHost:
         link = FrontLink(self, deliver, number, session)
         self._links.append(link)
         if session:
-            deliver(Saved(self._saved_before.get(session, 0)))
+            deliver(Saved(self.earlier.messages_of(session)))
         for change in self._workers.values():
             deliver(change)
         return link
@@ -263,19 +315,19 @@ class SchedulerHost:
             self.feed(Cancelled(request))
         self._services.front_closed(front)
 
-    def handled(self) -> dict[str, int]:
-        """Return how many messages of each front have been handled, by session: what a state that is saved now covers.
+    def covered(self) -> list[CoveredFront]:
+        """Return what a state that is saved now covers of each front.
 
         For fronts that have not reported what earlier runs had, that is what the restored state covers.
         """
-        known = {link.session: link.messages for link in self._links if link.messages is not None}
-        return {**self._saved_before, **known}
+        return [*self.earlier.fronts, *[link.covered for link in self._links if link.messages is not None]]
 
-    def announce_saved(self, handled: Mapping[str, int]) -> None:
-        """Tell the fronts that a state is saved which covers so many of their messages."""
+    def announce_saved(self, covered: Iterable[CoveredFront]) -> None:
+        """Tell the fronts that a state is saved which covers this."""
+        messages = {front.session: front.messages for front in covered}
         for link in self._links:
-            if link.session in handled:
-                link.deliver(Saved(handled[link.session]))
+            if link.session in messages:
+                link.deliver(Saved(messages[link.session]))
 
     def announce(self, change: WorkerChanged | WorkerRemoved) -> None:
         """Report a change of the workers to all fronts, and to those that connect later."""
@@ -286,9 +338,9 @@ class SchedulerHost:
         for link in self._links:
             link.deliver(change)
 
-    def is_open(self, request: RequestId) -> bool:
-        """Return whether a request with this id has not ended."""
-        return request in self._open
+    def is_taken(self, request: RequestId) -> bool:
+        """Return whether a request with this id has not ended, or is to be reported."""
+        return request in self._open or self.earlier.keeps(request)
 
     def is_open_of(self, front: FrontLink, request: RequestId) -> bool:
         """Return whether this front has a request with this id that has not ended."""

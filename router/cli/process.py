@@ -1,7 +1,7 @@
 """The command `d2lpm process`, by which `d2lpm serve --processes` starts its fronts and its scheduler."""
 
 from router.process.front_process import run_front
-from router.process.plan import SCHEDULER, read_plan
+from router.process.plan import SCHEDULER, read_plan, report_alive
 from router.process.scheduler_process import import_all, run_scheduler
 from router.runtime.command_line import Parser
 
@@ -19,7 +19,9 @@ def _run(name: str) -> int:
     """
     if name == SCHEDULER:
         import_all()
+        report_alive()
     plan = read_plan()
     if plan is None:
         return 0
+    report_alive()
     return run_front(plan) if plan.number else run_scheduler(plan)

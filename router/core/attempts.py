@@ -28,7 +28,6 @@ from router.core.model.events import ChargedRequest
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Request, Usage, WorkerId
 from router.core.policies.base import Choice, Policy
-from router.core.predict.output_length import max_remaining_output
 from router.core.predict.token_estimates import Estimates
 from router.core.requests import Attempt, RequestState, Stage
 
@@ -59,6 +58,7 @@ class Attempts:
         self._ledger = ledger
         self._policy = policy
         self._fairness = fairness
+        self._turns = fairness.turns
         self._membership = membership
         self._cost = cost
         self._unstreamed: dict[RequestState, None] = {}
@@ -69,11 +69,11 @@ class Attempts:
     def send(self, state: RequestState, choice: Choice, now: float) -> Dispatch:
         """Open the books of an attempt, the first one or a retry, and return the command that dispatches it."""
         request, worker_id, why, passed = choice
-        _, match = self._prefixes.size_and_match(request)
-        credit, load = self._policy.deficit(request.client, worker_id), self._workers[worker_id].load
-        limits = self._workers[worker_id].window.limits
-        attempt = state.attempt = self._open(state, worker_id, now)
-        decision = Decision(request.client, match, credit, load, limits, passed)
+        worker, credit = self._workers[worker_id], self._policy.deficit(request.client, worker_id)
+        load, limits = worker.load, worker.window.limits
+        attempt = state.attempt = self._open(state, worker, now)
+        # The lookup is of the moment of the dispatch: `_open` has brought it up to date before anything changed.
+        decision = Decision(request.client, state.lookup.match, credit, load, limits, passed)
         return Dispatch(request.id, worker_id, attempt.run.predicted_tokens, why, decision)
 
     def resume(
@@ -86,12 +86,13 @@ class Attempts:
         """
         if carried is not None and carried.started:
             self._ledger.take_back(carried.client, carried.charged)
-        state.attempt = self._open(state, worker_id, now, cached, NOTHING if carried is None else carried.charged)
+        charged = NOTHING if carried is None else carried.charged
+        state.attempt = self._open(state, self._workers[worker_id], now, cached, charged)
 
     def _open(
         self,
         state: RequestState,
-        worker_id: WorkerId,
+        worker: WorkerState,
         now: float,
         predicted: int | None = None,
         charged: Tokens = NOTHING,
@@ -101,17 +102,24 @@ class Attempts:
         `predicted`: input tokens predicted to be cached; None to predict them now. `charged`: what the policy's
         counters hold for the attempt already.
         """
-        request, worker = state.request, self._workers[worker_id]
-        size, match = self._prefixes.size_and_match(request)
+        request, worker_id = state.request, worker.worker.id
+        lookup = self._prefixes.up_to_date(state.lookup)
+        size, matched = lookup.size, lookup.match.get(worker_id, 0)
         starts_at = worker.expected_prefill_start(now)
-        run = self._mirror.dispatch(request, worker_id, now, match.get(worker_id, 0), size, starts_at)
+        run = self._mirror.dispatch(request, worker_id, now, matched, size, starts_at)
         cached = run.predicted_tokens if predicted is None else min(predicted, size)
+        # Output is predicted at each dispatch and not once on arrival: while a request waits, the predictors learn from
+        # the answers that end, and the more so the longer it waits. The prediction is O(1), so it costs little.
+        outputs, resumed = self._estimates.outputs, state.resumed_output
+        reserved = round(outputs.reserved.remaining(request, resumed))
+        expected = outputs.lengths.remaining(request, resumed)
         bill = self._open_bill(state, worker_id, size, cached)
-        outstanding = self._predict_outstanding(state, bill)
-        flight = self._add_load(state, worker, size + state.resumed_output - cached, cached, now)
+        charge = bill.change_from(charged)
+        outstanding = Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
+        flight = self._add_load(state, worker, size + resumed - cached, cached, expected, now)
         if run.prefilling is not None:
             run.prefilling.flight = flight
-        self._report_dispatch(state, bill.change_from(charged), outstanding, now)
+        self._report_dispatch(state, charge, outstanding, now)
         blocks = self._blocks.expect(request, worker_id) if request.blocks else None
         return Attempt(worker, bill, run, flight, outstanding, blocks)
 
@@ -121,28 +129,31 @@ class Attempts:
             return self._ledger.open(state.request, worker, size, cached)
         return self._ledger.open(state.request, worker, 0, 0)
 
-    def _predict_outstanding(self, state: RequestState, bill: Bill) -> Outstanding:
-        """Return what the attempt is expected to cost."""
-        reserved = round(self._estimates.outputs.reserved.remaining(state.request, state.resumed_output))
-        return Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
-
     def _add_load(
-        self, state: RequestState, worker: WorkerState, uncached_tokens: int, cached_tokens: int, now: float
+        self,
+        state: RequestState,
+        worker: WorkerState,
+        uncached_tokens: int,
+        cached_tokens: int,
+        output: float,
+        now: float,
     ) -> InFlight:
-        """Add the attempt to its worker's load. `uncached_tokens`: what the worker has to compute before it answers."""
-        request, resumed = state.request, state.resumed_output
+        """Add the attempt to its worker's load.
+
+        `uncached_tokens`: what the worker has to compute before it answers; `output`: predicted output tokens.
+        """
+        request = state.request
         if not request.streamed:
             self._unstreamed[state] = None
             self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
-        # Output is predicted at each dispatch and not once on arrival: while a request waits, the predictors learn from
-        # the answers that end, and the more so the longer it waits. The prediction is O(1), so it costs little.
+        most = inf if request.output_limit is None else max(0, request.output_limit - state.resumed_output)
         return worker.add(
             request.id,
             uncached_tokens,
-            self._estimates.outputs.lengths.remaining(request, resumed),
+            output,
             now,
             streamed=request.streamed,
-            most_output=max_remaining_output(request, resumed),
+            most_output=most,
             answers=request.answers,
             cached_tokens=cached_tokens,
         )
@@ -346,7 +357,7 @@ class Attempts:
         """Note that a request's first token arrived or is believed to be computed."""
         if not state.answered:
             state.answered = True
-            self._fairness.request_answered(state.request, now)
+            self._turns.request_answered(state.request.client, state.request.id, now)
 
     def report_match_changes(self) -> None:
         """Report to the policy the changed matches that it asked to `watch`.

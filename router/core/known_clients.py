@@ -1,19 +1,57 @@
 """The clients that the core remembers: all that have a live request, and the most recent of the others.
 
-A forgotten client is forgotten everywhere: by the ledger, by the measures of fairness, and by the policy, except for
-what the client owes. `RecentClients` chooses the clients to forget, or an operator does. Other wishes of an operator
-that concern a client, and none of its requests, are applied here as well.
+So no number of invented client names fills the memory. A forgotten client is forgotten everywhere: by the ledger, by
+the measures of fairness, and by the policy, except for what the client owes. `RecentClients` chooses the clients to
+forget, or an operator does. Other wishes of an operator that concern a client, and none of its requests, are applied
+here as well.
 """
 
-from typing import assert_never
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, assert_never
 
 from router.core.clients.fairness import Fairness
 from router.core.clients.ledger import Ledger
-from router.core.clients.recent_clients import RecentClients
 from router.core.clients.shares import Shares
 from router.core.model.events import Credited, Forgotten
 from router.core.model.request import ClientId
 from router.core.policies.base import Policy
+
+CHECKS_PER_ARRIVAL: Final = 4
+"""Clients checked at each arrival while there are too many."""
+
+
+class RecentClients:
+    """All remembered clients, from the least to the most recent."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit`: how many clients without requests waiting or in flight are remembered."""
+        self._limit = limit
+        # Not a plain dict, which finds its first key by walking past all keys removed before it.
+        self._clients: OrderedDict[ClientId, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def touch(self, client: ClientId) -> None:
+        """Mark a client as the most recent."""
+        self._clients[client] = None
+        self._clients.move_to_end(client)
+
+    def drop(self, client: ClientId) -> None:
+        """Forget a client, however recent it is."""
+        self._clients.pop(client, None)
+
+    def to_forget(self, busy: Callable[[ClientId], bool]) -> list[ClientId]:
+        """Remove and return a few of the least recent clients beyond the limit, none for which `busy` is true."""
+        found = []
+        for _ in range(min(CHECKS_PER_ARRIVAL, len(self._clients) - self._limit)):
+            client, _nothing = self._clients.popitem(last=False)
+            if busy(client):
+                self._clients[client] = None
+            else:
+                found.append(client)
+        return found
 
 
 class KnownClients:

@@ -15,13 +15,16 @@ from router.core.cache.cache_model import PinnedRun
 from router.core.cache.prefix_map import Lookup
 from router.core.clients.ledger import Bill
 from router.core.clients.service_gap import Outstanding
-from router.core.fleet.health import HealthRules, RetryBudget
+from router.core.fleet.health import HealthRules
 from router.core.fleet.in_flight import InFlight
 from router.core.fleet.worker_state import WorkerState
 from router.core.kv_blocks.token_blocks import ExpectedBlocks
 from router.core.model.cost import Tokens
 from router.core.model.events import Fault, Returned
 from router.core.model.request import Request, WorkerId
+
+BUDGET_SECONDS: Final = 10.0
+"""Time in which the floor of the retry budget is refilled."""
 
 
 class Stage(Enum):
@@ -83,6 +86,32 @@ class RequestState:
         self.charged_output = self.charged.output
         if self.request.streamed:
             self.resumed_output = self.charged_output
+
+
+class RetryBudget:
+    """Limit on retries: a share of all requests, so that failures do not multiply, and a few more."""
+
+    def __init__(self, share: float, floor: int) -> None:
+        """`share`: retries per request. `floor`: retries refilled in `BUDGET_SECONDS`, without any requests."""
+        self._share = share
+        self._floor = floor
+        self._left = float(floor)
+        self._most = 10.0 * max(floor, 1)
+        self._since = 0.0
+
+    def add_request(self) -> None:
+        """Add a request's share to the budget."""
+        self._left = min(self._left + self._share, self._most)
+
+    def take(self, now: float) -> bool:
+        """Use one retry. Returns False if none is left."""
+        if self._left < self._floor:
+            self._left = min(self._floor, self._left + (now - self._since) * self._floor / BUDGET_SECONDS)
+        self._since = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
 
 
 class RetryQueue:

@@ -117,6 +117,7 @@ class Scheduler:
         self.policy = policy(context)
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
+        self._turns = self.fairness.turns
         self.membership = Membership(self.cluster, self.prefixes, outputs, self.policy, self.fairness, self._requeue)
         self.clients = KnownClients(settings.client_limit, self.shares, self.ledger, self.fairness, self.policy)
         self.weights: Mapping[ClientId, float] = self.clients.weights
@@ -253,7 +254,7 @@ class Scheduler:
         match event:
             case Held(charged):
                 self.cluster.held = True
-                self._carried = {row.request: row for row in charged}
+                self._carried |= {row.request: row for row in charged}
             case Resumed():
                 carried = self._carried.pop(event.request.id, None) if event.saved else None
                 self._resume(event, carried, now)
@@ -294,15 +295,19 @@ class Scheduler:
         """Count a request as live, when it arrives and again when its worker returns it. `begun`: whether a part of its
         answer was streamed.
         """
-        self._requests[state.request.id] = state
+        request = state.request
+        self._requests[request.id] = state
         state.answered = begun
-        weight = self.shares.add_request(state.request)
-        self.fairness.request_opened(state.request, weight, state.waiting_since, now, begun=begun)
+        weight = self.shares.add_request(request)
+        if begun:
+            self._turns.request_resumed(request.client, weight, now)
+        else:
+            self._turns.request_opened(request.client, request.id, weight, state.waiting_since, now)
 
     def _close(self, request: Request, now: float) -> None:
         """Drop a request from the live ones; the last step of its end."""
         del self._requests[request.id]
-        self.fairness.request_closed(request, now)
+        self._turns.request_closed(request.client, request.id, now)
         self.shares.remove_request(request.client)
 
     def _enforce_queue_limits(self, arrival: Request, now: float) -> None:

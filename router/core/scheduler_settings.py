@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from router.core.cache.engine_rules import TRACK_ALL, Tracking
+from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.queue_limits import WaitingLimits
-from router.core.clients.recent_clients import DEBTOR_LIMIT
 from router.core.fleet.cluster import DEPARTED_LIMIT
 from router.core.fleet.health import HealthRules
 from router.core.fleet.window import LearnedWindow, Window

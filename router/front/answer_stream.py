@@ -1,7 +1,6 @@
 """A worker's streamed answer on its way to the client."""
 
 from collections.abc import Callable
-from functools import partial
 
 from router.api.continuation import Rewriter
 from router.api.family import Reader
@@ -13,7 +12,7 @@ from router.upstream.http_client import SMALL_BLOCKS, WorkerResponse
 class AnswerStream:
     """Reads the blocks of one worker's stream, and counts the bytes that are held until an event is complete."""
 
-    __slots__ = ("_before", "_feed", "_held_blocks", "_hold", "_reader", "_rewriter", "_upstream")
+    __slots__ = ("_before", "_feed", "_held_blocks", "_hold", "_reader", "_rewriter", "_upstream", "_writer")
 
     def __init__(self, upstream: WorkerResponse, reader: Reader, rewriter: Rewriter | None, hold: Hold) -> None:
         """`rewriter`: puts the stream of a worker that continues another's into the form of the first."""
@@ -25,6 +24,8 @@ class AnswerStream:
         self._before = hold.amount
         self._held_blocks = 0
         """Blocks since the last complete event."""
+        self._writer: StreamWriter | None = None
+        """Where `push` passes blocks on to."""
 
     @property
     def started(self) -> bool:
@@ -48,21 +49,24 @@ class AnswerStream:
     async def push(self, writer: StreamWriter) -> None:
         """Pass blocks on in the turn of the event loop in which they arrive, until one must be read by `read`.
 
-        That is the last block, one that comes while the client does not read, and one after an incomplete event: `read`
-        gathers blocks that are too small. Raises what `read` raises.
+        That is the last block, one that comes while the client does not read, and one after two that completed no
+        event: `read` gathers blocks that are too small. Raises what `read` raises.
         """
         if not self._held_blocks:
-            await self._upstream.push(partial(self._pass_on, writer))
+            self._writer = writer
+            await self._upstream.push(self._pass_on)
 
-    def _pass_on(self, writer: StreamWriter, block: bytes) -> bool:
-        if writer.flow.write_paused:
+    def _pass_on(self, block: bytes) -> bool:
+        writer = self._writer
+        if writer is None or writer.flow.write_paused:
             return False
         ready = self._feed(block)
         if ready:
             writer.write(ready)
         if not ready or self._held_blocks or self._reader.broken:
             self._count(block, ready)
-            self._upstream.stop_push()
+            if self._held_blocks > 1 or self._reader.broken:
+                self._upstream.stop_push()
         return True
 
     def _count(self, block: bytes, ready: bytes) -> None:

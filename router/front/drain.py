@@ -3,11 +3,6 @@
 import time
 from collections.abc import Callable
 
-from starlette.types import Receive, Scope, Send
-
-from router.errors import ShuttingDown
-from router.front.exchange import Exchange, new_request_id
-
 
 class CallCounter:
     """Context manager that counts the calls inside it."""
@@ -59,10 +54,3 @@ class Drain:
     def track_call(self) -> CallCounter:
         """Return a context manager that counts a call as in flight."""
         return self._in_flight
-
-
-async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a call that arrived after draining began, without reading its body. The answer closes the connection."""
-    exchange = Exchange(scope, receive, send)
-    exchange.request_id = new_request_id()
-    await exchange.fail(ShuttingDown())

@@ -1,14 +1,18 @@
-"""One HTTP exchange with a client over ASGI: the request's body, the answer, and whether the client is connected."""
+"""One HTTP exchange with a client over ASGI: the request's body, the answer, and whether the client is connected.
+
+Of the headers, few pass between clients and engines. A client could steer an engine by others, such as a priority, a
+rank or another request's id; and an engine's other headers are about its connection with the router.
+"""
 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
 from router.api.body.call import Head
-from router.api.endpoints.azure import without_azure
 from router.api.families import error_shape_of
 from router.errors import BadRequest, BodyTooLarge, RouterError, UnsupportedEncoding
 from router.front.byte_budget import Hold
@@ -17,6 +21,17 @@ from router.front.http.response_writer import StreamWriter
 
 Headers = Sequence[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
+
+TO_THE_CLIENT: Final = frozenset(
+    {
+        *(b"content-type", b"cache-control", b"retry-after", b"allow"),
+        *(b"endpoint-load-metrics", b"openai-processing-ms", b"openai-version"),
+    }
+)
+RATE_LIMITS: Final = b"x-ratelimit-"
+"""What OpenAI's rate limit headers begin with."""
+TO_THE_WORKER: Final = (b"traceparent", b"tracestate", b"baggage", b"endpoint-load-metrics-format")
+"""The context of a trace (W3C), and the wish for a report of the engine's load (ORCA)."""
 
 PIECE_BYTES = 2**20
 """Bodies longer than this are joined in a thread. Joining pieces of this size releases Python's global lock."""
@@ -29,9 +44,11 @@ class ClientGone(Exception):
 class Exchange:
     """A request and its answer. The answer is sent whole (`respond`) or in blocks (`begin`, `write`, `end`)."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.path, self.deployment = without_azure(scope["path"])
-        """The path as OpenAI names it, and the model that Azure's name of it named."""
+    def __init__(self, scope: Scope, receive: Receive, send: Send, deployment: str | None = None) -> None:
+        """`deployment`: the model that Azure's name of the path named, in place of the body."""
+        self.path: str = scope["path"]
+        """The path as OpenAI names it."""
+        self.deployment = deployment
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         """Headers by lower-case name. Of a repeated header the last one counts, because proxies append theirs."""
@@ -42,26 +59,21 @@ class Exchange:
         """Whether the status line is sent. After that, an error can only be sent inside the stream."""
         self.whole = False
         """Whether the answer that has begun is not a stream. In it, no error can be sent at all."""
-        self._query: bytes = scope.get("query_string", b"")
-        extensions = scope.get("extensions") or {}
-        self._on_disconnect: OnDisconnect | None = extensions.get(ON_DISCONNECT)
-        self._charge_unread_to: Callable[[str], None] | None = extensions.get(UNREAD_OWNER)
-        self._break_off: Callable[[], None] | None = extensions.get(BREAK_OFF)
-        self._stream_writer: Callable[[], StreamWriter | None] | None = extensions.get(STREAM_WRITER)
+        content_type = self.headers.get(b"content-type", b"").decode("latin-1")
+        self.head = Head(self.path, self.method, scope.get("query_string", b""), content_type)
+        """The parts of the call that are known before its body."""
+        self._extensions: Mapping[str, Any] = scope.get("extensions") or {}
+        """Empty once the connection is lost."""
+        self._on_disconnect: OnDisconnect | None = self._extensions.get(ON_DISCONNECT)
         self._connected: WhileConnected | None = None
         self._receive = receive
         self._send = send
 
-    @property
-    def head(self) -> Head:
-        """The parts of the call that are known before its body."""
-        content_type = self.headers.get(b"content-type", b"").decode("latin-1")
-        return Head(self.path, self.method, self._query, content_type)
-
     def charge_unread_to(self, owner: str) -> None:
         """Count bytes that the client does not read against this owner's part of the budget."""
-        if self._charge_unread_to is not None:
-            self._charge_unread_to(owner)
+        charge: Callable[[str], None] | None = self._extensions.get(UNREAD_OWNER)
+        if charge is not None:
+            charge(owner)
 
     async def body(self, limit: int, hold: Hold) -> bytes:
         """Read the whole body, of at most `limit` bytes, and count it in `hold`.
@@ -150,12 +162,14 @@ class Exchange:
 
     def stream_writer(self) -> StreamWriter | None:
         """Return a writer for blocks of the body that has begun; None if they can only be sent by `write`."""
-        return None if self._stream_writer is None else self._stream_writer()
+        writer: Callable[[], StreamWriter | None] | None = self._extensions.get(STREAM_WRITER)
+        return None if writer is None else writer()
 
     def break_off(self) -> None:
         """Close the connection, because the answer that has begun cannot be completed."""
-        if self._break_off is not None:
-            self._break_off()
+        close: Callable[[], None] | None = self._extensions.get(BREAK_OFF)
+        if close is not None:
+            close()
 
     async def fail(self, error: RouterError) -> None:
         """Answer with an error in the API's own shape: as a status, or as an event if a stream has begun.
@@ -169,6 +183,16 @@ class Exchange:
             await self.end(shape.event(error))
         else:
             await self.respond(error.status, [JSON_TYPE, *error.headers()], shape.body(error))
+
+
+def to_the_client(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an engine's answer that its client gets; names are in lower case."""
+    return [(name, value) for name, value in headers.items() if name in TO_THE_CLIENT or name.startswith(RATE_LIMITS)]
+
+
+def to_the_worker(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Return the headers of a client's call that its worker gets; names are in lower case."""
+    return {name.decode(): headers[name].decode("latin-1") for name in TO_THE_WORKER if name in headers}
 
 
 def new_request_id() -> str:

@@ -1,4 +1,4 @@
-"""The entry of the data path: a plain ASGI callable that serves one client call and answers every failure.
+"""The entry of the data path: serves one client call and answers every failure.
 
 The modules in the order in which a call passes them: auth.identity and auth.admission (the client and its rate limits,
 from the head), byte_budget and exchange (the body), parse_slots and api (parsing), auth.admission (model and tokens),
@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
 
-from starlette.types import Receive, Scope, Send
-
 from router.api.answer.usage import TOKEN_COUNT_LIMIT
 from router.api.body.call import NOT_STORED, Call, Head
 from router.api.body.checks import check_vocabulary, check_weight
@@ -22,7 +20,7 @@ from router.api.body.fields import BYTE_ORDER_MARK
 from router.api.endpoints.azure import with_deployment
 from router.api.endpoints.other import request_target
 from router.api.endpoints.responses import stored_id
-from router.api.families import family_of, without_slash
+from router.api.families import OTHER, without_slash
 from router.api.family import Family
 from router.auth.admission import Admission, AdmissionTicket
 from router.auth.identity import Identity
@@ -30,13 +28,14 @@ from router.channel.client import SchedulerClient
 from router.core.model.block_key import BlockKey
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownModel, UnknownPath
+from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownModel
 from router.front.byte_budget import ByteBudget, Hold
+from router.front.drain import Drain
 from router.front.exchange import ClientGone, Exchange, new_request_id
 from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.relay import Relay, RelaySettings
 from router.front.stored.calls import ResponseCalls
-from router.upstream.connections import WorkerConnections
+from router.upstream.connections import ServedModel, WorkerConnections
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +71,14 @@ class Gateway:
         body_limit: int,
         settings: RelaySettings,
         block_keys: BlockKeys,
+        drain: Drain,
         responses: ResponseCalls,
         isolation: Isolation | None = None,
     ) -> None:
         """`budget`: of the bytes held for clients; `body_limit`: bytes; `block_keys`: computes keys from prompt tokens.
 
-        `isolation`: how cached prefixes are kept apart; None if all clients share them.
+        `drain`: counts the calls in flight; `isolation`: how cached prefixes are kept apart, None if all clients share
+        them.
         """
         self._scheduler_client = scheduler_client
         self._connections = connections
@@ -88,22 +89,25 @@ class Gateway:
         self._slots = ParseSlots()
         self._settings = settings
         self._block_keys = block_keys
+        self._drain = drain
         self._responses = responses
         self._isolation = isolation
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one call. Any failure becomes the answer of this call and affects no other."""
-        exchange = Exchange(scope, receive, send)
+    async def serve(self, exchange: Exchange, family: Family) -> None:
+        """Serve one call to a path of this family. Any failure becomes the answer of this call and affects no other."""
         exchange.request_id = _usable_id(exchange.headers.get(b"x-request-id")) or new_request_id()
         try:
+            if self._drain.begun:
+                raise ShuttingDown
             if (moved := without_slash(exchange.path)) is not None:
                 target = request_target(exchange.head._replace(path=moved))
                 await exchange.respond(307, [(b"location", target.encode())], b"")
                 return
-            family = _required_family(exchange)
-            response = stored_id(exchange.path, exchange.method)
+            if exchange.method not in family.methods:
+                raise MethodNotAllowed(exchange.method, ", ".join(family.methods))
+            response = stored_id(exchange.path, exchange.method) if family is OTHER else None
             self._scheduler_client.check_lag()
-            with self._admission.ticket() as ticket:
+            with self._drain.track_call(), self._admission.ticket() as ticket:
                 if response is None:
                     await self._admission.admit_head(ticket, exchange.headers, exchange.address)
                 else:
@@ -144,7 +148,7 @@ class Gateway:
         arrived = self._scheduler_client.clock()
         if self._isolation is not None:
             body = await self._salt(self._isolation, exchange, body, hold.owner)
-        body, call = await self._parse(family, exchange.head, body, hold.owner, exchange.deployment)
+        body, call, served = await self._parse(family, exchange.head, body, hold.owner, exchange.deployment)
         identity = ticket.identity or await self._admission.identify(exchange.headers, call.user, exchange.address)
         await self._admission.admit(ticket, identity, call.model, _input_tokens(call), call.adapters)
         keeper = worker = None
@@ -154,7 +158,7 @@ class Gateway:
             worker = await self._responses.worker_of_previous(call, owner)
         hold.set(len(body) + sum([len(prompt.key.hashes) for prompt in call.prompts]))
         blocks: tuple[BlockKey, ...] = ()
-        if family.tokenizable and self._connections.block_sizes(call.model):
+        if served.block_sizes and family.tokenizable:
             blocks = await self._block_keys(call.path, body, call.model)
         request = self._request(exchange, call, identity, blocks, worker)
         overhead = self._scheduler_client.clock() - arrived
@@ -191,16 +195,20 @@ class Gateway:
 
     async def _parse(
         self, family: Family, head: Head, body: bytes, owner: str, deployment: str | None
-    ) -> tuple[bytes, Call]:
-        """Return the body, with an alias replaced by the model's own name, and the parsed call. Raises UnknownModel."""
+    ) -> tuple[bytes, Call, ServedModel]:
+        """Return the body, with an alias replaced by the model's own name, the parsed call, and its model.
+
+        Raises UnknownModel.
+        """
         parse = partial(self._parse_resolving_alias, family, head, body, deployment)
         body, call = await self._slots.run(owner, len(body), parse)
         if not call.model:
             call = call._replace(model=self._connections.any_model())
-        elif not self._connections.knows_model(call.model):
+        served = self._connections.served(call.model)
+        if served is None:
             raise UnknownModel(call.model)
-        check_vocabulary(call.largest_id, self._connections.vocabulary(call.model))
-        return body, call
+        check_vocabulary(call.largest_id, served.vocabulary)
+        return body, call, served
 
     def _parse_resolving_alias(
         self, family: Family, head: Head, body: bytes, deployment: str | None
@@ -237,16 +245,6 @@ class Gateway:
             computed_anew_by=call.computed_anew_by,
             worker=worker,
         )
-
-
-def _required_family(exchange: Exchange) -> Family:
-    """Return the family of the call's path. Raises UnknownPath or MethodNotAllowed."""
-    family = family_of(exchange.path)
-    if family is None:
-        raise UnknownPath(exchange.path)
-    if exchange.method not in family.methods:
-        raise MethodNotAllowed(exchange.method, ", ".join(family.methods))
-    return family
 
 
 def _budget_owner(identity: Identity | None, address: str | None) -> str:

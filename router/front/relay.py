@@ -19,13 +19,12 @@ from router.channel.client import SchedulerClient
 from router.channel.messages import Assignment, FieldsRefused, UnreachableWorker
 from router.core.model.commands import Refusal
 from router.core.model.events import Cancelled, Failed, Fault, Finished, Returned
-from router.core.model.request import Request, Usage, WorkerId
+from router.core.model.request import Request, RequestId, Usage, WorkerId
 from router.errors import BadRequest, NoWorker, RouterError, UnservedPath, WorkerBroke, WorkerHung, WorkerUnreachable
 from router.front.answer_stream import AnswerStream
 from router.front.byte_budget import Hold
-from router.front.exchange import JSON_TYPE, Exchange
+from router.front.exchange import JSON_TYPE, Exchange, to_the_client, to_the_worker
 from router.front.parse_slots import INLINE_BYTES, ParseSlots
-from router.front.passed_headers import to_the_client, to_the_worker
 from router.front.stored.keeper import ResponseKeeper
 from router.front.verdict import fault_of, is_switched_off, lacks_path, worker_refused
 from router.upstream.accepted_fields import BAD_REQUEST
@@ -132,7 +131,8 @@ class Relay:
         try:
             while (assignment := await self._next_assignment(pending, settings.heartbeat, failed)) is not None:
                 self._sent = True
-                self._adopt_name(assignment)
+                if assignment.known_as is not None:
+                    self._adopt_name(assignment.known_as)
                 headers: HeaderList = []
                 if settings.response_headers:
                     headers = self._assignment_headers(
@@ -196,12 +196,11 @@ class Relay:
                 raise
             return None
 
-    def _adopt_name(self, assignment: Assignment) -> None:
+    def _adopt_name(self, name: RequestId) -> None:
         """Use the id that the scheduler gave the request, because another front has one with the client's id."""
-        if assignment.known_as is not None:
-            self._known_as = assignment.known_as
-            if not self._exchange.begun:
-                self._exchange.request_id = assignment.known_as
+        self._known_as = name
+        if not self._exchange.begun:
+            self._exchange.request_id = name
 
     def _assignment_headers(self, assignment: Assignment, policy: str, waited: float) -> HeaderList:
         return [
@@ -235,11 +234,12 @@ class Relay:
 
     def _mismatch(self, worker: WorkerId) -> FailedAttempt | None:
         """Return a failure if the call would crash the worker, as generating does at an embedding worker; else None."""
-        if not self._family.is_of(self._connections[worker].engine):
+        card = self._connections[worker]
+        if not self._family.is_of(card.engine):
             return FailedAttempt(
                 Fault.CALL, False, UnservedPath(self._call.path, self._call.model), retry_elsewhere=True
             )
-        if not (self._family.generates and self._connections[worker].embeds):
+        if not (self._family.generates and card.embeds):
             return None
         error = BadRequest(f"The model `{self._call.model[:200]}` only makes embeddings.", param="model")
         return FailedAttempt(Fault.CALL, False, error, retry_elsewhere=True)

@@ -139,9 +139,10 @@ class PromptTokenizer:
 
     async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
         """Return one key per prompt of a call; none if they are not wanted, or not found in time."""
-        sizes = self._connections.block_sizes(model)
-        if not sizes:
+        served = self._connections.served(model)
+        if served is None or not served.block_sizes:
             return ()
+        sizes = served.block_sizes
         source = self._source_of(model)
         if source is TokenSource.NONE:
             self.outcomes[TokenizeOutcome.DISTRUSTED] += 1

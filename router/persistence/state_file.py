@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -19,6 +19,7 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from router.channel.earlier_run import CoveredFront
 from router.core.fleet.stored_responses import Responses, StoredResponse
 from router.core.model.saved import Counters, Groups, Piece, Prefixes
 from router.errors import ConfigError
@@ -60,13 +61,13 @@ class Checksum:
 
 
 @dataclass(frozen=True, slots=True)
-class Handled:
-    """How many messages of each front are part of the saved state, by the front's session."""
+class CoveredFronts:
+    """What the state covers of each front."""
 
-    rows: tuple[tuple[str, int], ...]
+    rows: tuple[CoveredFront, ...]
 
 
-StateLine = Piece | Responses | Handled | OperatorChanges
+StateLine = Piece | Responses | CoveredFronts | OperatorChanges
 """One line of the file: a piece of the scheduler's state, a part of the directory of stored responses, or what a run
 that takes over must know of the fronts and of the operator's changes."""
 
@@ -79,8 +80,8 @@ class SavedState(NamedTuple):
     """The scheduler's state."""
     responses: Sequence[StoredResponse] = ()
     """Responses that workers store."""
-    handled: Mapping[str, int] = {}
-    """How many messages of each front are part of the state, by session."""
+    fronts: Sequence[CoveredFront] = ()
+    """What the state covers of each front."""
     changes: OperatorChanges = OperatorChanges()
     """What the operator changed of the fleet."""
 
@@ -119,19 +120,19 @@ def decode(content: bytes) -> SavedState:
 def _sorted_out(header: StateHeader, lines: Iterable[StateLine]) -> SavedState:
     pieces: list[Piece] = []
     responses: list[StoredResponse] = []
-    handled: dict[str, int] = {}
+    fronts: list[CoveredFront] = []
     changes = OperatorChanges()
     for line in lines:
         match line:
             case Responses(rows):
                 responses += rows
-            case Handled(counts):
-                handled.update(counts)
+            case CoveredFronts(covered):
+                fronts += covered
             case OperatorChanges():
                 changes = line
             case _:
                 pieces.append(line)
-    return SavedState(header, pieces, responses, handled, changes)
+    return SavedState(header, pieces, responses, fronts, changes)
 
 
 def load(directory: Path, max_age: float, now: float) -> SavedState | None:

@@ -8,7 +8,7 @@ import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.control.admin import BODY_LIMIT
-from router.errors import BodyTooLarge, RouterError
+from router.errors import CapacityError, RouterError
 from router.front.byte_budget import ByteBudget
 from router.front.exchange import ClientGone, Exchange, new_request_id
 
@@ -16,6 +16,8 @@ ADDRESS_HEADER: Final = b"x-d2lpm-client-address"
 """Carries the client's address. Only fronts can set it: one that a client sends is removed."""
 HOP_HEADERS: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"expect"})
 TIMEOUT_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 1.0
+"""Seconds after which a call may be repeated that came while no scheduler ran."""
 HEALTH: Final = "/health"
 
 
@@ -50,12 +52,11 @@ class ControlProxy:
                 await send_whole(send, answer.status_code, headers, answer.content)
         except ClientGone:
             pass
-        except BodyTooLarge as error:
-            await exchange.fail(error)
         except RouterError as error:
             await exchange.fail(error)
         except httpx.TransportError:
-            await exchange.fail(RouterError("The scheduler's process does not answer."))
+            away = "The scheduler's process does not answer; try again later."
+            await exchange.fail(CapacityError(away, retry_after=RETRY_SECONDS))
 
     async def _pass_on(self, scope: Scope, body: bytes) -> httpx.Response:
         headers = [

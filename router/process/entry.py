@@ -1,19 +1,20 @@
 """The ASGI application that clients reach: the data path, and the control plane for every other path."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.endpoints.azure import without_azure
 from router.api.families import family_of
-from router.front.drain import Drain, refuse
+from router.front.exchange import Exchange
+from router.front.gateway import Gateway
 
 
 class Entry:
     """Routes calls to models around FastAPI, whose middleware would slow down every chunk of a stream."""
 
-    def __init__(self, gateway: ASGIApp, control: ASGIApp, drain: Drain, origins: Sequence[str] = ()) -> None:
+    def __init__(self, gateway: Gateway, control: ASGIApp, origins: Sequence[str] = ()) -> None:
         """`gateway`: serves calls to models; `control`: everything else.
 
         `origins`: those of web pages that may read answers; `*` for all.
@@ -25,19 +26,18 @@ class Entry:
             )
         self._gateway = gateway
         self._control = control
-        self.drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call, or the ASGI lifespan."""
         await self._app(scope, receive, send)
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one call by the part of the router that it is for."""
-        path = without_azure(scope.get("path", "")).path
-        if family_of(path) is None:
-            await self._control(scope if path == scope.get("path", "") else {**scope, "path": path}, receive, send)
-        elif self.drain.begun:
-            await refuse(scope, receive, send)
-        else:
-            with self.drain.track_call():
-                await self._gateway(scope, receive, send)
+    def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one call by the part of the router that it is for, under OpenAI's name of its path."""
+        given = scope.get("path", "")
+        path, deployment = without_azure(given)
+        if path != given:
+            scope = {**scope, "path": path}
+        family = family_of(path)
+        if family is None:
+            return self._control(scope, receive, send)
+        return self._gateway.serve(Exchange(scope, receive, send, deployment), family)

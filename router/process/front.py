@@ -14,6 +14,7 @@ from router.channel.client import SchedulerClient
 from router.config.settings import Settings
 from router.core.model.prompt_key import PromptHasher
 from router.front.byte_budget import ByteBudget
+from router.front.drain import Drain
 from router.front.gateway import Gateway, Isolation
 from router.front.http.connection_limits import Connections, FrontLimits
 from router.front.relay import RelaySettings
@@ -57,10 +58,11 @@ class Front(NamedTuple):
         ]
 
 
-def build_front(settings: Settings, secret: bytes, clock: Callable[[], float]) -> Front:
+def build_front(settings: Settings, secret: bytes, drain: Drain, clock: Callable[[], float]) -> Front:
     """Build a front; its `scheduler_client` is to be connected. Raises ConfigError for a file that cannot be read.
 
-    `secret`: keys the prompt hashes; `clock`: returns seconds and never goes backwards.
+    `secret`: keys the prompt hashes; `drain`: counts the calls in flight, and refuses new ones once it has begun;
+    `clock`: returns seconds and never goes backwards.
     """
     scheduler_client = SchedulerClient(clock)
     worker_connections = WorkerConnections(settings.connect_timeout, settings.aliases())
@@ -79,6 +81,7 @@ def build_front(settings: Settings, secret: bytes, clock: Callable[[], float]) -
         settings.body_limit,
         RelaySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
         tokenizer.keys,
+        drain,
         ResponseCalls(scheduler_client, worker_connections, background, allow_background=settings.background_responses),
         None if settings.isolate == "none" else Isolation(settings.isolate == "group", secret),
     )
@@ -96,14 +99,17 @@ def build_front(settings: Settings, secret: bytes, clock: Callable[[], float]) -
     )
 
 
-def build_identifier(settings: Settings) -> tuple[Identifier, KeyWatch]:
-    """Build what identifies clients, and what reloads their keys. Raises ConfigError for a file that cannot be read."""
+def build_identifier(settings: Settings, *, goes_on: bool = False) -> tuple[Identifier, KeyWatch]:
+    """Build what identifies clients, and what reloads their keys. Raises ConfigError for a file that cannot be read.
+
+    `goes_on`: see `KeyWatch`.
+    """
     identifier = Identifier(settings.identity, settings.trusted_header, settings.trusted_proxy, clock=time.time)
 
     def use(clients: ClientDirectory) -> None:
         identifier.directory = clients
 
-    return identifier, KeyWatch(settings.clients, use)
+    return identifier, KeyWatch(settings.clients, use, goes_on=goes_on)
 
 
 def _client_connections(settings: Settings, budget: ByteBudget) -> Connections:

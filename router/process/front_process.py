@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 import socket
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -21,7 +20,13 @@ from router.process.control_proxy import ControlProxy
 from router.process.entry import Entry
 from router.process.front import Front, build_front
 from router.process.plan import AliveReports, ProcessPlan, on_supervisor_end, report_ready
-from router.process.server import DrainingServer, check_files, client_server_config, set_up_process
+from router.process.server import (
+    DrainingServer,
+    check_files,
+    client_server_config,
+    defer_termination,
+    set_up_process,
+)
 from router.runtime.gc_tuning import FullCollections
 from router.runtime.periodic import PeriodicTask
 from router.telemetry.front_metrics import measured_metrics
@@ -34,10 +39,14 @@ REPORT_SECONDS: Final = 1.0
 
 
 def share_of(settings: Settings, fronts: int) -> Settings:
-    """Return the settings of one of several fronts: each has an equal part of what is limited where sockets are."""
+    """Return the settings of one of several fronts: each has an equal part of what is limited where sockets are.
+
+    But each can hold at least one call of `body_limit`, for which `ByteBudget` wants as much room again.
+    """
     per_address = settings.max_connections_per_address
+    one_call = 2 * (settings.body_limit + settings.header_limit)
     share = {
-        "max_held_bytes": ceil(settings.max_held_bytes / fronts),
+        "max_held_bytes": max(ceil(settings.max_held_bytes / fronts), min(settings.max_held_bytes, one_call)),
         "max_connections": ceil(settings.max_connections / fronts),
         "max_connections_per_address": ceil(per_address / fronts),
     }
@@ -51,7 +60,6 @@ def run_front(plan: ProcessPlan) -> int:
     """
     set_up_process(plan.settings, plan.name)
     check_files(share_of(plan.settings, plan.fronts))
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server has a handler of its own, and raises the signal again
     with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
         try:
             return runner.run(_serve(plan))
@@ -89,15 +97,17 @@ class FrontReports(PeriodicTask):
 async def _serve(plan: ProcessPlan) -> int:
     settings = share_of(plan.settings, plan.fronts)
     channel = FrontChannel(plan.channel, plan.number)
-    front = build_front(settings, await channel.open(), time.monotonic)
-    channel.attach(front.scheduler_client)
+    secret = await channel.open()
+    defer_termination()  # until here, there is nothing to drain: the signal ends the process
     drain, lag = Drain(settings.drain_timeout), LoopLag()
+    front = build_front(settings, secret, drain, time.monotonic)
+    channel.attach(front.scheduler_client)
     proxy = ControlProxy(plan.control, front.budget)
     reports = FrontReports(front, drain, lag, channel, plan.restart)
-    entry = Entry(front.gateway, proxy, drain, settings.cors_origins)
+    entry = Entry(front.gateway, proxy, settings.cors_origins)
     config = client_server_config(entry, front.client_connections, access_log=settings.access_log, lifespan=False)
     server = DrainingServer(config, drain, report_ready)
-    on_supervisor_end(server.end_now)
+    on_supervisor_end(plan.folder, server.end_now)
     assert plan.listener is not None
     parts: list[AbstractAsyncContextManager[object]] = [lag, FullCollections(lambda: drain.idle), reports]
     async with channel:

@@ -13,6 +13,7 @@ from router.config.settings import Settings
 from router.control.admin import Operations, is_open
 from router.core.model.request import WorkerId
 from router.core.scheduler import Scheduler
+from router.persistence.state_file import StateFile
 from router.process.scheduling import SchedulerSide
 from router.telemetry.cache_alarm import CacheAlarm
 from router.telemetry.component_metrics import EventMetrics, FileMetrics, StoredMetrics
@@ -49,9 +50,14 @@ class Insight:
     """Answers what the control plane asks."""
 
     def __init__(
-        self, settings: Settings, side: SchedulerSide, identifier: Identifier, records: RequestRecords
+        self,
+        settings: Settings,
+        side: SchedulerSide,
+        identifier: Identifier,
+        records: RequestRecords,
+        takeover: StateFile | None = None,
     ) -> None:
-        """`identifier`: says which client asks for its usage."""
+        """`identifier`: says which client asks for its usage; `takeover`: from which another run can take over."""
         self._policy = settings.policy
         self._side = side
         self._identifier = identifier
@@ -62,7 +68,7 @@ class Insight:
             self._state_metrics,
             EventMetrics(side.kv_events.report),
             self.lag,
-            FileMetrics({"state": side.state, "journal": side.journal}),
+            FileMetrics({"state": side.state, "journal": side.journal, "takeover": takeover}),
             StoredMetrics(side.stored),
         )
 

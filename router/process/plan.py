@@ -8,6 +8,7 @@ second that its event loop turns.
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -116,6 +117,12 @@ def report_ready() -> None:
     os.write(OUTPUT, READY)
 
 
+def report_alive() -> None:
+    """Tell the supervisor that this process has imported what it needs, or has got its plan."""
+    with suppress(BrokenPipeError):  # it is gone: `read_plan` or `on_supervisor_end` sees that
+        os.write(OUTPUT, ALIVE)
+
+
 class AliveReports(PeriodicTask):
     """Tells the supervisor that the event loop of this process turns, while the context is entered."""
 
@@ -132,13 +139,17 @@ class AliveReports(PeriodicTask):
             os.write(OUTPUT, ALIVE)
 
 
-def on_supervisor_end(callback: Callable[[], None]) -> None:
-    """Call `callback` when the supervisor has ended, however it died: the kernel closes its end of the input."""
+def on_supervisor_end(folder: str, callback: Callable[[], None]) -> None:
+    """Call `callback` when the supervisor has ended, however it died: the kernel closes its end of the input.
+
+    If it could not do so itself, remove its folder.
+    """
     loop = asyncio.get_running_loop()
 
     def readable() -> None:
         if not os.read(INPUT, 4096):
             loop.remove_reader(INPUT)
             callback()
+            shutil.rmtree(folder, ignore_errors=True)
 
     loop.add_reader(INPUT, readable)

@@ -1,8 +1,6 @@
 """The scheduler in a process of its own: it serves fronts over the channel, and the control plane over HTTP."""
 
 import asyncio
-import shutil
-import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -15,12 +13,19 @@ from router.auth.key_watch import KeyWatch
 from router.channel.socket import ChannelServer
 from router.control.app import control_plane
 from router.front.drain import Drain
+from router.persistence.state_file import StateFile
 from router.process.control_proxy import FromFronts
 from router.process.front import build_identifier
 from router.process.insight import Insight, RequestRecords, build_operations
 from router.process.plan import AliveReports, ProcessPlan, on_supervisor_end, report_ready
 from router.process.scheduling import SchedulerSide, build_scheduler
-from router.process.server import GRACE_SECONDS, DrainingServer, control_server_config, set_up_process
+from router.process.server import (
+    GRACE_SECONDS,
+    DrainingServer,
+    control_server_config,
+    defer_termination,
+    set_up_process,
+)
 from router.process.takeover import begin_takeover, run_file
 from router.runtime import open_files
 from router.runtime.gc_tuning import FullCollections
@@ -62,27 +67,34 @@ def run_scheduler(plan: ProcessPlan) -> int:
     settings = plan.settings
     set_up_process(settings, plan.name)
     open_files.raise_limit()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server has a handler of its own, and raises the signal again
-    identifier, keys = build_identifier(settings)
+    defer_termination()
+    identifier, keys = build_identifier(settings, goes_on=plan.restart > 0)
     records = RequestRecords(settings.policy)
     side = build_scheduler(settings, records.observers, resolve, plan.run_folder if plan.restart else None)
     channel = ChannelServer(side.host, side.secret, plan.channel)
     drain = FrontsDrain(settings.drain_timeout + 2 * GRACE_SECONDS, channel)
-    insight = Insight(settings, side, identifier, records)
+    state = run_file(side, plan.run_folder, settings.policy, settings.state_interval)
+    insight = Insight(settings, side, identifier, records, state)
     fronts = side.services.measurements
     insight.register(
         fronts,
         ProcessMetrics(plan.name, lambda: insight.lag.worst, lambda: side.host.open_requests, fronts, plan.restart),
     )
-    config = control_server_config(FromFronts(_control(plan, side, channel, keys, insight, drain)), plan.control)
-    server = DrainingServer(config, drain, report_ready)
+    config = control_server_config(FromFronts(_control(plan, side, state, channel, keys, insight, drain)), plan.control)
+    server = DrainingServer(config, drain, report_ready, drains_early=plan.restart > 0)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(server, plan.folder))
     return 0
 
 
 def _control(
-    plan: ProcessPlan, side: SchedulerSide, channel: ChannelServer, keys: KeyWatch, insight: Insight, drain: Drain
+    plan: ProcessPlan,
+    side: SchedulerSide,
+    state: StateFile,
+    channel: ChannelServer,
+    keys: KeyWatch,
+    insight: Insight,
+    drain: Drain,
 ) -> FastAPI:
     """Build the control plane, whose lifespan runs all parts of this process."""
     operations = build_operations(plan.settings, side, insight)
@@ -90,16 +102,12 @@ def _control(
     return control_plane(
         *(side.directory, insight.scrape, insight.report, insight.cards, insight.usage, insight.explain),
         *(drain, side.workers.drain.drained, operations),
-        partial(_running, plan, side, channel, [keys, insight.lag], [] if history is None else [history]),
+        partial(_running, plan, side, state, channel, [keys, insight.lag], [] if history is None else [history]),
     )
 
 
 async def _serve(server: DrainingServer, folder: str) -> None:
-    def end() -> None:
-        server.end_now()
-        shutil.rmtree(folder, ignore_errors=True)  # in place of the supervisor
-
-    on_supervisor_end(end)
+    on_supervisor_end(folder, server.end_now)
     await server.serve()
 
 
@@ -107,6 +115,7 @@ async def _serve(server: DrainingServer, folder: str) -> None:
 async def _running(
     plan: ProcessPlan,
     side: SchedulerSide,
+    state: StateFile,
     channel: ChannelServer,
     first: Sequence[AbstractAsyncContextManager[object]],
     last: Sequence[AbstractAsyncContextManager[object]],
@@ -114,7 +123,8 @@ async def _running(
 ) -> AsyncIterator[None]:
     """Run all parts. The fronts come last and go first; but a run that takes over hears them before all else.
 
-    `first` and `last`: parts to enter before and after those of the scheduler's side.
+    `state`: from which another run can take over; `first` and `last`: parts to enter before and after those of the
+    scheduler's side.
     """
     parts: list[AbstractAsyncContextManager[object]] = [
         AliveReports(),
@@ -122,12 +132,12 @@ async def _running(
         FullCollections(lambda: side.host.at_rest),
         *side.observing,
     ]
-    state = run_file(side, plan.run_folder, plan.settings.policy, plan.settings.state_interval)
     async with AsyncExitStack() as stack:
         for part in parts:
             await stack.enter_async_context(part)
         takeover = begin_takeover(side, plan.connected)
         if takeover is not None:
+            await takeover.find_workers()
             await stack.enter_async_context(channel)
             await takeover.finish()
         await state.save()

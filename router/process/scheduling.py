@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from router.channel.earlier_run import CoveredFront
 from router.channel.host import Observer, SchedulerHost
 from router.config.settings import Settings, WorkerAddress
 from router.core.clients.queue_limits import WaitingLimits
@@ -118,8 +119,8 @@ class SavedRun(NamedTuple):
     """Its live requests."""
     fleet: Mapping[WorkerId, Worker]
     """The workers that were present."""
-    handled: Mapping[str, int]
-    """How many messages of each front are part of the state, by session."""
+    fronts: Sequence[CoveredFront]
+    """What the state covers of each front."""
     changes: OperatorChanges
 
 
@@ -198,7 +199,8 @@ def _worker_services(
     if saved is not None:
         worker_registry.repeat(saved.changes)
     advice = FlagWarnings(directory, RouterNeeds(settings.min_match_tokens, settings.isolate != "none"))
-    return WorkerServices(poller, drain, worker_registry, _discovery(settings, worker_registry, resolve), advice)
+    discovery = _discovery(settings, worker_registry, resolve, goes_on=saved is not None)
+    return WorkerServices(poller, drain, worker_registry, discovery, advice)
 
 
 def _endpoint(worker: WorkerAddress, settings: Settings, known: Worker | None) -> WorkerEndpoint:
@@ -210,12 +212,18 @@ def _endpoint(worker: WorkerAddress, settings: Settings, known: Worker | None) -
     return endpoint
 
 
-def _discovery(settings: Settings, worker_registry: WorkerRegistry, resolve: Resolve) -> Discovery:
-    """Register the workers of the settings, and build the discovery of others. Raises ConfigError for a wrong file."""
+def _discovery(
+    settings: Settings, worker_registry: WorkerRegistry, resolve: Resolve, *, goes_on: bool = False
+) -> Discovery:
+    """Register the workers of the settings, and build the discovery of others. Raises ConfigError for a wrong file.
+
+    `goes_on`: whether another run was before this one, which a file that has become wrong since does not stop.
+    """
     worker_registry.set_source_workers("the settings", settings.worker)
     sources: list[WorkerSource] = [DnsSource(url, resolve) for url in settings.worker_dns]
     if settings.workers_file is not None:
-        read_workers(settings.workers_file)  # an error stops the start here; later it would only be logged
+        if not goes_on:
+            read_workers(settings.workers_file)  # an error stops the start here; later it would only be logged
         sources.append(FileSource(settings.workers_file))
     return Discovery(sources, worker_registry.set_source_workers, settings.discovery_interval)
 
@@ -262,4 +270,4 @@ def initial_state(settings: Settings, now: float, left_in: Path | None = None) -
 def _saved_run(found: SavedState) -> SavedRun:
     live = [row for piece in found.pieces if isinstance(piece, LiveRequests) for row in piece.rows]
     fleet = {worker.id: worker for piece in found.pieces if isinstance(piece, Fleet) for worker in piece.workers}
-    return SavedRun(tuple(live), fleet, found.handled, found.changes)
+    return SavedRun(tuple(live), fleet, found.fronts, found.changes)

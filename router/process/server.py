@@ -1,6 +1,7 @@
 """The HTTP server of each process: uvicorn, with a drain of the router's own."""
 
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -39,6 +40,15 @@ def set_up_process(settings: Settings, name: str = "") -> None:
             logging.getLogger(chatty).setLevel(logging.WARNING)
     tune_collector()
     sys.setswitchinterval(SWITCH_SECONDS)
+
+
+def defer_termination() -> None:
+    """Keep a SIGTERM that arrives from now on for the `DrainingServer` of this process, which is about to start.
+
+    The server has a handler of its own, and raises the signal again after its end: then nothing is to happen.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def check_files(settings: Settings) -> None:
@@ -87,10 +97,14 @@ class DrainingServer(uvicorn.Server):
     answer.
     """
 
-    def __init__(self, config: uvicorn.Config, drain: Drain, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain: Drain, on_started: Callable[[], None], *, drains_early: bool = False
+    ) -> None:
+        """`drains_early`: whether there may be something to drain before the server has started."""
         super().__init__(config)
         self._drain = drain
         self._on_started = on_started
+        self._drains_early = drains_early
 
     def end_now(self) -> None:
         """Cut the calls in flight, and end."""
@@ -98,6 +112,9 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        signal.pthread_sigmask(
+            signal.SIG_UNBLOCK, {signal.SIGTERM}
+        )  # `handle_exit` is in place, see `defer_termination`
         await super().startup(sockets)
         if self.started:
             self._on_started()
@@ -110,7 +127,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the drain at the first signal; exit at once at a second one, or if the server has not started."""
-        if self.started and not self._drain.begun:
+        if (self.started or self._drains_early) and not self._drain.begun:
             self._drain.begin()
             return
         self.config.timeout_graceful_shutdown = 0

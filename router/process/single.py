@@ -29,9 +29,9 @@ def build(settings: Settings, resolve: Resolve = resolve, *, encoded: bool = Fal
     """
     records = RequestRecords(settings.policy)
     side = build_scheduler(settings, records.observers, resolve)
-    front = build_front(settings, side.secret, time.monotonic)
-    connect(front.scheduler_client, side.host, encoded=encoded)
     drain = Drain(settings.drain_timeout)
+    front = build_front(settings, side.secret, drain, time.monotonic)
+    connect(front.scheduler_client, side.host, encoded=encoded)
     insight = Insight(settings, side, front.identifier, records)
     processes = ProcessMetrics("router", lambda: insight.lag.worst, lambda: drain.calls, side.services.measurements)
     insight.register(*front.collectors, processes)
@@ -70,7 +70,8 @@ class Router(Entry):
         self, front: Front, side: SchedulerSide, control: ASGIApp, drain: Drain, origins: Sequence[str] = ()
     ) -> None:
         """`origins`: those of web pages that may read answers; `*` for all."""
-        super().__init__(front.gateway, control, drain, origins)
+        super().__init__(front.gateway, control, origins)
+        self.drain = drain
         self.front = front
         self.side = side
         self.connections = front.client_connections

@@ -11,16 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from router.channel.earlier_run import CoveredFront, EarlierRun
 from router.channel.host import FrontLink
 from router.core.model.events import Held, Released, WorkerJoined
 from router.core.snapshot import books, caches
-from router.persistence.state_file import Handled, StateFile, StateLine, new_header
+from router.persistence.state_file import CoveredFronts, StateFile, StateLine, new_header
 from router.process.scheduling import SavedRun, SchedulerSide
 
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 1.0
 """Seconds in which the fronts must report. One that is later is heard all the same, but others are served meanwhile."""
+FIRST_POLL_SECONDS: Final = 1.0
+"""Seconds in which workers must answer that the state does not name."""
 
 
 class Takeover:
@@ -36,13 +39,20 @@ class Takeover:
     def begin(self) -> None:
         """Hold the scheduler. To be called before fronts can connect."""
         host = self._side.host
-        host.begin_with(self._saved.handled)
+        host.earlier = EarlierRun(self._saved.fronts, [row.request for row in self._saved.live])
         host.on_reported = self._on_reported
         host.feed(Held(self._saved.live))
         known = {endpoint.id for endpoint in self._side.directory.endpoints}
         for worker in self._saved.fleet.values():
             if worker.id in known:
                 self._side.workers.drain.feed(WorkerJoined(worker))
+
+    async def find_workers(self) -> None:
+        """Look for the workers that the state does not name: they may have joined since, and requests wait that no
+        other serves. To be called before fronts can connect.
+        """
+        unknown = {endpoint.id for endpoint in self._side.directory.endpoints} - self._saved.fleet.keys()
+        await self._side.workers.poller.poll_once(unknown, FIRST_POLL_SECONDS)
 
     async def finish(self) -> None:
         """Wait for the fronts, and release the scheduler."""
@@ -70,20 +80,20 @@ class Legacy:
 
     def __init__(self, side: SchedulerSide) -> None:
         self._side = side
-        self._handled: dict[str, int] = {}
+        self._covered: list[CoveredFront] = []
         """What the state covers that is being saved."""
 
     def lines(self) -> Iterator[StateLine]:
         """Yield the state. All that must agree with each other is taken in one step, before the first line."""
         side, host = self._side, self._side.host
-        self._handled = host.handled()
-        exact: list[StateLine] = [*books(host.scheduler), *side.stored.saved(), Handled(tuple(self._handled.items()))]
+        self._covered = host.covered()
+        exact: list[StateLine] = [*books(host.scheduler), *side.stored.saved(), CoveredFronts(tuple(self._covered))]
         yield from [*exact, side.workers.registry.operator_changes()]
         yield from caches(host.scheduler, host.clock())
 
     def on_saved(self) -> None:
         """Tell the fronts what they need to keep no longer."""
-        self._side.host.announce_saved(self._handled)
+        self._side.host.announce_saved(self._covered)
 
 
 def run_file(side: SchedulerSide, folder: Path, policy: str, interval: float) -> StateFile:

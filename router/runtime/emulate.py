@@ -5,15 +5,15 @@ They are separate programs: this module knows only what they print and their HTT
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from router.errors import ConfigError
+from router.runtime.own_python import python_command
 
-COMMAND: Final = (sys.executable, "-m", "workers", "--dialect", "vllm", "--port", "0", "--exit-with-parent")
+COMMAND: Final = python_command("workers", "--dialect", "vllm", "--port", "0", "--exit-with-parent")
 READY_LINE: Final = re.compile(r"workers: \S+ (?P<model>\S+) on (?P<url>http://\S+)")
 TERMINATE_SECONDS: Final = 5.0
 """Time that a worker has to exit after SIGTERM before it is killed."""

@@ -108,7 +108,7 @@ class LagMetrics(Collector):
 
 
 class FileMetrics(Collector):
-    """Shows whether the state file and the journal can be written."""
+    """Shows whether the state files and the journal can be written."""
 
     def __init__(self, files: Mapping[str, WrittenFile | None]) -> None:
         """`files`: the files by name; None for one that is switched off."""
@@ -116,7 +116,7 @@ class FileMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
-            "d2lpm_file_failing", "1 while the journal or the state file cannot be written, else 0.", labels=("file",)
+            "d2lpm_file_failing", "1 while the journal or a state file cannot be written, else 0.", labels=("file",)
         )
         for name, file in self._files.items():
             if file is not None:

@@ -13,7 +13,6 @@ from router.errors import NoWorker
 from router.upstream.accepted_fields import AcceptedFields
 from router.upstream.http_client import UNLIMITED, IdleTimeouts, WorkerClient, WorkerResponse
 
-NO_SIZES: Final[frozenset[int]] = frozenset()
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -36,10 +35,13 @@ class ConnectedWorker:
 class ServedModel(NamedTuple):
     """What the workers that list a model have in common."""
 
-    vocabulary: int | None
+    vocabulary: int | None = None
     """The smallest vocabulary, in token ids; None if no worker reports its own."""
-    block_sizes: frozenset[int]
+    block_sizes: frozenset[int] = frozenset()
     """Block sizes, in tokens, of the workers whose KV events are followed."""
+
+
+UNLISTED: Final = ServedModel()
 
 
 class WorkerConnections:
@@ -85,25 +87,16 @@ class WorkerConnections:
                 known.fingerprint = None  # the engine may have restarted with other settings
             known.card, known.fields = card, fields
 
-    def knows_model(self, model: str) -> bool:
-        """Return whether any worker, healthy or not, lists this model, or no worker has listed any model yet."""
-        return self._served(model) is not None or not any(worker.card.models for worker in self)
+    def served(self, model: str) -> ServedModel | None:
+        """Return the model as the workers serve it, whether or not they are healthy; None if no worker lists it.
 
-    def vocabulary(self, model: str) -> int | None:
-        """Return the smallest vocabulary among the workers of a model, in token ids; None if none reports it."""
-        return None if (served := self._served(model)) is None else served.vocabulary
-
-    def block_sizes(self, model: str) -> frozenset[int]:
-        """Return the block sizes, in tokens, of the workers with this model whose KV events are followed."""
-        return NO_SIZES if (served := self._served(model)) is None else served.block_sizes
-
-    def _served(self, model: str) -> ServedModel | None:
-        """Return the model as the workers serve it; None if none lists it."""
+        While no worker has listed any model, every model is `UNLISTED`.
+        """
         if (served := self._models.get(model)) is not None:
             return served
         cards = [worker.card for worker in self if model in worker.card.models]
         if not cards:
-            return None
+            return None if any(worker.card.models for worker in self) else UNLISTED
         vocabularies = [card.vocabulary for card in cards if card.vocabulary is not None]
         sizes = frozenset([card.block_tokens for card in cards if card.block_tokens is not None])
         served = self._models[model] = ServedModel(min(vocabularies, default=None), sizes)

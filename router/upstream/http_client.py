@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
         """Send a call and wait for the status and headers of its answer.
 
         Raises WorkerUnreachable if the connection closes without an answer, and WorkerHung if the answer does not begin
-        within `timeouts.first`.
+        within `timeouts.first`. Aborts the call if it is cancelled before.
         """
         self._parser = httptools.HttpResponseParser(self)
         self.headers = {}
@@ -113,12 +113,16 @@ class Connection(asyncio.Protocol):
         self._timeouts = timeouts
         self._sent_at = self._loop.time()
         self._schedule_check(timeouts.first)
-        while not self._head_complete:
-            if self._timed_out:
-                raise WorkerHung
-            if self._lost:
-                raise WorkerUnreachable("The worker closed the connection without an answer.", accepted=True)
-            await self._wait_for_data()
+        try:
+            while not self._head_complete:
+                if self._timed_out:
+                    raise WorkerHung
+                if self._lost:
+                    raise WorkerUnreachable("The worker closed the connection without an answer.", accepted=True)
+                await self._wait_for_data()
+        except asyncio.CancelledError:
+            self.abort()
+            raise
 
     async def read(self) -> bytes:
         """Return the body received since the last read, waiting for at least one byte; b"" at the end of the answer.
@@ -372,7 +376,7 @@ class WorkerClient:
         self._host = parts.hostname or ""
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._ssl else 80)
-        self._authority = parts.netloc.encode()
+        self._authority = parts.netloc
         self._connect_timeout = connect_timeout
         self._idle: deque[Connection] = deque()
         """Connections without a call, longest unused first."""
@@ -388,17 +392,13 @@ class WorkerClient:
         WorkerHung on a timeout; and NoWorker if the router itself cannot open another connection.
         """
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        head = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
-            method.encode(),
-            path.encode(),
-            self._authority,
-            lines.encode("latin-1"),
-            len(body),
-        )
+        start = f"{method} {path} HTTP/1.1\r\nhost: {self._authority}\r\n"
+        head = f"{start}{lines}content-length: {len(body)}\r\n\r\n".encode("latin-1")
         used = self._take_idle()
         if used is not None:
             try:
-                return await self._send_on(used, head, body, timeouts)
+                await used.send(head, body, timeouts)
+                return WorkerResponse(used, self._release)
             except WorkerUnreachable:
                 if not used.closed_before_answer:
                     raise
@@ -406,19 +406,8 @@ class WorkerClient:
             fresh = await self._connect()
         except WorkerUnreachable as error:
             raise WorkerUnreachable(error.message, accepted=used is not None) from error
-        return await self._send_on(fresh, head, body, timeouts)
-
-    async def _send_on(
-        self, connection: Connection, head: bytes, body: bytes, timeouts: IdleTimeouts
-    ) -> WorkerResponse:
-        try:
-            sending = connection.send(head, body, timeouts)
-            del body
-            await sending
-        except asyncio.CancelledError:
-            connection.abort()
-            raise
-        return WorkerResponse(connection, self._release)
+        await fresh.send(head, body, timeouts)
+        return WorkerResponse(fresh, self._release)
 
     def close(self) -> None:
         """Close the connections that carry no call."""

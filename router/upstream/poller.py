@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Self
 
 import httpx
@@ -83,6 +83,17 @@ class Poller:
         await asyncio.gather(*tasks, return_exceptions=True)
         if client is not None:
             await client.aclose()
+
+    async def poll_once(self, workers: Collection[WorkerId], seconds: float) -> None:
+        """Poll these workers once, for at most so many seconds, before the context is entered."""
+        if not workers:
+            return
+        async with polling_client() as client:
+            polls = [asyncio.create_task(self._probes[worker].poll_health(client)) for worker in workers]
+            await asyncio.wait(polls, timeout=seconds)
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
 
     def add(self, endpoint: WorkerEndpoint) -> None:
         """Poll one more worker, the first time at once if the context is entered."""

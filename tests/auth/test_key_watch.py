@@ -69,3 +69,19 @@ def test_nothing_is_served_with_a_wrong_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="clients"):
         KeyWatch(path, directories.append)
     assert not directories
+
+
+async def test_a_process_that_is_started_again_waits_for_a_mended_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The mistake is logged, and does not keep it from starting."""
+    path, directories = tmp_path / "clients", list[ClientDirectory]()
+    path.write_text("clients: [")
+    with pytest.raises(ConfigError):
+        KeyWatch(path, directories.append)
+    watch = KeyWatch(path, directories.append, goes_on=True)
+    assert "no client is known" in caplog.text
+    assert not directories
+    path.write_text(ONE)
+    await watch.reload_if_changed()
+    assert names(directories) == [{"ann"}]

@@ -23,7 +23,7 @@ from router.core.model.request import BarrierId, ClientId, Request, RequestId, W
 from router.core.policies.balance.dlpm_balance import DlpmBalanceParameters
 from router.core.policies.base import Policy, PolicyFactory, Properties
 from router.core.policies.context import Parameters, PolicyContext
-from router.core.policies.deficit.client_deficits import ClientDeficits
+from router.core.policies.deficit.deficits import ClientDeficits
 from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.dlpm.d2lpm import D2lpmParameters
 from router.core.policies.dlpm.dlpm import Dlpm, DlpmParameters
@@ -385,7 +385,7 @@ def test_a_scheduler_that_breaks_a_rule_is_found(
 
 def first_come_first_served(context: PolicyContext) -> Policy:
     """Return an order without deficits that declares a bound all the same."""
-    order = partial(ORDERS["fcfs"], context)
+    order = partial(ORDERS["fcfs"].build, context)
     return QueuedPolicy(context, PLACEMENTS["rr"](context), order, Properties(QUANTUM))
 
 

@@ -8,6 +8,7 @@ test. The stamp is written last, and an environment without one is made anew: ha
 import hashlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -113,7 +114,10 @@ VLLM = Environment(
     HERE / "constraints.txt",
     6 * 1024**3,
     name_vllm,
-    "import torch, vllm._C, tokenizers; from importlib.metadata import version;"
+    # Of several kernels, vLLM chooses those that this CPU can run; others would end the process.
+    "import os; os.environ['VLLM_TARGET_DEVICE'] = 'cpu';"
+    "from vllm.platforms import current_platform; current_platform.import_kernels();"
+    "import tokenizers, torch; torch.ops._C.silu_and_mul; from importlib.metadata import version;"
     "print(version('vllm'), 'with torch', torch.__version__)",
 )
 SGLANG = Environment(
@@ -189,10 +193,12 @@ def install(environment: Environment) -> None:
 
 
 def check_works(environment: Environment) -> str:
-    """The version of the installed engine, as it tells it itself."""
+    """Return the version that the installed engine reports. Raises CannotMakeError if it does not load."""
     probe = run(environment.python, "-c", environment.probe)
     if probe.returncode != 0:
-        raise CannotMakeError(f"the installed {environment.engine} does not load: {last_line(probe.stderr)}")
+        ended = probe.returncode < 0
+        reason = f"ended by {signal.Signals(-probe.returncode).name}" if ended else last_line(probe.stderr)
+        raise CannotMakeError(f"the installed {environment.engine} does not load: {reason}")
     return last_line(probe.stdout)
 
 

@@ -67,7 +67,7 @@ async def test_a_name_that_would_be_kept_is_short(member: str) -> None:
     """A name up to its bound is served, and one that is a byte longer is refused, whatever the bytes are."""
     async with served() as (engine, router):
         engine.serve("m", "é" * (NAME_BYTES // 2))
-        await until(lambda: router.worker_connections.knows_model("é" * (NAME_BYTES // 2)))
+        await until(lambda: router.worker_connections.served("é" * (NAME_BYTES // 2)) is not None)
         async with router.post({**chat(), member: "é" * (NAME_BYTES // 2)}) as post:
             await (await engine.call()).answer()
             assert (await post.response()).status == 200

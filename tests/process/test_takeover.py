@@ -12,11 +12,12 @@ import pytest
 
 from router.channel.client import SchedulerClient
 from router.channel.front_channel import FrontChannel
-from router.channel.messages import Assignment
+from router.channel.messages import AllReported, Assignment, RanBefore, SchedulerMessage
 from router.channel.socket import ChannelClosed, ChannelServer
 from router.config.settings import Settings
+from router.core.model.commands import Deficit
 from router.core.model.cost import NOTHING, Tokens
-from router.core.model.events import Cancelled, Fault, Finished, Returned, WorkerJoined
+from router.core.model.events import Cancelled, Fault, Finished, Resumed, Returned, WorkerJoined
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
 from router.process.scheduling import SchedulerSide, build_scheduler
@@ -60,23 +61,26 @@ class Call:
 class Runs:
     """The runs of a scheduler, one after the other, at one path."""
 
-    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+    def __init__(self, folder: Path, stack: AsyncExitStack, **more: object) -> None:
         self._folder = folder
         self._stack = stack
         self.channel = str(folder / "channel")
         self._settings = Settings.model_validate(
-            {"worker": [f"http://{worker}" for worker in WORKERS], "max_inflight": 2, "window": "fixed"}
+            {"worker": [f"http://{worker}" for worker in WORKERS], "max_inflight": 2, "window": "fixed", **more}
         )
         self.side: SchedulerSide
         self._server: ChannelServer
         self.count = 0
 
-    async def begin(self, *fronts: int) -> None:
-        """Begin a run; all but the first take over from the one before, and wait for these fronts."""
+    async def begin(self, *fronts: int, saves: bool = True) -> None:
+        """Begin a run; all but the first take over from the one before, and wait for these fronts.
+
+        `saves`: whether it lives long enough to save its state.
+        """
         folder = self._folder / "run"
         self.side = build_scheduler(self._settings, lambda _: (), _no_address, folder if self.count else None)
         self.count += 1
-        self.state = run_file(self.side, folder, "d2lpm", 3600.0)
+        self.state = run_file(self.side, folder, self._settings.policy, 3600.0)
         self._server = ChannelServer(self.side.host, self.side.secret, self.channel)
         for part in self.side.observing:
             await self._stack.enter_async_context(part)
@@ -87,7 +91,8 @@ class Runs:
                 self.side.host.feed(WorkerJoined(Worker(WorkerId(worker), frozenset({MODEL}))))
         else:
             await takeover.finish()
-        await self.state.save()
+        if saves:
+            await self.state.save()
 
     async def kill(self) -> None:
         """End a run without a word: what it has not saved is lost."""
@@ -115,9 +120,10 @@ async def _no_address(host: str, port: int) -> list[str]:
 
 
 @asynccontextmanager
-async def runs_in(folder: Path) -> AsyncIterator[Runs]:
+async def runs_in(folder: Path, **more: object) -> AsyncIterator[Runs]:
+    """`more`: settings."""
     async with AsyncExitStack() as stack:
-        runs = Runs(folder, stack)
+        runs = Runs(folder, stack, **more)
         await runs.begin()
         yield runs
         await runs.kill()
@@ -204,8 +210,11 @@ async def test_the_books_are_exact_however_often_the_scheduler_dies(tmp_path: Pa
             for call in [call for call in calls if call.placed]:
                 _drive(random, "finish", call, calls, expected)
         await until(lambda: runs.side.host.at_rest)
-        runs.side.host.scheduler.ledger.check_conservation()
+        scheduler = runs.side.host.scheduler
+        scheduler.ledger.check_conservation()
         assert runs.count > 2
+        assert scheduler.live == 0
+        assert not list(scheduler.charged_requests())
         assert runs.served() == {client: tokens for client, tokens in expected.items() if tokens != NOTHING}
 
 
@@ -221,14 +230,17 @@ async def _move(
     placed = [call for call in calls if call.placed]
     what = random.choice(["arrive"] * 4 + ["start", "return", "finish", "finish", "leave", "save", "die", "pause"])
     if what == "arrive":
-        front, asked = random.choice(fronts), request(f"r{step}", random.choice(["ann", "bob"]))
+        front, client = random.choice(fronts), random.choice(["ann", "bob"])
+        name = f"r{random.randrange(3)}"  # another front may have it, too
+        asked = request(f"r{step}" if RequestId(name) in front else name, client)
         calls.append(Call(front, asked, front.submit(asked)))
     elif what == "save":
         await runs.state.save()
     elif what == "die" and random.random() < 0.5:
-        await runs.kill()
-        await asyncio.sleep(0)
-        await runs.begin(1, 2)
+        for saves in random.choice([(True,), (False, True), (False, False)]):
+            await runs.kill()
+            await asyncio.sleep(0)
+            await runs.begin(1, 2, saves=saves)
     elif what == "pause":
         await until(lambda: runs.side.host.scheduler.live > 0 or not calls)
     elif placed:
@@ -263,6 +275,16 @@ async def test_a_front_that_a_live_run_has_given_up_ends(tmp_path: Path) -> None
                 await channel.lost()
 
 
+async def test_a_front_that_starts_while_the_scheduler_is_away_waits_for_it(tmp_path: Path) -> None:
+    """When both have died, neither needs the other to start again."""
+    async with runs_in(tmp_path) as runs:
+        await runs.kill()
+        starting = asyncio.create_task(runs.front(1))
+        await asyncio.sleep(0)
+        await runs.begin()
+        assert (await (await starting).submit(request("a", "ann"))).worker in WORKERS
+
+
 async def test_the_output_before_a_takeover_teaches_nothing_of_the_pace(tmp_path: Path) -> None:
     """However long a stream was, its worker has not produced it in the moment in which it was reported."""
     async with runs_in(tmp_path) as runs:
@@ -278,3 +300,114 @@ async def test_the_output_before_a_takeover_teaches_nothing_of_the_pace(tmp_path
         await until(lambda: runs.side.host.at_rest)
         assert runs.served() == {"ann": Tokens(50, 0, 100_000)}
         assert worker.service_rate.seconds_per_output_token == pytest.approx(pace)
+
+
+async def test_an_id_that_another_front_takes_meanwhile_stays_with_its_request(tmp_path: Path) -> None:
+    """Under that id the state says what the request was charged, so a later request with the same id gets another,
+    whichever front reports first.
+    """
+    async with runs_in(tmp_path) as runs:
+        one, two = await runs.front(1), await runs.front(2)
+        await two.submit(request("same", "ann"))
+        two.start_stream(RequestId("same"), lambda: 5)
+        await until(lambda: bool(runs.served()))
+        await runs.state.save()
+        await runs.kill()
+        later = one.submit(request("same", "bob"))
+        await runs.begin(1, 2)
+        assert (await later).known_as is not None
+        two.settle(Finished(RequestId("same"), Usage(100, 7, 0)))
+        one.settle(Finished(RequestId("same"), Usage(50, 2, 0)))
+        await until(lambda: runs.side.host.at_rest)
+        assert runs.served() == {"ann": Tokens(100, 0, 7), "bob": Tokens(50, 0, 2)}
+
+
+async def test_both_attempts_of_a_request_that_gets_another_id_are_one_request(tmp_path: Path) -> None:
+    """Even if no state knew the request, so that another one got its id."""
+    async with runs_in(tmp_path) as runs:
+        one, two = await runs.front(1), await runs.front(2)
+        await two.submit(request("same", "ann"))
+        await two.resubmit(Returned(RequestId("same"), accepted=True, fault=Fault.BROKEN, usage=Usage(100, 2, 0)))
+        await runs.kill()
+        later = one.submit(request("same", "bob"))
+        await runs.begin(1, 2)
+        await later
+        assert runs.side.host.scheduler.live == 2
+        two.settle(Finished(RequestId("same"), Usage(100, 7, 0)))
+        one.settle(Finished(RequestId("same"), Usage(50, 2, 0)))
+        await until(lambda: runs.side.host.at_rest)
+        assert runs.served() == {"ann": Tokens(100, 0, 7), "bob": Tokens(50, 0, 2)}
+
+
+async def test_a_waiting_request_does_not_take_the_charge_of_a_running_one_with_its_id(tmp_path: Path) -> None:
+    """Its front has not learned its other id yet, and reports it by its own. No deficit moves."""
+
+    def deficits() -> dict[str, Deficit]:
+        policy = runs.side.host.scheduler.policy
+        return {name: policy.deficit(ClientId(name), WorkerId(WORKERS[0])) for name in ("ann", "bob", "eve")}
+
+    async with runs_in(tmp_path) as runs:
+        one, two = await runs.front(1), await runs.front(2)
+        await two.submit(request("same", "ann"))
+        for name in "xyz":
+            await two.submit(request(name, "eve"))
+        waiting = one.submit(request("same", "bob"))
+        await until(lambda: runs.side.host.scheduler.waiting == 1)
+        await runs.state.save()
+        before = deficits()
+        await runs.kill()
+        await runs.begin(1, 2)
+        assert deficits() == before
+        two.settle(Finished(RequestId("x"), Usage(100, 0, 0)))
+        assert (await waiting).known_as is not None
+
+
+async def test_what_a_late_front_reports_is_dispatched_nowhere_in_between(tmp_path: Path) -> None:
+    """A request that one worker returned and another has goes on there, although the scheduler is no longer held."""
+    async with runs_in(tmp_path) as runs:
+        host, asked = runs.side.host, request("a", "ann")
+        delivered: list[SchedulerMessage] = []
+        late = host.connect(delivered.append, 2, "late")
+        for message in (
+            RanBefore(asked.id, Resumed(asked, WorkerId(WORKERS[0]), 0, saved=False)),
+            Returned(asked.id, accepted=True, fault=Fault.BROKEN, usage=Usage(100, 2, 0)),
+            RanBefore(asked.id, Resumed(asked, WorkerId(WORKERS[1]), 0, saved=False)),
+            AllReported(5),
+        ):
+            late.receive(message)
+        assert not any(isinstance(message, Assignment) for message in delivered)
+        assert not host.scheduler.cluster.held
+        assert host.scheduler.attempts[asked.id].worker.worker.id == WORKERS[1]
+        late.receive(Finished(asked.id, Usage(100, 7, 0)))
+        assert runs.served() == {"ann": Tokens(100, 0, 7)}
+
+
+async def test_a_file_that_has_become_wrong_does_not_stop_the_next_run(tmp_path: Path) -> None:
+    """It is only logged, as for the run before."""
+    workers_file = tmp_path / "workers"
+    workers_file.write_text("[]")
+    async with runs_in(tmp_path, workers_file=workers_file) as runs:
+        front = await runs.front(1)
+        await runs.kill()
+        workers_file.write_text("{")
+        await runs.begin(1)
+        assert (await front.submit(request("a", "ann"))).worker in WORKERS
+
+
+async def test_a_report_counts_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A state that is saved before a late front has reported all holds nothing of its report, which comes again."""
+    async with runs_in(tmp_path) as runs:
+        front = await runs.front(1)
+        for name in "ab":
+            await front.submit(request(name, "ann"))
+        await runs.state.save()
+        report = [RanBefore(RequestId("a"), Resumed(request("a", "ann"), WorkerId(WORKERS[0]), 0))]
+        session = runs.side.host.covered()[0].session
+        late = runs.side.host.connect(lambda _: None, 2, "late")
+        for message in report:
+            late.receive(message)
+        assert [front.session for front in runs.side.host.covered()] == [session]
+        assert runs.side.host.scheduler.live == 2
+        late.receive(AllReported(5))
+        assert runs.side.host.scheduler.live == 3
+        assert {front.messages for front in runs.side.host.covered() if front.session == "late"} == {5}

@@ -15,6 +15,8 @@ REFERENCE: Final = "least_requests"
 """The paper's JSQ, to which imbalance and throughput are compared."""
 ALL: Final[Mapping[str, Contender]] = {
     **BASELINES,
+    "two_choices_kv": Contender("two_choices_kv"),
+    "least_kv": Contender("least_kv"),
     "br0": Contender("br0"),
     "br0 largest first": Contender("br0", Br0Parameters(fill_candidates=0)),
     "br0 beta 48": Contender("br0", Br0Parameters(beta=48.0)),
@@ -24,7 +26,7 @@ ALL: Final[Mapping[str, Contender]] = {
     "dlpm_home": Contender("dlpm_home"),
     "dlpm_balance": Contender("dlpm_balance"),
 }
-"""The rows of table 1. The paper's stage 1 admits the largest request that fits; by default, `br0` chooses among the
+"""The rows of table 1. Those with `kv` compare tokens of context instead of requests. The paper's stage 1 admits the largest request that fits; by default, `br0` chooses among the
 oldest ones.
 """
 FEW: Final[Mapping[str, Contender]] = {

@@ -301,8 +301,8 @@ def run(options: argparse.Namespace) -> None:
     for policy in options.balance:
         for clients in options.clients:
             groups = [Fleet(balancing(policy, waiting, clients)) for waiting in POOLS]
-            spent = [[group.choices(options.turns // 3) for group in groups] for _ in range(options.rounds)]
-            medians = [median(column) for column in zip(*spent, strict=True)]
+            choices = [[group.choices(options.turns // 3) for group in groups] for _ in range(options.rounds)]
+            medians = [median(column) for column in zip(*choices, strict=True)]
             print(f"{policy:24}{clients:8}" + "".join(f"{each:11.0f} us" for each in medians))
     print(f"\nCPU time of progress reports per second, {STREAMS} streams of {TOKENS_PER_SECOND} tokens/s, 10 clients")
     print(f"{'policy':24}" + "".join(f"{f'every {seconds} s':>14}" for seconds in options.report_seconds))

@@ -76,29 +76,21 @@ class StreamReader:
         Only complete events are returned, so that an error sent after them is an event of its own. Raises WorkerBroke
         if an event exceeds the limit.
         """
-        whole, common = not self._splitter.tail, self._common_chunks
-        if whole and common is not None and (run := common.single_run(block)) is not None:
-            return self._pass_run(run)
-        if whole and (plain := plain_data(block)):
+        if self.broken:
+            return b""
+        common = self._common_chunks
+        if self._splitter.tail:
+            passed = self._pass_events(block)
+        elif common is not None and (run := common.single_run(block)) is not None:
+            self._unread.append(run)
+            passed = self._deliver(run.client_bytes)
+        elif plain := plain_data(block):
             passed = self._pass_plain(plain)
         else:
-            passed = b"".join([self._pass_event(event) for event in self._splitter.feed(block)])
+            passed = self._pass_events(block)
         if not self.started or len(self._unread) >= UNREAD_LIMIT:
             self._read()
         return passed
-
-    def _pass_run(self, run: ChunkRun) -> bytes:
-        """Queue a common chunk that does not end its choice, and return what the client sees of it."""
-        if self.broken:
-            return b""
-        self._unread.append(run)
-        if len(self._unread) >= UNREAD_LIMIT:
-            self._read()
-        if self._held is not None:
-            self._held.append(run.client_bytes)
-            return b""
-        self.has_delivered = True
-        return run.client_bytes
 
     def _pass_plain(self, data: list[bytes]) -> bytes:
         """Queue plain events with these data for reading, and return what the client sees of them."""
@@ -110,15 +102,15 @@ class StreamReader:
                 self._unread.append(part)
                 if part.finish_reason is not None and self._hold_last(part.client_bytes):
                     continue
-                if self._held is None:
-                    self.has_delivered = True
-                    passed.append(part.client_bytes)
-                else:
-                    self._held.append(part.client_bytes)
+                passed.append(self._deliver(part.client_bytes))
             elif (chunk := self._queue_chunk(part)) is not None:
                 visible = self._splice.filter_data(part, chunk)
                 passed.append(self._deliver_chunk(b"" if visible is None else plain_event(visible), chunk))
         return b"".join(passed)
+
+    def _pass_events(self, block: bytes) -> bytes:
+        """Queue the events that are complete with this block, and return what the client sees of them."""
+        return b"".join([self._pass_event(event) for event in self._splitter.feed(block)])
 
     def _pass_event(self, event: bytes) -> bytes:
         """Queue an event of any form for reading, and return what the client sees of it."""

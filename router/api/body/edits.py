@@ -1,7 +1,7 @@
 """The router's edits of a body: the model's name, a cache salt, and the fields that ask for usage and token ids."""
 
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final, NamedTuple
@@ -52,7 +52,7 @@ USAGE_IN_EVERY_CHUNK: Final = b'{"include_usage":true,"continuous_usage_stats":t
 """The `stream_options` for a call without any."""
 
 
-class Addition(Enum):
+class Addition(StrEnum):
     """A field that the router adds to a body; the value is its path."""
 
     USAGE = "stream_options.include_usage"

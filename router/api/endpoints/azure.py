@@ -1,7 +1,7 @@
 """Azure's names of paths: a deployment's, which names the model, and those below /openai/v1."""
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 import orjson
 
@@ -15,21 +15,16 @@ _DEPLOYMENT: Final = re.compile(
 _VERSION_1: Final = "/openai/v1/"
 
 
-class NamedPath(NamedTuple):
-    """A path as OpenAI names it."""
+def without_azure(path: str) -> tuple[str, str | None]:
+    """Return OpenAI's name for a path of Azure's, with the model that it names in place of the body.
 
-    path: str
-    deployment: str | None = None
-    """The model that the path named, in place of the body."""
-
-
-def without_azure(path: str) -> NamedPath:
-    """Return OpenAI's name for a path of Azure's, and any other path unchanged."""
+    Any other path is returned unchanged, and without a model.
+    """
     if not path.startswith(PREFIX):
-        return NamedPath(path)
+        return path, None
     if found := _DEPLOYMENT.fullmatch(path):
-        return NamedPath(f"/v1/{found[2]}", found[1])
-    return NamedPath(path.removeprefix("/openai")) if path.startswith(_VERSION_1) else NamedPath(path)
+        return f"/v1/{found[2]}", found[1]
+    return (path.removeprefix("/openai") if path.startswith(_VERSION_1) else path), None
 
 
 def with_deployment(body: bytes, deployment: str) -> bytes:

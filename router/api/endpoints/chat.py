@@ -22,14 +22,15 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     """
     fields = read.load_fields(body)
     model = read.model_name(fields)
-    messages = _messages(fields)
     choices = read.count(fields, "n", minimum=1) or 1
-    limit = _output_limit(fields)
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
+    ids_wanted = read.flag(fields, "return_token_ids")
+    adapters = read.adapters(fields)
+    messages = _messages(fields)
+    limit = _output_limit(fields)
     usage = requested_usage(fields)
     mode = resume_mode_of(fields, streamed=streamed, answers=choices)
-    ids_wanted = read.flag(fields, "return_token_ids")
     prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
     return Call(
         path=PATH,
@@ -45,7 +46,7 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         resume_mode=mode,
         additions=additions(fields, usage, streamed=streamed, ids=ids and mode is ResumeMode.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
-        adapters=read.adapters(fields),
+        adapters=adapters,
         largest_id=largest_id(fields),
         computed_anew_by=cache_reading.of_chat(fields),
         # With these members the answer repeats or continues the last message instead of adding one.

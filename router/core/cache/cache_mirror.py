@@ -196,8 +196,10 @@ class CacheMirror:
         state.own_tokens -= run.own_tokens
         cache_kept = self._tree.holding(run.worker) is run.holding
         if usage is not None and run.reads:
+            discount = state.calibration.discount
             self._compare_with_prediction(run, state, usage, cache_kept=cache_kept)
-            self._note_worth(run.worker)
+            if state.calibration.discount != discount:
+                self._note_worth(run.worker)
         for place, prompt in enumerate(run.prompts if cache_kept else ()):
             if self._tracking.replays:
                 end, epoch = run.pins[place]
@@ -208,13 +210,13 @@ class CacheMirror:
                 self._tree.prune(prompt.hashes, run.worker, held, inf)
                 _pass_on_chunks(state, prompt.hashes, held)
         if computed and cache_kept:
-            before = self._tree.held_chunks(run.worker)
+            before = run.holding.chunks
             self._insert_answers(run, usage, answers, now)
             if usage is not None and usage.cached_tokens is not None and run.reads and self._tracking.corrects:
                 stored = (
                     whole_blocks(usage.input_tokens + usage.output_tokens - 1, state.block_tokens) - usage.cached_tokens
                 )
-                state.occupancy.learn(stored, run.new_chunks + self._tree.held_chunks(run.worker) - before)
+                state.occupancy.learn(stored, run.new_chunks + run.holding.chunks - before)
         self._evict_to_capacity(run.worker, state)
 
     def apply_report(self, worker: WorkerId, report: CacheReport, now: float) -> None:
@@ -288,9 +290,12 @@ class CacheMirror:
         """Evict what exceeds the worker's capacity."""
         if not self._tracking.evicts:
             return
+        held = self._tree.held_chunks(worker)
+        if not held:
+            return
         chunk = self.chunk_tokens(worker)
-        held, room = self._tree.held_chunks(worker), (state.capacity - state.own_tokens) / chunk
-        if held and held > room:
+        room = (state.capacity - state.own_tokens) / chunk
+        if held > room:
             whole = self._tracking.replays and state.rules.whole_nodes
             evicted = self._tree.evict(worker, held - max(0, int(room)), whole=whole) * chunk
             state.evictions["replayed"] += round(evicted)

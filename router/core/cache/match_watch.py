@@ -52,8 +52,11 @@ class HeldChunks:
     def among(self, workers: Mapping[WorkerId, object]) -> "HeldChunks":
         """Return what these workers hold; the mapping must not change."""
         if self._among is None or self._among[0] is not workers:
-            held = {worker: chunks for worker, chunks in self.by_worker.items() if worker in workers}
-            self._among = workers, None if len(held) == len(self.by_worker) else HeldChunks(held)
+            if self.by_worker.keys() <= workers.keys():
+                self._among = workers, None
+            else:
+                held = {worker: chunks for worker, chunks in self.by_worker.items() if worker in workers}
+                self._among = workers, HeldChunks(held)
         return self._among[1] or self
 
 

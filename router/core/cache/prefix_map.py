@@ -9,6 +9,7 @@ or an eviction names exactly the requests whose match it changes, at a cost that
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -25,19 +26,17 @@ Oracle = Callable[[Request], Mapping[WorkerId, int]]
 """Replaces `PrefixMap.match` in simulations."""
 
 
+@dataclass(slots=True, eq=False)
 class Lookup:
     """A request's size and match, each kept while nothing changes on which it rests. A live request carries its own."""
 
-    __slots__ = ("match", "match_version", "request", "size", "size_version")
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.size = 0
-        self.size_version = -1
-        """The version of the estimates from which the size was computed; -1 before that."""
-        self.match: Mapping[WorkerId, int] = {}
-        self.match_version = -1
-        """The same for the match, as the sum of all that is counted of changes on which it rests."""
+    request: Request
+    size: int = 0
+    size_version: int = -1
+    """The version of the estimates from which the size was computed; -1 before that."""
+    match: Mapping[WorkerId, int] = field(default_factory=dict)
+    match_version: int = -1
+    """The same for the match, as the sum of all that is counted of changes on which it rests."""
 
 
 class RequestWatch(NamedTuple):
@@ -115,7 +114,14 @@ class PrefixMap:
 
     def size_and_match(self, request: Request) -> tuple[int, Mapping[WorkerId, int]]:
         """Return a request's `input_tokens` and its `match`."""
-        lookup = self._lookup(request)
+        lookup = self.up_to_date(self._lookup(request))
+        return lookup.size, lookup.match
+
+    def up_to_date(self, lookup: Lookup) -> Lookup:
+        """Return the lookup, after computing anew what may have changed of it."""
+        request = lookup.request
+        if self._oracle is not None:
+            self._keep_latest(lookup)
         version = self.tree.changes + self.mirror.changes + self._estimates.version
         if request.blocks:
             version += self.blocks.changes
@@ -125,7 +131,7 @@ class PrefixMap:
             if request.blocks and (exact := self.blocks.match(request)):
                 match = self._merge(match, exact, size)
             lookup.match, lookup.match_version = self._only_readable(request, match), version
-        return lookup.size, lookup.match  # the size rests on nothing else
+        return lookup  # the size rests on nothing else
 
     def _only_readable(self, request: Request, match: Mapping[WorkerId, int]) -> Mapping[WorkerId, int]:
         """Leave out the workers that would compute the request's prompts in full, whatever they hold."""
@@ -171,10 +177,15 @@ class PrefixMap:
         """Return what is kept of a request; it may be out of date."""
         live = self._live.get(request.id)
         lookup = Lookup(request) if live is None or live.lookup.request is not request else live.lookup
-        if self._oracle is not None and lookup is not self._latest:
+        if self._oracle is not None:
+            self._keep_latest(lookup)
+        return lookup
+
+    def _keep_latest(self, lookup: Lookup) -> None:
+        """Note that this lookup is in use, and that its match must be asked of the oracle if another one was."""
+        if lookup is not self._latest:
             lookup.match_version = -1
             self._latest = lookup
-        return lookup
 
     def _size(self, lookup: Lookup) -> int:
         version = self._estimates.version
@@ -186,8 +197,12 @@ class PrefixMap:
         return lookup.size
 
     def _match_in_tokens(self, request: Request, tree: PrefixTree) -> Mapping[WorkerId, int]:
-        if len(request.prompts) == 1 and (worth := self.mirror.common_worth) is not None:
-            return self._match_alike(request, tree, worth)
+        if len(request.prompts) == 1:
+            held = tree.match(request.prompts[0].hashes)
+            if not held:
+                return {}
+            if (worth := self.mirror.common_worth) is not None:
+                return self._match_alike(request, held, worth)
         found: Counter[WorkerId] = Counter()
         for prompt in request.prompts:
             if held := tree.match(prompt.hashes):
@@ -201,14 +216,12 @@ class PrefixMap:
             if tokens >= self._min_match_tokens
         }
 
-    def _match_alike(self, request: Request, tree: PrefixTree, worth: MatchWorth) -> Mapping[WorkerId, int]:
-        """Match one prompt at workers at which a match of one length is worth the same.
+    def _match_alike(self, request: Request, held: Mapping[WorkerId, int], worth: MatchWorth) -> Mapping[WorkerId, int]:
+        """Return what the chunks `held` of one prompt are in tokens, at workers at which as many are worth the same.
 
         The workers fall into a few groups that hold the same number of chunks, so no code runs once per worker.
         """
         (prompt,) = request.prompts
-        if not (held := tree.match(prompt.hashes)):
-            return {}
         measure, block_tokens = self._estimates.measure(request.model, prompt), worth.block_tokens
         tokens = {chunks: whole_blocks(measure.held(chunks), block_tokens) for chunks in {*held.values()}}
         counted = {chunks: worth.discounted(each) for chunks, each in tokens.items()}
@@ -268,7 +281,7 @@ class PrefixMap:
         if len(watches) == 1:
             held = watches[0].group.held.among(workers)
         else:
-            held = _sum([watch.group.held for watch in watches]).among(workers)
+            held = HeldChunks(_sum([watch.group.held.by_worker for watch in watches])).among(workers)
         return self._apply_minimum(request, held)
 
     def watch_at(self, request: Request, worker: WorkerId) -> int:
@@ -278,8 +291,11 @@ class PrefixMap:
 
     def chunks_held(self, request: Request, workers: Mapping[WorkerId, object]) -> HeldChunks:
         """Return what `watch` would return, without watching the request."""
-        finds = [HeldChunks(self.tree.match(prompt.hashes)) for prompt in request.prompts]
-        return self._apply_minimum(request, _sum(finds).among(workers))
+        if len(request.prompts) == 1:
+            found = self.tree.match(request.prompts[0].hashes)
+        else:
+            found = _sum([self.tree.match(prompt.hashes) for prompt in request.prompts])
+        return self._apply_minimum(request, HeldChunks(found).among(workers))
 
     def _watch(self, request: Request, worker: WorkerId | None) -> Sequence[MatchWatch]:
         """Return a request's watches, one per prompt, made if there are none for this worker."""
@@ -359,11 +375,9 @@ class PrefixMap:
             )
 
 
-def _sum(helds: Sequence[HeldChunks]) -> HeldChunks:
+def _sum(finds: Sequence[Mapping[WorkerId, int]]) -> Mapping[WorkerId, int]:
     """Return what workers hold of several prompts together."""
-    if len(helds) == 1:
-        return helds[0]
     chunks: Counter[WorkerId] = Counter()
-    for held in helds:
-        chunks.update(held.by_worker)
-    return HeldChunks(chunks)
+    for found in finds:
+        chunks.update(found)
+    return chunks

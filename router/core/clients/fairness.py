@@ -39,27 +39,26 @@ def percentile(values: Iterable[float], share: float) -> float | None:
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None
 
 
-class RecentService:
-    """One client's service in the last minute, and whether it was backlogged then."""
+class RecentService(MinuteSums):
+    """One client's service in the last minute, and whether it was backlogged then.
 
-    __slots__ = ("_sums", "backlogged_until")
+    The sums are of service divided by the client's weight at that time, and of service, in cost units.
+    """
+
+    __slots__ = ("backlogged_until",)
 
     def __init__(self) -> None:
-        self._sums = MinuteSums()
+        super().__init__()
         self.backlogged_until: float | None = None
         """When the client was last backlogged; infinite while it is backlogged, None if it never was."""
 
-    def add(self, cost: float, weight: float, now: float) -> None:
-        """Add service in cost units at the client's current weight; negative for a refund."""
-        self._sums.add(cost / weight, cost, now)
-
     def per_weight(self, now: float) -> float:
         """Return the service of the last minute, each part divided by the client's weight at that time."""
-        return self._sums.totals(now)[0]
+        return self.totals(now)[0]
 
     def cost(self, now: float) -> float:
         """Return the service of the last minute in cost units."""
-        return self._sums.totals(now)[1]
+        return self.totals(now)[1]
 
 
 class Fairness:
@@ -76,26 +75,7 @@ class Fairness:
         self._granted = 0.0
         self._alike = True
         self.turns = Turns()
-
-    def request_opened(self, request: Request, weight: float, since: float, now: float, *, begun: bool = False) -> None:
-        """Count a request that has waited since `since`, of a client with this effective weight.
-
-        `begun`: its answer began at another worker, from which it came back.
-        """
-        if begun:
-            self.turns.request_resumed(request.client, weight, now)
-        else:
-            self.turns.request_opened(request.client, request.id, weight, since, now)
-
-    def request_answered(self, request: Request, now: float) -> None:
-        """Record that a request's first token arrived or is believed to be computed. Only the first call for a request
-        counts.
-        """
-        self.turns.request_answered(request.client, request.id, now)
-
-    def request_closed(self, request: Request, now: float) -> None:
-        """Record that a request is gone, however it ended."""
-        self.turns.request_closed(request.client, request.id, now)
+        """Requests are reported to it directly: when they arrive, are answered, and end."""
 
     def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
         self._gaps[queue].backlog_began(client)
@@ -139,12 +119,12 @@ class Fairness:
         is; None if it was reserved at the dispatch.
         """
         client, weight = request.client, self._shares.effective_weight(request)
-        queue = None if self._pooled else worker
-        self._gaps[queue].add_service(client, cost / weight)
+        per_weight, queue = cost / weight, None if self._pooled else worker
+        self._gaps[queue].add_service(client, per_weight)
         if outstanding is not None and charge is not None:
             unreported = charge.after.output - charge.before.output if request.streamed else 0
             self._bounds[queue].record_total(outstanding, charge.after, unreported)
-        self._recent[client].add(cost, weight, now)
+        self._recent[client].add(per_weight, cost, now)
         self.turns.add_service(client, request.id, cost, weight, now)
 
     def worker_left(self, worker: WorkerId) -> None:

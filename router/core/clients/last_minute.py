@@ -13,7 +13,7 @@ class MinuteSums:
     __slots__ = ("_first", "_second", "_seconds")
 
     def __init__(self) -> None:
-        self._seconds: deque[tuple[int, float, float]] = deque()
+        self._seconds: deque[list[float]] = deque()
         """Each second with an addition, and what was added to both sums in it."""
         self._first = self._second = 0.0
 
@@ -22,10 +22,11 @@ class MinuteSums:
         at = int(now)
         seconds = self._seconds
         if seconds and (last := seconds[-1])[0] == at:
-            seconds[-1] = at, last[1] + first, last[2] + second
+            last[1] += first
+            last[2] += second
         else:
             self._forget(now)
-            seconds.append((at, first, second))
+            seconds.append([at, first, second])
         self._first += first
         self._second += second
 

@@ -49,19 +49,21 @@ class Shares:
         """Count one more request of a client, waiting or in flight, and take its weight, group and group weight from
         the request. Returns the client's effective weight.
         """
-        member = self._members.get(request.client)
+        member, weight, group = self._members.get(request.client), request.weight, request.group
         if member is None:
-            member = self._members[request.client] = Member(request.weight, request.group)
+            member = self._members[request.client] = Member(weight, group)
             self._count(member)
-        elif member.weight != request.weight or member.group != request.group:
+        elif member.weight != weight or member.group != group:
             self._discount(member)
-            member.weight, member.group = request.weight, request.group
+            member.weight, member.group = weight, group
             self._count(member)
         member.requests += 1
-        if request.group is not None and self._groups[request.group].weight != request.group_weight:
-            self._groups[request.group].weight = request.group_weight
-            self._rescale(self._groups[request.group])
-        return self.effective_weight(request)
+        if group is None:
+            return weight
+        if self._groups[group].weight != request.group_weight:
+            self._groups[group].weight = request.group_weight
+            self._rescale(self._groups[group])
+        return weight * self._groups[group].scale
 
     def remove_request(self, client: ClientId) -> None:
         """Count one request of the client less."""

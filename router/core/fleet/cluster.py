@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, islice
 
-from router.core.fleet.fleet_rates import FleetRates
 from router.core.fleet.health import DEFAULT_RULES, Condition, HealthRules, SilenceTimeout
+from router.core.fleet.service_rate import FleetRates
 from router.core.fleet.window import Window
 from router.core.fleet.worker_index import WorkerIndex
 from router.core.fleet.worker_state import WorkerState

@@ -113,14 +113,10 @@ class RequestLimit:
         self._foreign_waiting = 0
         self._guessed = 0
 
-    def admit(self, requests: int, unstarted: int, guessed: int) -> bool:
-        """Return whether one more request may go.
-
-        Beyond the limit one may go while fewer requests wait than should, so that a limit that is too low grows.
-        Requests only guessed to have started since the last report count as waiting.
+    def admits_more(self, unstarted: int, guessed: int) -> bool:
+        """Return whether a request may go beyond the limit: while fewer wait than should, so that a limit that is too
+        low grows. Requests only guessed to have started since the last report count as waiting.
         """
-        if requests < self.limit:
-            return True
         return unstarted + max(0, guessed - self._guessed) + self._foreign_waiting < self._spare
 
     def learn(self, turnover: Turnover) -> None:
@@ -183,7 +179,7 @@ class KvLimit:
 
     def set_capacity(self, tokens: int) -> None:
         """Set the KV capacity that the engine reported. Nothing is left to learn."""
-        self.limit = tokens
+        self.limit = float(tokens)
         self._capacity_known = True
 
     def on_report(self, report: EngineReport, *, held_back: bool) -> None:

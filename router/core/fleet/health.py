@@ -1,4 +1,4 @@
-"""Which workers to trust with requests: a circuit breaker for each worker, and a retry budget for all of them.
+"""Which workers to trust with requests: a circuit breaker for each worker.
 
 A breaker is closed while its worker does its work. When at least half of the recent calls failed, and more than a few,
 it opens: the worker gets no requests for a cooldown, which doubles each time. Then the breaker is half-open: one
@@ -24,8 +24,6 @@ FULL_TRUST: Final = 16
 """Number of unproven requests from which on only the window limits a worker."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 8.0
 """Seconds for which a worker without room gets no requests; doubled while it has none."""
-BUDGET_SECONDS: Final = 10.0
-"""Time in which the floor of the retry budget is refilled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +77,21 @@ class Condition(StrEnum):
 class Health:
     """One worker's breaker, and how far the worker is trusted."""
 
-    __slots__ = ("_cooldown", "_failures", "_first_cooldown", "_outcomes", "_trust", "_unproven", "condition")
+    __slots__ = (
+        "_cooldown",
+        "_failures",
+        "_first_cooldown",
+        "_outcomes",
+        "_trust",
+        "_unproven",
+        "condition",
+        "trusted",
+    )
 
     def __init__(self, rules: HealthRules) -> None:
         self.condition = Condition.CLOSED
+        self.trusted = True
+        """Whether one more request may be sent."""
         self._failures = rules.failures
         self._first_cooldown = self._cooldown = rules.cooldown
         self._outcomes: deque[bool] = deque(maxlen=OUTCOMES_KEPT)
@@ -90,22 +99,19 @@ class Health:
         self._trust: int | None = None
         """How many unproven requests may be in flight; None if only the window limits them."""
         self._unproven: set[Hashable] = set()
-        """The attempts in flight that have proven nothing yet."""
-        """Requests sent while trust was limited that have no token yet."""
-
-    @property
-    def trusted(self) -> bool:
-        """Whether one more request may be sent."""
-        return self._trust is None or (self.condition is not Condition.OPEN and len(self._unproven) < self._trust)
+        """The attempts in flight that were sent while trust was limited and have proven nothing yet."""
 
     def on_dispatch(self, attempt: Hashable) -> None:
         """Record that a request was sent to the worker."""
         if self._trust is not None:
             self._unproven.add(attempt)
+            self._update_trusted()
 
     def on_end(self, attempt: Hashable) -> None:
         """Record that a request ended, so that it can prove nothing any more."""
-        self._unproven.discard(attempt)
+        if self._trust is not None:
+            self._unproven.discard(attempt)
+            self._update_trusted()
 
     def on_success(self, attempt: Hashable) -> None:
         """Record a request's first token or whole answer. Requests from before the breaker opened do not close it."""
@@ -113,6 +119,7 @@ class Health:
             if attempt in self._unproven:
                 self._unproven.remove(attempt)
                 self._grow()
+                self._update_trusted()
         elif self._outcomes:
             self._outcomes.append(True)
 
@@ -142,12 +149,20 @@ class Health:
         self._trust = None
         self._unproven.clear()
         self._outcomes.clear()
+        self._update_trusted()
 
     def _distrust(self, condition: Condition) -> None:
         self.condition = condition
         self._trust = 1
         self._unproven.clear()
         self._outcomes.clear()
+        self._update_trusted()
+
+    def _update_trusted(self) -> None:
+        """Update `trusted` after a change of what it depends on."""
+        self.trusted = self._trust is None or (
+            self.condition is not Condition.OPEN and len(self._unproven) < self._trust
+        )
 
     def _grow(self) -> None:
         assert self._trust is not None
@@ -177,32 +192,6 @@ class Backoff:
     def reset(self) -> None:
         """Return to the first backoff, because the worker began to answer a request."""
         self._next = FIRST_BACKOFF
-
-
-class RetryBudget:
-    """Limit on retries: a share of all requests, so that failures do not multiply, and a few more."""
-
-    def __init__(self, share: float, floor: int) -> None:
-        """`share`: retries per request. `floor`: retries refilled in `BUDGET_SECONDS`, without any requests."""
-        self._share = share
-        self._floor = floor
-        self._left = float(floor)
-        self._most = 10.0 * max(floor, 1)
-        self._since = 0.0
-
-    def add_request(self) -> None:
-        """Add a request's share to the budget."""
-        self._left = min(self._left + self._share, self._most)
-
-    def take(self, now: float) -> bool:
-        """Use one retry. Returns False if none is left."""
-        if self._left < self._floor:
-            self._left = min(self._floor, self._left + (now - self._since) * self._floor / BUDGET_SECONDS)
-        self._since = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
 
 
 class SilenceTimeout:

@@ -38,19 +38,16 @@ class InFlight:
     """Number of answers that it asks for."""
     cached_tokens: int = 0
     """Input tokens that the engine need not compute, because its cache holds them."""
+    first_token_seen: bool = False
+    """Whether its first token was seen, so that every token is."""
     first_token_at: float = inf
-    """When its first token was seen; infinite while it was not."""
+    """When that was; infinite before."""
     decoding_since: float = inf
     """When its answers are believed to begin, if its start does not show; infinite while it has no
     place in the batch.
     """
     hold: KvHold = field(init=False, repr=False)
     """What it is predicted to hold of the worker's cache."""
-
-    @property
-    def first_token_seen(self) -> bool:
-        """Whether its first token was seen, so that every token is."""
-        return self.first_token_at < inf
 
     @property
     def context_tokens(self) -> int:
@@ -141,7 +138,7 @@ class InFlightTable:
     def mark_first_token(self, flight: InFlight, now: float) -> None:
         """Record that a request's first token was seen, unless it was before."""
         if not flight.first_token_seen:
-            flight.first_token_at = now
+            flight.first_token_seen, flight.first_token_at = True, now
             self.seen_answers += flight.answers
 
     def without_first_token(self) -> Iterator[InFlight]:

@@ -2,10 +2,15 @@
 
 An engine's steps are not visible. But every running stream gains one token per step, so that the tokens gained, divided
 by the streams that ran, are the steps; and what starts at one moment was computed since the previous start.
+
+`FleetRates` compares the rates of all workers.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from router.core.model.request import WorkerId
 
 FIRST_SECONDS_PER_TOKEN = 1e-4
 """Prefill, before anything was learned: between the values of 7B models on an A100 and on an A6000."""
@@ -41,6 +46,8 @@ LEAST_STEP_TOKENS = 160
 """A step reads all weights, however few tokens it computes: for 7B models on A10G, A100, A6000 and H100 that takes as
 long as 147 to 430 tokens of prefill.
 """
+SPEED_TOLERANCE: Final = 1.25
+"""Workers whose service rates differ by at most this factor are equally fast: rates also differ with what is served."""
 
 
 class Turnover(NamedTuple):
@@ -76,7 +83,8 @@ class ServiceRate:
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._seconds_per_token = FIRST_SECONDS_PER_TOKEN
+        self.seconds_per_token = FIRST_SECONDS_PER_TOKEN
+        """Prefill time per uncached input token, as learned so far."""
         self._lessons = 0
         self.last_start_delayed = False
         """Whether the last start had waited for more than prefill: for a place in the batch, or for
@@ -105,7 +113,7 @@ class ServiceRate:
 
     def prefill_seconds(self, tokens: float) -> float:
         """Return the seconds that the worker needs for this many uncached input tokens when nothing else waits."""
-        return tokens * self._seconds_per_token
+        return tokens * self.seconds_per_token
 
     @property
     def rate(self) -> float | None:
@@ -262,15 +270,15 @@ class ServiceRate:
             return 0
         seconds = burst.end - burst.since - self.step_seconds
         known = LEAST_TOKENS + UNSURE * (burst.tokens + burst.unseen + burst.waiting)
-        return max(0, int(seconds / self._seconds_per_token - known))
+        return max(0, int(seconds / self.seconds_per_token - known))
 
     def observe_unseen_end(self, tokens: int) -> None:
         """Record the end of a request that never showed its start: all that ended in a time was computed in at most
         that time.
         """
         self._ended_tokens += tokens
-        if LEAST_SECONDS <= self._busy < self._ended_tokens * self._seconds_per_token:
-            self._seconds_per_token = max(self._seconds_per_token * FASTER, self._busy / self._ended_tokens)
+        if LEAST_SECONDS <= self._busy < self._ended_tokens * self.seconds_per_token:
+            self.seconds_per_token = max(self.seconds_per_token * FASTER, self._busy / self._ended_tokens)
 
     def _burst_seconds(self) -> float:
         """Return the time of the latest burst's step: since the previous start, at most the time between two tokens."""
@@ -287,13 +295,68 @@ class ServiceRate:
         if self._tokens < LEAST_TOKENS or seconds <= 0.0:
             return
         seen = seconds / self._tokens
-        self.last_start_delayed = self._lessons > 0 and seen > DELAY_FACTOR * self._seconds_per_token
+        self.last_start_delayed = self._lessons > 0 and seen > DELAY_FACTOR * self.seconds_per_token
         if not self._lessons and not self._had_place:
             return
         self._lessons += 1
-        if self._lessons == 1 or (self._lessons <= FIRST_LESSONS and seen < self._seconds_per_token):
-            self._seconds_per_token = seen
-        elif seen < self._seconds_per_token:
-            self._seconds_per_token *= FASTER
+        if self._lessons == 1 or (self._lessons <= FIRST_LESSONS and seen < self.seconds_per_token):
+            self.seconds_per_token = seen
+        elif seen < self.seconds_per_token:
+            self.seconds_per_token *= FASTER
         elif self._had_place:
-            self._seconds_per_token *= SLOWER
+            self.seconds_per_token *= SLOWER
+
+
+class FleetRates:
+    """Rates by worker, in cost units per second; see `ServiceRate`. Sums over the fleet are single calls."""
+
+    def __init__(self) -> None:
+        self._full: dict[WorkerId, float | None] = {}
+        """While full; None before that was seen."""
+        self._known: dict[WorkerId, float | None] = {}
+        """While full, else at least; None before either was seen."""
+        self._mean: float | None = None
+        """The mean of the rates that count for `speed`; None if none does or one changed since."""
+        self._mean_of_full = 0.0
+
+    def set(self, worker: WorkerId, full: float | None, least: float | None) -> None:
+        """Set a worker's rate while full and its least rate; None if not known. New workers come last."""
+        known = full or least
+        if worker not in self._full or full != self._full[worker] or known != self._known[worker]:
+            self._full[worker], self._known[worker] = full, known
+            self._mean = None
+
+    def remove(self, worker: WorkerId) -> None:
+        """Forget a worker."""
+        self._full.pop(worker, None)
+        self._known.pop(worker, None)
+        self._mean = None
+
+    def together(self, workers: Collection[WorkerId]) -> float | None:
+        """Return the rate of these workers together; None if none is known. Others count as the mean of the known."""
+        rates = [*filter(None, map(self._known.__getitem__, workers))]
+        return sum(rates) * len(workers) / len(rates) if rates else None
+
+    def speed(self, worker: WorkerId) -> float:
+        """Return a worker's rate divided by the mean of the known rates; 1 if it is close to 1 or not known.
+
+        A rate is known for a worker that was seen full, and for one that serves more than the mean of these even so: a
+        worker with little to do serves little, however fast it is.
+        """
+        if self._mean is None:
+            self._mean = self._compute_mean()
+        rate = self._known[worker]
+        if not self._mean or rate is None or (self._full[worker] is None and rate <= self._mean_of_full):
+            return 1.0
+        speed = rate / self._mean
+        return 1.0 if 1 / SPEED_TOLERANCE < speed < SPEED_TOLERANCE else speed
+
+    def _compute_mean(self) -> float:
+        """Return the mean of the rates that count; 0 if none was seen full."""
+        full = [*filter(None, self._full.values())]
+        if not full:
+            return 0.0
+        self._mean_of_full = sum(full) / len(full)
+        least = [rate for worker, rate in self._known.items() if rate is not None and self._full[worker] is None]
+        rates = [*full, *[rate for rate in least if rate > self._mean_of_full]]
+        return sum(rates) / len(rates)

@@ -175,12 +175,15 @@ class LearnedWindow:
         One request may wait in the engine for room in its cache, and a few for a place in its batch: an engine takes up
         waiting requests sooner than requests that have yet to be sent.
         """
-        if load.requests >= self.requests or not self._places.admit(load.requests, load.unstarted, load.guessed):
+        requests, places = load.requests, self._places
+        if requests >= self.requests:
+            return False
+        if requests >= places.limit and not places.admits_more(load.unstarted, load.guessed):
             return False
         if not self._reports and load.unstarted >= self._starts.limit:
             return False
         if load.unstarted == 0:
-            return load.kv_peak <= self._kv.limit or load.requests == 0
+            return load.kv_peak <= self._kv.limit or requests == 0
         if load.kv_peak + uncached_tokens > self._kv.limit:
             return False
         return load.ahead_tokens + uncached_tokens <= self._tokens.limit or load.ahead_tokens <= self._tokens.low

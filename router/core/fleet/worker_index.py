@@ -61,10 +61,13 @@ class WorkerIndex:
     @property
     def next_deadline(self) -> float:
         """The earliest deadline; infinite if there is none."""
-        heap = self._heap
-        while heap and not self._is_current(*heap[0]):
+        heap, deadlines = self._heap, self._deadlines
+        while heap:
+            at, worker = heap[0]
+            if (known := deadlines.get(worker)) is not None and known.at == at:
+                return at
             heappop(heap)
-        return heap[0][0] if heap else inf
+        return inf
 
     def due(self, now: float) -> list[WorkerId]:
         """Return the workers whose deadlines are over, those first that have had one for longest."""
@@ -82,7 +85,3 @@ class WorkerIndex:
         self._deadlines.pop(worker, None)
         self.stale_rates.pop(worker, None)
         self._changed_loads.pop(worker, None)
-
-    def _is_current(self, at: float, worker: WorkerId) -> bool:
-        known = self._deadlines.get(worker)
-        return known is not None and known.at == at

@@ -169,18 +169,21 @@ class WorkerState:
 
     def start(self, flight: InFlight, now: float, *, seen: bool) -> None:
         """Mark a request as started. `seen`: whether its first token was seen; if not, the start is only inferred."""
-        if seen:
-            self.succeeded(flight, now)
-            self._account_until(now)
-            # Prefill, not decode steps, produced the first token of each answer.
-            if not flight.first_token_seen:
-                self._unaccounted_seen_tokens -= flight.answers
-                self.silence_timeout.on_first_token(now - flight.dispatched)
-            self._in_flight.mark_first_token(flight, now)
-        if flight.started:
+        if flight.started and not seen:
             return
         self._account_until(now)
         if seen:
+            self.succeeded(flight, now)
+            if not flight.first_token_seen:
+                # Prefill, not decode steps, produced the first token of each answer.
+                self._unaccounted_seen_tokens -= flight.answers
+                self.silence_timeout.on_first_token(now - flight.dispatched)
+                self._in_flight.mark_first_token(flight, now)
+        if flight.started:
+            return
+        if seen:
+            if self._unaccounted_seen_tokens:
+                self._account_for_seen_tokens()
             for earlier in self._in_flight.guesses(before=flight.number):
                 earlier.decoding_since = min(earlier.decoding_since, now)
                 self._start(earlier, guessed=True)
@@ -369,8 +372,7 @@ class WorkerState:
             now, streams=streams, busy=running > 0, full=full, seen_answers=seen_answers, prefills=prefills
         )
         if self._unaccounted_seen_tokens:
-            service_rate.add_output(self._unaccounted_seen_tokens)
-            self._unaccounted_seen_tokens = 0
+            self._account_for_seen_tokens()
         if self._unaccounted_cost or self._unaccounted_tokens:
             in_flight.kv_tokens += self._unaccounted_tokens
             self._most_kv_tokens = max(self._most_kv_tokens, in_flight.kv_tokens)
@@ -378,12 +380,16 @@ class WorkerState:
             service_rate.add_service(self._unaccounted_cost, self._unaccounted_tokens, full=full)
             self._unaccounted_cost, self._unaccounted_tokens = 0.0, 0
 
+    def _account_for_seen_tokens(self) -> None:
+        self.service_rate.add_output(self._unaccounted_seen_tokens)
+        self._unaccounted_seen_tokens = 0
+
     def _refresh_load(self) -> None:
         """Recompute the load, the room and the deadline."""
         in_flight, window = self._in_flight, self.window
-        unstarted, next_guess, head_tokens = len(in_flight.waiting), in_flight.next_guess, in_flight.head_tokens
+        unstarted, next_guess = len(in_flight.waiting), in_flight.next_guess
         ahead, low_at = (
-            self._prefill_left(head_tokens)
+            self._prefill_left(in_flight.head_tokens)
             if unstarted and not self.service_rate.last_start_delayed
             else (in_flight.unstarted_tokens, inf)
         )
@@ -398,8 +404,9 @@ class WorkerState:
         self.has_room = self._open and window.admits(load, 1)
         resumes = self._backoff.until if self._now < self._backoff.until else inf
         self._load_deadline = min(next_guess, low_at, resumes)
+        deadline = min(self._load_deadline, self._silent_at())
         self._index.set_load(self.worker.id, load.requests, has_room=self.has_room)
-        self._index.set_deadline(self.worker.id, min(self._load_deadline, self._silent_at()))
+        self._index.set_deadline(self.worker.id, deadline)
 
     def _silent_at(self) -> float:
         """Return when the worker will have been silent for too long; infinite if it is idle, or silent already.
@@ -408,10 +415,8 @@ class WorkerState:
         """
         if self.silent or not self._silence_seconds or not self._in_flight.requests:
             return inf
-        return self._last_alive + max(
-            self._silence_seconds,
-            SILENCE_PREFILLS * self.service_rate.prefill_seconds(self._in_flight.unstarted_tokens),
-        )
+        prefill = self._in_flight.unstarted_tokens * self.service_rate.seconds_per_token
+        return self._last_alive + max(self._silence_seconds, SILENCE_PREFILLS * prefill)
 
     def _prefill_left(self, first: int) -> tuple[float, float]:
         """Return the unstarted tokens left to compute, and when no more are left than the window's `low_tokens`.
@@ -419,12 +424,12 @@ class WorkerState:
         `first`: those of the first unstarted request. Only that one counts as being computed. The time is infinite if
         only a start can bring it about.
         """
-        in_flight, service_rate = self._in_flight, self.service_rate
-        done = (self._now - in_flight.head_since) / service_rate.prefill_seconds(EARLY_PREFILL_SHARE)
+        in_flight, seconds_per_token = self._in_flight, self.service_rate.seconds_per_token
+        done = (self._now - in_flight.head_since) / (EARLY_PREFILL_SHARE * seconds_per_token)
         ahead = in_flight.unstarted_tokens - min(done, first)
         excess = in_flight.unstarted_tokens - self.window.low_tokens
         if 0 < excess <= first:
-            time = in_flight.head_since + service_rate.prefill_seconds(EARLY_PREFILL_SHARE * (excess + 1))
+            time = in_flight.head_since + EARLY_PREFILL_SHARE * (excess + 1) * seconds_per_token
             if time > self._now:
                 return ahead, time
         return ahead, inf

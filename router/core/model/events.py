@@ -114,12 +114,12 @@ class ChargedRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The scheduler has just taken over from an earlier run, whose requests are about to be reported. Until `Released`,
-    no worker has room.
+    """Requests of an earlier run are about to be reported: the scheduler has just taken over from it, or a front is
+    late. Until `Released`, no worker has room.
     """
 
     charged: tuple[ChargedRequest, ...] = ()
-    """The live requests of the restored state."""
+    """The live requests of the restored state, the first time."""
 
 
 @dataclass(frozen=True, slots=True)

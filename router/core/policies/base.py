@@ -162,38 +162,46 @@ class Placement(Protocol):
     """Cached input tokens that a request may lose when an idle worker takes it over; None if no request is taken
     over."""
 
-    def advance(self, now: float) -> None:
+    def advance(self, now: float) -> None:  # noqa: ARG002 - some placements keep no state
         """Move the placement's clock to `now`. Called before each `place`."""
+        return
 
     def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:
         """Choose one of the candidates. There is at least one."""
 
-    def book(self, request: Request, candidate: Candidate) -> None:
+    def book(self, request: Request, candidate: Candidate) -> None:  # noqa: ARG002 - some placements keep no state
         """Charge the client in advance for a request that now waits for this worker, because it was placed there or
         taken over.
         """
+        return
 
-    def unplace(self, request: RequestId) -> None:
+    def unplace(self, request: RequestId) -> None:  # noqa: ARG002 - some placements keep no state
         """Undo the booking of a request that no longer waits there: it was dispatched, withdrawn or moved."""
+        return
 
-    def request_dispatched(self, request: RequestId, now: float) -> None:
+    def request_dispatched(self, request: RequestId, now: float) -> None:  # noqa: ARG002 - some placements keep no state
         """A request was dispatched, with or without waiting. Called before `unplace`."""
+        return
 
     def resume(self, request: Request, worker: WorkerId) -> None:  # noqa: ARG002 - some policies keep no state
         """A request that an earlier run sent to this worker counts as dispatched."""
         return
 
-    def request_charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:  # noqa: ARG002 - some placements keep no state
         """The bill of a dispatched request changed."""
+        return
 
-    def request_ended(self, request: RequestId) -> None:
+    def request_ended(self, request: RequestId) -> None:  # noqa: ARG002 - some placements keep no state
         """A dispatched request ended."""
+        return
 
-    def worker_left(self, worker: WorkerId) -> None:
+    def worker_left(self, worker: WorkerId) -> None:  # noqa: ARG002 - some placements keep no state
         """A worker left."""
+        return
 
-    def deficit(self, client: ClientId, worker: WorkerId) -> float | None:
+    def deficit(self, client: ClientId, worker: WorkerId) -> float | None:  # noqa: ARG002 - some placements keep no state
         """The client's deficit at this worker; None if the placement keeps none."""
+        return None
 
     def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some policies keep no state
         return
@@ -239,27 +247,33 @@ class Order(Protocol):
     def waiting(self) -> Collection[RequestId]:
         """All waiting requests, in order of arrival."""
 
-    def request_dispatched(self, request: Request, now: float) -> None:
+    def request_dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - some orders keep no state
         """A request of this queue was dispatched."""
+        return
 
     def resume(self, request: Request, now: float) -> None:
         """Count a request as dispatched from this queue: an earlier run has sent it to the worker."""
         self.request_dispatched(request, now)
 
-    def request_charged(self, charge: Charge) -> None:
+    def request_charged(self, charge: Charge) -> None:  # noqa: ARG002 - some orders keep no state
         """The bill of a request dispatched from this queue changed."""
+        return
 
-    def request_started(self, request: Request) -> None:
+    def request_started(self, request: Request) -> None:  # noqa: ARG002 - some orders keep no state
         """A request dispatched from this queue produced its first token."""
+        return
 
-    def request_ended(self, request: Request) -> None:
+    def request_ended(self, request: Request) -> None:  # noqa: ARG002 - some orders keep no state
         """A request dispatched from this queue ended."""
+        return
 
-    def match_changed(self, requests: Iterable[RequestId]) -> None:
+    def match_changed(self, requests: Iterable[RequestId]) -> None:  # noqa: ARG002 - some orders keep no state
         """The prefix match of these watched requests at this worker changed. Each must be watched anew."""
+        return
 
-    def deficit(self, client: ClientId) -> float | None:
+    def deficit(self, client: ClientId) -> float | None:  # noqa: ARG002 - some orders keep no state
         """The client's deficit in this queue; None if the order keeps none."""
+        return None
 
     def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some policies keep no state
         return
@@ -285,28 +299,18 @@ class Order(Protocol):
         """Load the counter of one group."""
         return
 
-    @classmethod
-    def gap_quantum(cls, context: PolicyContext) -> float | None:
-        """Return the quantum of the gap bound under this order, in cost units; None if nothing bounds the gap."""
+
+PlacementFactory = Callable[[PolicyContext], Placement]
 
 
-class PlacementFactory(Protocol):
-    """The class of a placement."""
+@dataclass(frozen=True, slots=True)
+class OrderFactory:
+    """How the queues of a policy are ordered."""
 
-    locality: bool
-
-    def __call__(self, context: PolicyContext) -> Placement:
-        """Build the placement of one scheduler."""
-
-
-class OrderFactory(Protocol):
-    """The class of an order."""
-
-    def gap_quantum(self, context: PolicyContext) -> float | None:
-        """Return the quantum of the gap bound under this order, in cost units; None if nothing bounds the gap."""
-
-    def __call__(self, context: PolicyContext, worker: WorkerId) -> Order:
-        """Build the order of one worker's queue."""
+    build: Callable[[PolicyContext, WorkerId], Order]
+    """Builds the order of one worker's queue."""
+    gap_quantum: Callable[[PolicyContext], float] | None = None
+    """Returns the quantum of the gap bound under this order, in cost units; None if nothing bounds the gap."""
 
 
 PolicyFactory = Callable[[PolicyContext], Policy]

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from router.core.cache.match_watch import HeldChunks
 from router.core.clients.backlog import Backlog
-from router.core.clients.recent_clients import DEBTOR_LIMIT
+from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.cost import LinearCost
 from router.core.model.request import BarrierId, Request, RequestId, WorkerId

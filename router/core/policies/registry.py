@@ -51,14 +51,14 @@ PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
     "preble": Preble,
 }
 ORDERS: Final[Mapping[str, OrderFactory]] = {
-    "dlpm": Dlpm,
-    "vtc": Vtc,
-    "vtc_predict": MeanPredictionVtc,
-    "vtc_oracle": OracleVtc,
-    "lcf": Lcf,
-    "lpm": Lpm,
-    "priority_groups": PriorityGroups,
-    "fcfs": Fcfs,
+    "dlpm": OrderFactory(Dlpm, Dlpm.gap_quantum),
+    "vtc": OrderFactory(Vtc),
+    "vtc_predict": OrderFactory(MeanPredictionVtc),
+    "vtc_oracle": OrderFactory(OracleVtc),
+    "lcf": OrderFactory(Lcf),
+    "lpm": OrderFactory(Lpm),
+    "priority_groups": OrderFactory(PriorityGroups),
+    "fcfs": OrderFactory(Fcfs),
 }
 POOLED: Final[Mapping[str, PolicyFactory]] = {
     "dlpm_home": DlpmHome,
@@ -105,9 +105,9 @@ PARAMETERS: Final[Mapping[str, type]] = {
 def _joined(placement: PlacementFactory, order: OrderFactory) -> PolicyFactory:
     def build(context: PolicyContext) -> Policy:
         placed = placement(context)
-        gap_quantum, takes_over = order.gap_quantum(context), placed.steal_loss is not None
-        properties = Properties(gap_quantum, placement.locality, work_conserving=takes_over)
-        return QueuedPolicy(context, placed, partial(order, context), properties)
+        gap_quantum = None if order.gap_quantum is None else order.gap_quantum(context)
+        properties = Properties(gap_quantum, placed.locality, work_conserving=placed.steal_loss is not None)
+        return QueuedPolicy(context, placed, partial(order.build, context), properties)
 
     return build
 

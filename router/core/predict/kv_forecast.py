@@ -8,7 +8,7 @@ at their word (`output_length`). A request that goes on is predicted to grow as 
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, count
 from math import inf
 from operator import add, mul
@@ -31,7 +31,15 @@ class KvHold:
     growth: float
     most: float
     """Maximum growth, if it outlives the prediction."""
-    span: "Span" = field(init=False, repr=False)
+    end: float = 0.0
+    """When it is expected to end, on the clock of the engine's steps."""
+    base: float = 0.0
+    """Tokens held until then, minus the clock's time."""
+
+    @property
+    def span(self) -> "Span":
+        """Its place among the worker's spans."""
+        return self.end, self.base, self.request, self
 
 
 Span = tuple[float, float, RequestId, KvHold]
@@ -70,7 +78,6 @@ class KvPeakForecast:
     def remove(self, hold: KvHold) -> None:
         """Remove a request."""
         self._take_out(bisect_left(self._spans, hold.span))
-        del hold.span  # it refers back to the hold
 
     def advance(self, steps: float) -> None:
         """Advance the clock by the engine's steps. Requests that should have ended by now go on."""
@@ -83,9 +90,9 @@ class KvPeakForecast:
             self._insert(hold, clock + max(LEAST_MORE, more), base)
 
     def _insert(self, hold: KvHold, end: float, base: float) -> None:
-        hold.span = span = (end, base, hold.request, hold)
-        place = bisect_left(self._spans, span)
-        self._spans.insert(place, span)
+        hold.end, hold.base = end, base
+        place = bisect_left(self._spans, hold.span)
+        self._spans.insert(place, hold.span)
         self._ends.insert(place, end)
         self._bases.insert(place, base)
         self._total += base + end

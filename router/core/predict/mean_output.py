@@ -54,11 +54,8 @@ class WorkerMean(OutputPredictor):
     def __init__(self) -> None:
         self._sum = 0.0
         """Decaying sum of the output of ended attempts, in tokens."""
-
-    @property
-    def mean(self) -> float:
+        self.mean = 0.0
         """Output tokens per attempt."""
-        return self._sum * (1 - ATTEMPT_MEMORY)
 
     def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:  # noqa: ARG002 - all are alike
         return remaining_of(self.mean, age, horizon)
@@ -67,6 +64,7 @@ class WorkerMean(OutputPredictor):
         """Learn from attempts with any output: others, such as embeddings, hold no more than their prompt."""
         if charge.after.output:
             self._sum = self._sum * ATTEMPT_MEMORY + charge.after.output
+            self.mean = self._sum * (1 - ATTEMPT_MEMORY)
 
 
 class RecentMean(OutputPredictor):

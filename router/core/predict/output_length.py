@@ -67,7 +67,7 @@ class OutputLengths(OutputPredictor):
     def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:
         limit, past = request.output_limit, self._past(request)
         if limit is None:
-            predicted = self.mean_length(request)
+            predicted = float(FIRST_OUTPUT) if past is None else past.mean
         else:
             predicted = min(limit, MEAN_FACTOR * FIRST_OUTPUT) if past is None else past.forecast(limit)
         return min(remaining_beyond(predicted, inf if limit is None else limit, age), horizon)
@@ -108,8 +108,3 @@ def remaining_beyond(predicted: float, most: float, so_far: float) -> float:
     An answer that went far is predicted to go as far again, but not beyond `most` in all.
     """
     return min(max(predicted - so_far, so_far), max(0, most - so_far))
-
-
-def max_remaining_output(request: Request, so_far: int = 0) -> float:
-    """Return the most output tokens that a request may still have after `so_far`; infinite without a limit."""
-    return inf if request.output_limit is None else max(0, request.output_limit - so_far)

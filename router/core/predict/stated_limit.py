@@ -20,7 +20,7 @@ class StatedLimit(OutputPredictor):
         self._random = random
 
     def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:
-        length: float = request.output_limit or 0
+        length = float(request.output_limit or 0)
         if self._error:
             length *= self._random.uniform(1 - self._error, 1 + self._error)
         return remaining_of(length, age, horizon)

@@ -17,19 +17,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow
+from router.front.byte_budget import UnreadBytes
 from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, STREAM_WRITER, UNREAD_OWNER, Connections
 from router.front.http.corked_transport import CorkedTransport
 from router.front.http.deadlines import Awaiting, Deadlines
 from router.front.http.http_errors import (
     SUPPORTED_VERSIONS,
+    check_head,
     error_response,
-    head_error,
-    head_size,
     named_protocol,
     parse_error,
 )
 from router.front.http.response_writer import StreamWriter, send
-from router.front.http.unread_bytes import UnreadBytes
 from router.runtime.fair_timer import GRACE_SECONDS, fired_late
 
 EARLY_BYTES: Final = 64 * 1024
@@ -182,8 +181,7 @@ class ClientConnection(HttpToolsProtocol):
             self._reject(BadRequest(SUPPORTED_VERSIONS, code="invalid_http"))
         if self._ignoring_input or self.parser.should_upgrade():
             return
-        self._head_bytes = head_size(self.url, self.headers)
-        error = head_error(self.parser, self.url, self.headers, self._head_bytes, self._limits)
+        self._head_bytes, error = check_head(self.parser, self.url, self.headers, self._limits)
         if error is not None:
             self._reject(error)
             return
@@ -222,8 +220,8 @@ class ClientConnection(HttpToolsProtocol):
         self._unread.charge_to(self._address)
         if not cycle.more_body:
             self._connections.mark_busy(self, self._address)
-        send_message = partial(send, cycle, self._unread)
-        super()._start_asgi_task(cycle, lambda scope, receive, _: app(scope, receive, send_message))
+        cycle.send = partial(send, cycle, self._unread)  # type: ignore[method-assign]
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         """Go on with the next call, once a call is answered."""

@@ -14,20 +14,23 @@ from router.front.http.connection_limits import FrontLimits
 SUPPORTED_VERSIONS: Final = "Only HTTP/1.0 and HTTP/1.1 are supported."
 
 
-def head_error(
-    parser: httptools.HttpRequestParser,
-    url: bytes,
-    headers: Sequence[tuple[bytes, bytes]],
-    size: int,
-    limits: FrontLimits,
-) -> RouterError | None:
-    """Return the error in a parsed head of `size` bytes; None if the call can be served."""
-    version, encodings, hosts = parser.get_http_version(), [], []
+def check_head(
+    parser: httptools.HttpRequestParser, url: bytes, headers: Sequence[tuple[bytes, bytes]], limits: FrontLimits
+) -> tuple[int, RouterError | None]:
+    """Return the estimated size of a parsed head in bytes, and its error; None if the call can be served."""
+    version, encodings, hosts, size = parser.get_http_version(), [], [], len(url)
     for name, value in headers:
+        size += len(name) + len(value) + 4
         if name == b"host":
             hosts.append(value)
         elif name == b"transfer-encoding":
             encodings.append(value.lower())
+    return size, _head_error(version, url, encodings, hosts, size, limits)
+
+
+def _head_error(
+    version: str, url: bytes, encodings: list[bytes], hosts: Sequence[bytes], size: int, limits: FrontLimits
+) -> RouterError | None:
     if encodings and (encodings != [b"chunked"] or version == "1.0"):
         # Request smuggling: another server could see the end of this body elsewhere, because the parser does not decode
         # this encoding, or because HTTP/1.0 has none.
@@ -36,7 +39,9 @@ def head_error(
         return UrlTooLong(limits.url_bytes)
     if size > limits.head_bytes:
         return HeadTooLarge(limits.head_bytes)
-    return _wrong_version(version) or _wrong_host(version, hosts, limits.hosts)
+    if version not in ("1.0", "1.1"):  # HTTP/0.9 has no headers that could identify a client
+        return BadRequest(SUPPORTED_VERSIONS, code="invalid_http")
+    return _wrong_host(version, hosts, limits.hosts)
 
 
 def named_protocol(received: bytes, method: bytes, url: bytes, start: int) -> tuple[bytes, int]:
@@ -51,13 +56,6 @@ def named_protocol(received: bytes, method: bytes, url: bytes, start: int) -> tu
         return b"HTTP", end
     match = re.compile(re.escape(method) + b" +" + re.escape(url) + rb" +(\w+)/").search(received, start)
     return (b"HTTP", start) if match is None else (match[1], match.end())
-
-
-def _wrong_version(version: str) -> RouterError | None:
-    """Return an error for other versions. HTTP/0.9 has no headers that could identify a client."""
-    if version not in ("1.0", "1.1"):
-        return BadRequest(SUPPORTED_VERSIONS, code="invalid_http")
-    return None
 
 
 def _wrong_host(version: str, hosts: Sequence[bytes], allowed: frozenset[bytes] | None) -> RouterError | None:
@@ -75,11 +73,6 @@ def _wrong_host(version: str, hosts: Sequence[bytes], allowed: frozenset[bytes] 
 def _without_port(host: bytes) -> bytes:
     name = host.strip().lower()
     return name.partition(b"]")[0] + b"]" if name.startswith(b"[") else name.partition(b":")[0]
-
-
-def head_size(url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
-    """Estimate the size of a head in bytes."""
-    return len(url) + sum([len(name) + len(value) + 4 for name, value in headers])
 
 
 def parse_error(error: httptools.HttpParserError) -> BadRequest:

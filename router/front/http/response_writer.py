@@ -9,7 +9,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from router.front.http.unread_bytes import UnreadBytes
+from router.front.byte_budget import UnreadBytes
 
 WITHOUT_BODY = frozenset({204, 304})
 """Statuses of answers that have neither a length nor chunks."""

@@ -2,13 +2,13 @@
 
 import asyncio
 import signal
-import sys
 from collections.abc import Sequence
 from typing import Final
 
 from router.process.plan import READY, ProcessPlan
+from router.runtime.own_python import python_command
 
-COMMAND: Final = (sys.executable, "-m", "router", "process")
+COMMAND: Final = python_command("router", "process")
 BLOCK_BYTES: Final = 4096
 
 
@@ -22,6 +22,10 @@ class ChildProcess:
         """Whether it served before its output ended."""
         self._follower = asyncio.create_task(self._follow())
         self._silent_turns = 0
+        self.waits = False
+        """Whether it has written anything, as one does that waits for its plan with all imports done."""
+        self.must_answer = False
+        """Whether it waited for its plan, which it has to confirm at once."""
 
     @property
     def pid(self) -> int:
@@ -41,6 +45,7 @@ class ChildProcess:
     def give(self, plan: ProcessPlan) -> None:
         """Tell it what to do. Its input stays open: the end of that tells the process that the supervisor is gone."""
         assert self._process.stdin is not None
+        self.must_answer, self._silent_turns = self.waits, 0
         self._process.stdin.write(plan.encoded())
 
     async def ready(self) -> bool:
@@ -67,11 +72,15 @@ class ChildProcess:
         assert output is not None
         line = await output.readline()
         while line and line != READY:
+            self._note_output()
             line = await output.readline()
-        self._silent_turns = 0
+        self._note_output()
         self._serving.set_result(line == READY)
         while await output.read(BLOCK_BYTES):
-            self._silent_turns = 0
+            self._note_output()
+
+    def _note_output(self) -> None:
+        self._silent_turns, self.waits, self.must_answer = 0, True, False
 
 
 async def start_process(plan: ProcessPlan, command: Sequence[str] = COMMAND) -> ChildProcess:

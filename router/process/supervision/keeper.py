@@ -29,9 +29,9 @@ class LivenessRules:
 
     turn_seconds: float = 1.0
     silent_turns: int = 5
-    """Turns without output of a process that serves, which writes once a second."""
+    """Turns without output of a process that serves, which writes once a second, or of a standby that got its plan."""
     start_turns: int = 60
-    """Turns in which a process that was started again must serve."""
+    """Turns without output of a process that starts."""
     grace_seconds: float = GRACE_SECONDS
     """How long a process has to end before it is killed."""
 
@@ -84,13 +84,24 @@ class Keeper:
             log.error("%s ended with %s; it is started again in %.1f s", process.name, described(code), pause)
             await asyncio.sleep(pause)
             self._restarts += 1
-            process = await self.start()
+            process = await self._start_again(process.name, pauses)
+
+    async def _start_again(self, name: str, pauses: RestartPauses) -> ChildProcess:
+        """Start the process, as soon as the system lets it."""
+        while True:
+            try:
+                return await self.start()
+            except OSError as error:  # no memory, no process id, or no file descriptor is left
+                pause = pauses.after(0.0)
+                log.error("%s cannot be started: %s; it is tried again in %.1f s", name, error.strerror, pause)
+                await asyncio.sleep(pause)
 
     def check(self) -> None:
         """Count a turn of the supervisor, and end the process if it has been silent for too many."""
         if self.process is None or not self.process.runs:
             return
-        limit = self._rules.silent_turns if self.process.serves else self._rules.start_turns
+        prompt = self.process.serves or self.process.must_answer
+        limit = self._rules.silent_turns if prompt else self._rules.start_turns
         if self.process.count_turn() == limit:
             log.error("%s has been silent for %d turns of the supervisor; it is ended", self.process.name, limit)
             self.process.send(signal.SIGKILL)

@@ -30,9 +30,13 @@ class Standby:
         """The process that waits; None after it was taken."""
 
     async def start(self) -> None:
-        """Start the process."""
+        """Start the process. If the system does not let it, it is tried again after more calm turns."""
         self._calm = 0
-        self.process = await start_without_plan(SCHEDULER, self._command)
+        try:
+            self.process = await start_without_plan(SCHEDULER, self._command)
+        except OSError as error:  # no memory, no process id, or no file descriptor is left
+            self._needed_calm = min(2 * self._needed_calm, LONGEST_CALM_TURNS)
+            log.error("the scheduler's standby cannot be started: %s", error.strerror)
 
     def take(self, plan: ProcessPlan) -> ChildProcess | None:
         """Give the process its plan and return it. None if none waits."""

@@ -9,12 +9,13 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final, Literal
 
 from router.config.settings import Settings
+from router.errors import ConfigError
 from router.process.plan import ProcessPlan
 from router.process.server import GRACE_SECONDS, set_up_process
 from router.process.supervision.child_process import COMMAND, ChildProcess, start_process
@@ -23,6 +24,8 @@ from router.process.supervision.standby import Standby
 
 INTERRUPTED: Final = 130
 """The exit code that shells use for a command ended by SIGINT."""
+LONGEST_FOLDER: Final = 96
+"""Bytes of the path of the folder of sockets. The kernel takes 107 for that of a socket, macOS 103."""
 
 
 def process_count(setting: int | Literal["auto"]) -> int:
@@ -33,11 +36,28 @@ def process_count(setting: int | Literal["auto"]) -> int:
 def supervise(settings: Settings, listener: socket.socket, fronts: int, on_ready: Callable[[], None]) -> int:
     """Run the scheduler and this many fronts until a signal arrives, and their calls have ended. Returns the exit code.
 
-    `listener`: where clients connect; `on_ready`: called once all processes serve.
+    `listener`: where clients connect; `on_ready`: called once all processes serve. Raises ConfigError if there is no
+    place for the sockets between the processes.
     """
     set_up_process(settings)
-    with tempfile.TemporaryDirectory(prefix="d2lpm-") as folder:  # only this user can enter it
+    with socket_folder() as folder:
         return asyncio.run(Supervisor(settings, listener, fronts, folder, on_ready).run())
+
+
+@contextmanager
+def socket_folder(parent: str | None = None) -> Iterator[str]:
+    """Create a folder that only this user can enter, and remove it in the end.
+
+    `parent`: where; None for the usual place of temporary folders. Raises ConfigError.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="d2lpm-", dir=parent, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ConfigError(f"there is no folder for the sockets between the processes: {error.strerror}") from None
+    with folder as path:
+        if len(os.fsencode(path)) > LONGEST_FOLDER:
+            raise ConfigError(f"{path} is too long for the sockets between the processes: set TMPDIR to a shorter path")
+        yield path
 
 
 class Supervisor:

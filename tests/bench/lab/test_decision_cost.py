@@ -6,6 +6,7 @@ from types import FrameType
 import pytest
 
 from bench.lab.micro.decision_cost import Fleet, Setting
+from router.core.model.request import BarrierId
 
 TURNS = 40
 
@@ -42,4 +43,13 @@ def test_a_decision_does_not_cost_more_in_a_larger_fleet(common: bool) -> None:
 def test_a_decision_does_not_cost_more_with_a_longer_queue(policy: str, clients: int) -> None:
     """With a queue a hundred times as long, an arrival and a dispatch take at most 1.5 times the calls."""
     short, long = (calls(Setting(policy, waiting, clients, chunks=5_000)) for waiting in (20, 2_000))
+    assert long <= 1.5 * short
+
+
+@pytest.mark.parametrize("policy", ["br0", "brh", "dlpm_balance"])
+def test_a_choice_among_ranks_in_step_does_not_cost_more_with_a_longer_queue(policy: str) -> None:
+    """With a queue thirty times as long, an arrival and a dispatch take at most 1.5 times the calls."""
+    short, long = (
+        calls(Setting(policy, waiting, 5, 16, 8_000, 4, barrier=BarrierId("group"))) for waiting in (100, 3_000)
+    )
     assert long <= 1.5 * short

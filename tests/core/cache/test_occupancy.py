@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.occupancy import MAX_RATIO, Occupancy
+from router.core.cache.cache_model import MAX_RATIO, Occupancy
 
 USUAL = 32.0
 

@@ -62,7 +62,7 @@ def test_recent_service_is_that_of_the_last_minute(steps: list[tuple[float, int]
     recent, now, history = RecentService(), 0.0, []
     for pause, service in steps:
         now += pause
-        recent.add(service, 2.0, now)
+        recent.add(service / 2.0, service, now)
         history.append((now, service))
     now += later
     certain = sum(service for at, service in history if at >= now - MINUTE + 1)

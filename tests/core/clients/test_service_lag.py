@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from router.core.clients.service_lag import EvenShare, Lag
-from router.core.clients.turns import IDLE_SECONDS, Turns
+from router.core.clients.turns import IDLE_SECONDS, EvenShare, Lag, Turns
 from router.core.model.request import ClientId, RequestId
 
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd", "dee")]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.fleet.fleet_rates import SPEED_TOLERANCE, FleetRates
+from router.core.fleet.service_rate import SPEED_TOLERANCE, FleetRates
 from router.core.model.request import WorkerId
 
 Rate = float | None

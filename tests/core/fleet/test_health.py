@@ -10,7 +10,6 @@ from router.core.fleet.health import (
     Condition,
     Health,
     HealthRules,
-    RetryBudget,
     SilenceRules,
     SilenceTimeout,
 )
@@ -18,6 +17,7 @@ from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Refusal
 from router.core.model.events import Fault, Returned, WorkerAnswered
 from router.core.model.request import RequestId, WorkerId
+from router.core.requests import RetryBudget
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, Scene
 

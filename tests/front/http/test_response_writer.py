@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from router.front.byte_budget import ByteBudget
+from router.front.byte_budget import ByteBudget, UnreadBytes
 from router.front.http.response_writer import send
-from router.front.http.unread_bytes import UnreadBytes
 
 Message = dict[str, Any]
 HEADERS = st.lists(

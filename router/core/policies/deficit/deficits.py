@@ -1,17 +1,30 @@
-"""Deficit counters with closed-form refill, for DLPM's clients and D²LPM's workers.
+"""Deficit counters with closed-form refill: DLPM's q_i of clients, and D²LPM's q_{i,w} of clients at workers.
 
 A refill adds quanta, or fractions of quanta, to every counter, up to a deficit of one quantum. The table counts refill
 rounds in one number, and each counter takes in the rounds that it missed when it is next read; so a refill costs the
 same for any number of counters.
+
+The weights of clients in groups may change as members of their groups come and go, and a refill adds to a member's
+counter according to its weight at that time. For that, each group has a clock of its own: each refill round of the
+table advances it by the group's scale, and a counter receives its own weight's quantum times the advance of the clock.
+So a change of scale touches no counter, and costs the same for any number of members.
+
+Members that take turns would each be refilled in their absence, and client names never seen before would each start
+with a positive deficit. So a group also has a counter of its own, as if it were one client of its weight, and a member
+that becomes active has at most its share of that counter.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from math import floor
+from itertools import filterfalse
+from math import floor, inf, nextafter
 from typing import Generic, TypeVar
 
-from router.core.clients.recent_clients import DEBTOR_LIMIT, Debtors
-from router.core.model.request import GroupId
+from router.core.clients.debtors import DEBTOR_LIMIT, Debtors
+from router.core.clients.shares import Shares
+from router.core.model.request import ClientId, GroupId, Request, WorkerId
+from router.core.model.saved import SavedCounter
 
 K = TypeVar("K", bound=Hashable)
 
@@ -55,8 +68,7 @@ class DeficitTable(Generic[K]):
 
     def missing(self, keys: Iterable[K]) -> list[K]:
         """Those of the keys that have no counter."""
-        counters = self._counters
-        return [key for key in keys if key not in counters]
+        return [*filterfalse(self._counters.__contains__, keys)]
 
     def join(self, key: K, quantum: float, deficit: float) -> bool:
         """Start a counter at `deficit`; an existing counter keeps its deficit and takes the new quantum.
@@ -69,6 +81,10 @@ class DeficitTable(Generic[K]):
         if counter is None:
             self._counters[key] = DeficitCounter(deficit, quantum, self.rounds, self._epoch)
             return False
+        return self._set_quantum(counter, quantum)
+
+    def _set_quantum(self, counter: DeficitCounter, quantum: float) -> bool:
+        """Set what a refill adds to a counter from now on; returns whether that changed."""
         if counter.quantum == quantum:
             return False
         self._catch_up(counter)
@@ -199,6 +215,204 @@ class DeficitTable(Generic[K]):
         if counter.epoch != self._epoch:
             return amount  # refills since the reset did not raise it further
         return max(counter.deficit, min(counter.deficit + self._missed_rounds(counter) * amount, amount))
+
+
+@dataclass(slots=True)
+class RefillClock:
+    """The refill clock and the counter of a group."""
+
+    clock: float
+    """The table's rounds since the group was first seen here, each times the group's scale at that time."""
+    group_counter: DeficitCounter
+    """The counter that the group would have if it were one client."""
+
+
+class ClientDeficits(DeficitTable[ClientId]):
+    """Counters q_i by client, in cost units."""
+
+    def __init__(self, shares: Shares, debtors: int = DEBTOR_LIMIT) -> None:
+        """`debtors`: how many counters of forgotten clients are kept because they are in debt."""
+        super().__init__(debtors)
+        self._shares = shares
+        self._refill_clocks: dict[GroupId, RefillClock] = {}
+
+    def register(self, request: Request, quantum: float, *, active: bool) -> bool:
+        """Start the counter of the request's client with one quantum, which is `quantum` for weight 1, or update its
+        quantum.
+
+        `active`: whether the client was active before this request. Returns whether the quantum of an existing counter
+        changed.
+        """
+        client, group = request.client, request.group
+        known = self._counters.get(client)
+        if group is not None:
+            self._register_group(group, quantum * request.group_weight)
+        elif known is not None and known.group is None and not self._debtors.keys:
+            return self._set_quantum(known, quantum * request.weight)
+        moved = known is not None and known.group != group
+        if known is not None and moved:
+            self._catch_up(known)
+            known.group, known.rounds = group, self.rounds if group is None else self._refill_clocks[group].clock
+        new = self.join(client, quantum * request.weight, 0.0) or moved
+        counter = self._counters[client]
+        if known is None:
+            counter.group = group
+            counter.rounds = self._clock(counter)
+            counter.deficit = self._refill_amount(counter)
+        if group is not None and not active:
+            counter.deficit = min(
+                self._catch_up(counter), self._member_part(counter, self._refill_clocks[group].group_counter)
+            )
+        return new
+
+    def group_of(self, client: ClientId) -> GroupId | None:
+        """The group of a known client."""
+        return self._counters[client].group
+
+    def quantum(self, client: ClientId) -> float:
+        """What a refill adds now to a client's deficit, in cost units."""
+        return self._refill_amount(self._counters[client])
+
+    def clock(self, group: GroupId | None) -> float:
+        """The number of refill rounds so far, as counted for the members of a group or, for None, for clients without a
+        group.
+        """
+        return self.rounds if group is None else self._refill_clocks[group].clock
+
+    def refill_time(self, client: ClientId) -> float:
+        """The time on its group's clock at which a client's deficit is positive, or nearly so, unless the client is
+        charged before.
+
+        For a client without a positive deficit, that time is always later than now.
+        """
+        counter = self._counters[client]
+        deficit = self._catch_up(counter)
+        return max(counter.rounds - deficit / counter.quantum, nextafter(counter.rounds, inf))
+
+    def refill_for(self, client: ClientId, fraction: float = 1.0) -> None:
+        """Refill until this client's deficit is positive, by this fraction of a quantum per round."""
+        before = self.rounds
+        self.refill((client,), fraction)
+        for group, refill_clock in self._refill_clocks.items():
+            refill_clock.clock += (self.rounds - before) * self._shares.scale(group)
+
+    def charge(self, key: ClientId, cost: float) -> float:
+        """Also charges the client's group."""
+        counter = self._counters.get(key)
+        if counter is None:
+            return 0.0
+        counter.deficit = self._catch_up(counter) - cost
+        if counter.group is not None:
+            group_counter = self._refill_clocks[counter.group].group_counter
+            group_counter.deficit = self._catch_up(group_counter) - cost
+        return counter.deficit
+
+    def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
+        """Yield each group with its deficit and quantum, for `restore_group`. Changes nothing.
+
+        Clocks are not saved: a counter receives the advance of its group's clock since the counter started or was
+        restored, so clocks that restart at 0 give the same result.
+        """
+        for group, refill_clock in list(self._refill_clocks.items()):
+            yield group, self._current(refill_clock.group_counter), refill_clock.group_counter.quantum
+
+    def restore_group(self, group: GroupId, deficit: float, quantum: float) -> None:
+        """Load a group's counter, so that new client names share the group's debt as they did before the restart."""
+        self._refill_clocks[group] = RefillClock(0.0, DeficitCounter(deficit, quantum, self.rounds, self._epoch))
+
+    def _register_group(self, group: GroupId, quantum: float) -> None:
+        refill_clock = self._refill_clocks.get(group)
+        if refill_clock is None:
+            self._refill_clocks[group] = RefillClock(0.0, DeficitCounter(quantum, quantum, self.rounds, self._epoch))
+        elif refill_clock.group_counter.quantum != quantum:
+            self._catch_up(refill_clock.group_counter)
+            refill_clock.group_counter.quantum = quantum
+
+    def _member_part(self, counter: DeficitCounter, group_counter: DeficitCounter) -> float:
+        """A member's share of its group's deficit."""
+        return self._catch_up(group_counter) * self._refill_amount(counter) / group_counter.quantum
+
+    def _clock(self, counter: DeficitCounter) -> float:
+        return self.clock(counter.group)
+
+    def _refill_amount(self, counter: DeficitCounter) -> float:
+        return counter.quantum if counter.group is None else counter.quantum * self._shares.scale(counter.group)
+
+    def _missed_rounds(self, counter: DeficitCounter) -> float:
+        if counter.group is None:
+            return self.rounds - counter.rounds
+        return (self._refill_clocks[counter.group].clock - counter.rounds) / self._shares.scale(counter.group)
+
+
+class WorkerDeficits:
+    """For each client, a deficit counter per worker, which limits how long its requests stay there.
+
+    "Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2, with two rules that it leaves open: a
+    worker that is new to a client starts with the client's highest deficit at any worker, or it would receive no
+    requests; and Q^w is scaled with the worker's measured service rate, so that a slow worker holds its clients for the
+    same time as a fast one, not for the same cost.
+    """
+
+    def __init__(self, quantum: float, speed: Callable[[WorkerId], float], shares: Shares) -> None:
+        """`quantum`: Q^w, in cost units, of a client of weight 1 at a worker of mean speed."""
+        self._quantum = quantum
+        self._speed = speed
+        self._shares = shares
+        self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
+
+    def refilled_table(self, request: Request, workers: Collection[WorkerId]) -> DeficitTable[WorkerId]:
+        """The client's counters, with one for each of these workers, refilled until at least one of these is
+        positive.
+        """
+        table = self.table(request, workers)
+        if all(table.deficit(worker) <= 0 for worker in workers):
+            for worker in workers:
+                table.join(worker, self._quantum_of(request, worker), 0.0)
+            table.refill(workers)
+        return table
+
+    def table(self, request: Request, workers: Iterable[WorkerId]) -> DeficitTable[WorkerId]:
+        """The client's counters, with one for each of these workers."""
+        table = self._tables[request.client]
+        if missing := table.missing(workers):
+            highest = max([table.deficit(known) for known in table], default=0.0)
+            for worker in missing:
+                table.join(worker, self._quantum_of(request, worker), highest)
+        return table
+
+    def _quantum_of(self, request: Request, worker: WorkerId) -> float:
+        return self._quantum * self._shares.effective_weight(request) * self._speed(worker)
+
+    def charge(self, client: ClientId, worker: WorkerId, cost: float) -> None:
+        """Subtract this cost from a client's deficit at a worker; a negative cost is a refund."""
+        self._tables[client].charge(worker, cost)
+
+    def forget(self, client: ClientId) -> None:
+        """Discard a client's counters: they are no debt towards other clients."""
+        self._tables.pop(client, None)
+
+    def forget_worker(self, worker: WorkerId) -> None:
+        """Discard all counters for a worker."""
+        for table in self._tables.values():
+            table.drop(worker)
+
+    def saved(self) -> Iterator[SavedCounter]:
+        """Yield every counter. Counters may change between two items."""
+        for client in list(self._tables):
+            table = self._tables.get(client)
+            for worker, deficit, quantum in table.saved() if table is not None else ():
+                yield SavedCounter(client, worker, deficit, quantum)
+
+    def restore(self, rows: Iterable[SavedCounter]) -> None:
+        """Load saved counters."""
+        for client, worker, deficit, quantum in rows:
+            if worker is not None:
+                self._tables[client].join(worker, quantum, deficit)
+
+    def deficit(self, client: ClientId, worker: WorkerId) -> float | None:
+        """q_{i,w}, in cost units; None for a worker that the client was never placed among."""
+        table = self._tables.get(client)
+        return None if table is None else table.deficit_or_none(worker)
 
 
 def _rounds_until_positive(deficit: float, quantum: float) -> int:

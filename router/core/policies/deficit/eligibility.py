@@ -20,10 +20,10 @@ lower priority class go first:
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
-from router.core.clients.recent_clients import DEBTOR_LIMIT
+from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request
-from router.core.policies.deficit.client_deficits import ClientDeficits
+from router.core.policies.deficit.deficits import ClientDeficits
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.refill_schedule import RefillSchedule
 from router.core.policies.deficit.rounds import ActiveClients, Rounds
@@ -55,11 +55,10 @@ class Eligibility:
         self._parameters = parameters
         self._round_fraction = Rounds(parameters, rate).fraction
         self._sparse_limit = 0
-        self._shares = shares
         self._deficits = ClientDeficits(shares, debtors)
         self.deficit: Final = self._deficits.deficit_or_none
         """q_i, in cost units; None for an unknown client."""
-        self._active = ActiveClients()
+        self._active = ActiveClients(shares)
         self._waiting: dict[ClientId, dict[str, int]] = {}
         """The number of each client's waiting requests, by route."""
         self._eligible: dict[ClientId, int] = {}
@@ -122,7 +121,7 @@ class Eligibility:
         quantum_changed = self._deficits.register(request, self._parameters.quantum, active=client in self._active)
         if quantum_changed and client in self._waiting and client not in self._eligible:
             self._schedule_refill(client)
-        self._active.add_request(client, self._shares.effective_weight(request))
+        self._active.add_request(request)
         if client not in self._waiting:
             self._start_waiting(client, cost)
         routes, route = self._waiting.setdefault(client, {}), request.route
@@ -167,8 +166,7 @@ class Eligibility:
         allowed.
         """
         client = request.client
-        own_weight = self._shares.effective_weight(request)
-        active, weight = client in self._active, self._active.weight_with(client, own_weight)
+        active, weight = client in self._active, self._active.weight_with(request)
         fraction = self._round_fraction(weight)
         self._deficits.register(request, self._parameters.quantum, active=active)
         deficit = self._deficits.cap(client, fraction)
@@ -196,7 +194,7 @@ class Eligibility:
     def request_dispatched(self, request: Request) -> None:
         """Count a request as in flight."""
         client = request.client
-        self._active.add_request(client, self._shares.effective_weight(request))
+        self._active.add_request(request)
         self._dispatches += 1
         self.in_flight[client] = self.in_flight.get(client, 0) + 1
         if client in self._waiting:

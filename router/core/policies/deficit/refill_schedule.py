@@ -5,7 +5,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
 from router.core.model.request import ClientId, GroupId
-from router.core.policies.deficit.client_deficits import ClientDeficits
+from router.core.policies.deficit.deficits import ClientDeficits
 
 
 class Refill(NamedTuple):

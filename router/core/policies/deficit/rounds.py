@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import floor
 
-from router.core.model.request import ClientId
+from router.core.clients.shares import Shares
+from router.core.model.request import ClientId, Request
 from router.core.policies.deficit.parameters import DeficitParameters
 
 STEPS = 2**16
@@ -54,7 +55,8 @@ class ActiveClients:
     A client is active from the start of its first request to the end of its last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
         self._clients: dict[ClientId, Activity] = {}
         self.weight = 0.0
         """The sum of the active clients' weights; their number if each weighs 1."""
@@ -65,15 +67,16 @@ class ActiveClients:
     def __contains__(self, client: ClientId) -> bool:
         return client in self._clients
 
-    def weight_with(self, client: ClientId, weight: float) -> float:
-        """Return what the sum of weights would be if this client were active."""
-        return self.weight if client in self._clients else self.weight + weight
+    def weight_with(self, request: Request) -> float:
+        """Return what the sum of weights would be if this request's client were active."""
+        return self.weight if request.client in self._clients else self.weight + self._shares.effective_weight(request)
 
-    def add_request(self, client: ClientId, weight: float) -> None:
+    def add_request(self, request: Request) -> None:
         """Count a request that waits or is in flight. The client's weight counts with its first request."""
-        activity = self._clients.get(client)
+        activity = self._clients.get(request.client)
         if activity is None:
-            self._clients[client] = Activity(1, weight)
+            weight = self._shares.effective_weight(request)
+            self._clients[request.client] = Activity(1, weight)
             self.weight += weight
         else:
             activity.requests += 1

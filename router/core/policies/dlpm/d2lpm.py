@@ -16,7 +16,7 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import SavedCounter
 from router.core.policies.base import Candidate, Placed, Placement
 from router.core.policies.context import PolicyContext
-from router.core.policies.deficit.worker_deficits import WorkerDeficits
+from router.core.policies.deficit.deficits import WorkerDeficits
 from router.core.policies.simple.balancers import lightest
 
 

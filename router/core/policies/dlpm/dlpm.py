@@ -132,8 +132,9 @@ class Dlpm(Order):
     def restore_group(self, group: GroupId, value: float, scale: float) -> None:
         self._eligibility.restore_group(group, value, scale)
 
-    @classmethod
-    def gap_quantum(cls, context: PolicyContext) -> float | None:
+    @staticmethod
+    def gap_quantum(context: PolicyContext) -> float:
+        """Return the quantum of the gap bound, in cost units."""
         return context.parameters.of(DlpmParameters).deficit_range
 
     def _input_cost(self, request: Request) -> float:

@@ -20,9 +20,9 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 from router.core.policies.base import Choice, Policy, Properties
 from router.core.policies.context import PolicyContext
+from router.core.policies.deficit.deficits import WorkerDeficits
 from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.deficit.parameters import DeficitParameters
-from router.core.policies.deficit.worker_deficits import WorkerDeficits
 from router.core.policies.dlpm.awaiting_first_token import AwaitingFirstToken
 from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
@@ -96,7 +96,7 @@ class DlpmHome(Policy):
 
     def enqueue(self, request: Request, now: float) -> None:
         self._queue_newcomer(now)
-        placed = self._pool.choose_homes(request, self._view.input_tokens(request), now)
+        placed = self._pool.choose_homes(request, now)
         if len(self._pool):
             self._add_to_pool(placed, now)
             return
@@ -173,11 +173,11 @@ class DlpmHome(Policy):
         The worker with the fewest requests in flight is first, so that requests without a home go there; ties take
         turns.
         """
-        with_room = self._loads.with_room
-        if with_room:
-            least, _, first = with_room.first
+        ranks = [*self._loads.with_room]
+        if ranks:
+            least, _, first = ranks[0]
             most = self._parameters.load_ratio * least + self._parameters.load_slack
-            for load, _, worker in with_room:
+            for load, _, worker in ranks:
                 yield worker, first if load > most else worker
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
@@ -309,7 +309,7 @@ class DlpmHome(Policy):
     def _best_equal(self, worker: WorkerId, waiting: PooledRequest) -> WorkerId:
         """The worker that holds most of a request, of those with room and as many requests in flight as this one."""
         view, matched = self._view, waiting.matched
-        here = matched.at(worker)
+        here = matched.by_worker.get(worker, 0)
         if matched.most <= here:
             return worker
         alike = self._loads.with_room.with_load(view.in_flight(worker))
@@ -335,13 +335,14 @@ class DlpmHome(Policy):
         """The first request of the longest queue of a worker without room, if its client's deficit there is used up,
         for the first worker with room that may have it.
         """
-        if not self._loads.with_room or (home := self._loads.longest_home_without_room) is None:
+        ranks = [*self._loads.with_room]
+        if not ranks or (home := self._loads.longest_home_without_room) is None:
             return None
         turn = self._pool.homes[home].longest(lambda _: True)
         if turn is None:
             return None
         request, able = turn.request, self._pool[turn.request.id].able
-        for _, _, worker in self._loads.with_room:
+        for _, _, worker in ranks:
             if worker in able and self._view.admits(worker, request) and self._may_copy(request, home, worker):
                 return Choice(request, worker, "copied")
         return None

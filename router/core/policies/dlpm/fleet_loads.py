@@ -31,14 +31,6 @@ class LoadOrder:
         """Iterate in order, as it is now; it may change meanwhile."""
         return iter([*self._ordered])
 
-    def __bool__(self) -> bool:
-        return bool(self._ordered)
-
-    @property
-    def first(self) -> Rank:
-        """The first of all; there must be one."""
-        return self._ordered[0]
-
     def of(self, worker: WorkerId) -> Rank:
         """Return a worker's rank."""
         return self._ranks[worker]
@@ -47,7 +39,8 @@ class LoadOrder:
         """Set a worker's rank."""
         rank, known = (load, tie, worker), self._ranks.get(worker)
         if rank != known:
-            self.remove(worker)
+            if known is not None:
+                del self._ordered[bisect_left(self._ordered, known)]
             self._ranks[worker] = rank
             insort(self._ordered, rank)
 
@@ -112,17 +105,16 @@ class FleetLoads:
         self._longest_homes.remove(worker)
 
     def dispatched(self, worker: WorkerId) -> None:
-        """Note that a request is sent to a worker."""
+        """Note that a request is sent to a worker. The fleet then reports its load as changed."""
         self._dispatches += 1
         self._workers[worker].last_dispatch = self._dispatches
-        self._update(worker)
 
     def add_at_home(self, worker: WorkerId, change: int) -> None:
         """Note that this many more requests wait at home at a worker; negative if fewer. Ignored once it is removed."""
         if (entry := self._workers.get(worker)) is None:
             return
         entry.at_home += change
-        self._rank_by_homes(worker, entry)
+        self._by_homes.set(worker, entry.at_home + self._view.in_flight(worker), entry.joined)
         if entry.at_home:
             self._longest_homes.set(worker, -entry.at_home, entry.added)
         else:
@@ -157,12 +149,10 @@ class FleetLoads:
 
     def _update(self, worker: WorkerId) -> None:
         entry = self._workers[worker]
-        self._rank_by_homes(worker, entry)
         in_flight = self._view.with_room.get(worker)
         if in_flight is None:
+            in_flight = self._view.in_flight(worker)
             self._with_room.remove(worker)
         else:
             self._with_room.set(worker, in_flight, entry.last_dispatch)
-
-    def _rank_by_homes(self, worker: WorkerId, entry: PoolWorker) -> None:
-        self._by_homes.set(worker, entry.at_home + self._view.in_flight(worker), entry.joined)
+        self._by_homes.set(worker, entry.at_home + in_flight, entry.joined)

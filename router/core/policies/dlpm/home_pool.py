@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil, inf
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from router.core.cache.match_watch import HeldChunks
@@ -17,6 +18,7 @@ from router.core.policies.context import FleetView
 from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients
 
+_size = attrgetter("size")
 MOST_HOMES: Final = 3
 """The most homes of a request. If more workers hold its prefix, those with the lowest load are its homes."""
 
@@ -135,13 +137,13 @@ class HomePool:
             queues.append(home)
         return queues
 
-    def choose_homes(self, request: Request, tokens: int, now: float) -> PooledRequest:
-        """Choose the homes of a request of this many input tokens that arrived now. Only `enter` lets it wait."""
-        size = sum([prompt.size for prompt in request.prompts])
-        chunk_tokens = tokens * CHUNK_BYTES / max(size, 1)
+    def choose_homes(self, request: Request, now: float) -> PooledRequest:
+        """Choose the homes of a request that arrived now. Only `enter` lets it wait."""
         able = self._view.able(request)
-        self._arrivals += 1
+        tokens, _ = self._view.size_and_match(request)
+        chunk_tokens = tokens * CHUNK_BYTES / max(sum(map(_size, request.prompts)), 1)
         held = self._view.chunks_held(request, able)
+        self._arrivals += 1
         waiting = PooledRequest(request, self._arrivals, now, tokens, chunk_tokens, able, held)
         waiting.homes = self._find_homes(waiting)
         waiting.leaves_home_at = self._home_deadline(waiting)
@@ -258,7 +260,10 @@ class HomePool:
         if not waiting.chunk_tokens:  # the request has no prompt
             return {}
         enough = ceil(matched.most - self._loss / waiting.chunk_tokens)
-        homes = {worker: None for worker in waiting.homes if worker in able and matched.at(worker) >= enough}
+        homes: dict[WorkerId, None] = {}
+        for worker in waiting.homes:
+            if worker in able and matched.at(worker) >= enough:
+                homes[worker] = None
         if len(homes) == MOST_HOMES:
             return homes
         holders = matched.at_least(enough) if enough > 0 else able

@@ -11,6 +11,7 @@ while a client's oldest request goes.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
 from sys import maxsize
 from typing import Final, NamedTuple
 
@@ -299,6 +300,11 @@ class LongestMatchQueue:
         entry.passed += passed
         self.update_priority(entry.request.client)
 
+    def put_back_in(self, priority_class: int, entry: WaitingEntry) -> None:
+        """Undo `set_aside` in this priority class only. The client may be missing from others as before."""
+        client_queue = entry.client_queue
+        self._offer(self._in_turn(client_queue.ranks[0], priority_class), priority_class)
+
     def may_be_passed(self, entry: WaitingEntry) -> bool:
         """Whether other requests may go ahead of this one."""
         return entry.passed < self._max_passes
@@ -376,17 +382,19 @@ def oldest(queues: Iterable[LongestMatchQueue], priority_class: int, count: int)
     aside: list[tuple[LongestMatchQueue, WaitingEntry]] = []
     while (first := _first_of(queues, priority_class)) is not None:
         queue, rank = first
-        if len(found) >= count and found[count - 1][0] < rank.arrival:
+        if len(found) == count and found[-1][0] < rank.arrival:
             break
         if priority_class in ROUND_ROBIN_CLASSES and aside and aside[0][1].request.client != rank.entry.request.client:
             break
         entry = queue.set_aside(priority_class)
         aside.append((queue, entry))
+        latest = found[-1][0] if len(found) == count else inf
         entries = (entry, *entry.client_queue.first_entries(count))
-        found = sorted({*found, *[(each.arrival, each.request.id) for each in entries]})
+        more = [(each.arrival, each.request.id) for each in entries if each.arrival < latest]
+        found = sorted({*found, *more})[:count]
     for queue, entry in aside:
-        queue.put_back(entry, passed=False)
-    return [request for _, request in found[:count]]
+        queue.put_back_in(priority_class, entry)
+    return [request for _, request in found]
 
 
 def _first_of(queues: Iterable[LongestMatchQueue], priority_class: int) -> tuple[LongestMatchQueue, RequestRank] | None:

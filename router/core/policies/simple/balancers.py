@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Candidate, Placed, Placement
-from router.core.policies.context import FleetView, PolicyContext
+from router.core.policies.context import PolicyContext
 
 
 class RoundRobin(Placement):
@@ -54,20 +54,6 @@ class LeastRequests(Placement):
         return Placed(lightest(candidates, self._turn).worker, "load")
 
 
-class LeastKv(Placement):
-    """The worker whose requests, waiting or running, have the fewest tokens of context; ties rotate."""
-
-    def __init__(self, context: PolicyContext) -> None:
-        self._turn = 0
-        self._kv = KvTokens(context.view)
-        self.book = self._kv.book
-        self.unplace = self._kv.unplace
-
-    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
-        self._turn += 1
-        return Placed(lightest(self._kv.weigh(candidates), self._turn).worker, "load")
-
-
 class TwoChoices(Placement):
     """Of two workers drawn at random, the one with fewer requests waiting or running; of equals, the one drawn first.
 
@@ -82,20 +68,6 @@ class TwoChoices(Placement):
         return Placed(min(drawn, key=lambda candidate: candidate.load).worker, "load")
 
 
-class TwoChoicesKv(Placement):
-    """`TwoChoices` by tokens of context instead of by requests."""
-
-    def __init__(self, context: PolicyContext) -> None:
-        self._random = context.random
-        self._kv = KvTokens(context.view)
-        self.book = self._kv.book
-        self.unplace = self._kv.unplace
-
-    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
-        drawn = self._random.sample(candidates, min(2, len(candidates)))
-        return Placed(min(self._kv.weigh(drawn), key=lambda candidate: candidate.load).worker, "load")
-
-
 class RandomWorker(Placement):
     """Any worker, each with equal probability."""
 
@@ -106,23 +78,21 @@ class RandomWorker(Placement):
         return Placed(self._random.choice(candidates).worker, "chance")
 
 
-class KvTokens:
+class KvPlacement(Placement):
     """The context of each worker's requests, in tokens: what is in flight, and the inputs of what waits for it."""
 
-    def __init__(self, view: FleetView) -> None:
-        self._view = view
+    def __init__(self, context: PolicyContext) -> None:
+        self._view = context.view
         self._waiting: dict[RequestId, tuple[WorkerId, int]] = {}
         self._waiting_tokens: Counter[WorkerId] = Counter()
 
     def book(self, request: Request, candidate: Candidate) -> None:
-        """Count a request that now waits for this worker."""
         tokens = candidate.cached_tokens + candidate.extend_tokens
         self._waiting[request.id] = candidate.worker, tokens
         self._waiting_tokens[candidate.worker] += tokens
 
     def unplace(self, request: RequestId) -> None:
-        """Count a request no longer, which waits there no longer. One that never waited is unknown."""
-        if (booked := self._waiting.pop(request, None)) is not None:
+        if (booked := self._waiting.pop(request, None)) is not None:  # one that never waited is unknown
             worker, tokens = booked
             self._waiting_tokens[worker] -= tokens
             if not self._waiting_tokens[worker]:
@@ -132,6 +102,30 @@ class KvTokens:
         """Return the candidates with their tokens as their load."""
         tokens, waiting = self._view.context_tokens, self._waiting_tokens
         return [each._replace(load=tokens(each.worker) + waiting[each.worker]) for each in candidates]
+
+
+class LeastKv(KvPlacement):
+    """The worker whose requests, waiting or running, have the fewest tokens of context; ties rotate."""
+
+    def __init__(self, context: PolicyContext) -> None:
+        super().__init__(context)
+        self._turn = 0
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
+        self._turn += 1
+        return Placed(lightest(self.weigh(candidates), self._turn).worker, "load")
+
+
+class TwoChoicesKv(KvPlacement):
+    """`TwoChoices` by tokens of context instead of by requests."""
+
+    def __init__(self, context: PolicyContext) -> None:
+        super().__init__(context)
+        self._random = context.random
+
+    def place(self, request: Request, candidates: Sequence[Candidate]) -> Placed:  # noqa: ARG002
+        drawn = self.weigh(self._random.sample(candidates, min(2, len(candidates))))
+        return Placed(min(drawn, key=lambda candidate: candidate.load).worker, "load")
 
 
 def lightest(candidates: Sequence[Candidate], turn: int) -> Candidate:

@@ -54,10 +54,10 @@ class PooledFcfs(Policy):
     longest.
     """
 
-    properties = Properties(pooled=True, work_conserving=True)
     next_deadline = inf
 
     def __init__(self, context: PolicyContext) -> None:
+        self.properties = Properties(pooled=True, work_conserving=True)
         self._view = context.view
         self._backlog = context.backlog
         self._routes: dict[str, OrderedDict[RequestId, PooledArrival]] = {}

@@ -46,9 +46,8 @@ class HeldRequest(NamedTuple):
 class Rpm(Policy):
     """Applies the limit before one queue for all workers."""
 
-    properties = Properties(pooled=True)
-
     def __init__(self, context: PolicyContext) -> None:
+        self.properties = Properties(pooled=True)
         self._limit = context.parameters.of(RpmParameters).limit
         self._view = context.view
         self._backlog = context.backlog

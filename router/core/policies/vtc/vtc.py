@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from router.core.clients.recent_clients import DEBTOR_LIMIT, Debtors
+from router.core.clients.debtors import DEBTOR_LIMIT, Debtors
 from router.core.model.cost import Charge, LinearCost
 from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.policies.base import Fits, Order, Turn

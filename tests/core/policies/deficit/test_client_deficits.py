@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request, RequestId
-from router.core.policies.deficit.client_deficits import ClientDeficits
+from router.core.policies.deficit.deficits import ClientDeficits
 from router.core.policies.deficit.refill_schedule import RefillSchedule
 
 QUANTUM = 100.0

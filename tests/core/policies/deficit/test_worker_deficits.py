@@ -2,7 +2,7 @@
 
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.core.policies.deficit.worker_deficits import WorkerDeficits
+from router.core.policies.deficit.deficits import WorkerDeficits
 
 ADA = ClientId("ada")
 W1, W2, W3 = (WorkerId(name) for name in ("w1", "w2", "w3"))

@@ -66,6 +66,7 @@ class Loads(RuleBasedStateMachine):
     def dispatch(self, worker: WorkerId) -> None:
         if worker in self.last_dispatch:
             self.loads.dispatched(worker)
+            self.fleet.changed[worker] = None
             self.dispatches += 1
             self.last_dispatch[worker] = self.dispatches
 

@@ -93,7 +93,7 @@ def test_the_choice_equals_that_of_a_plain_list() -> None:
     """The choices are equal over a long time in which few requests wait and each changes its group many times."""
     random, matches = Random(5), Matches()  # type: ignore[abstract]
     context = PolicyContext(matches, LinearCost(), random, Parameters(PriorityGroupsParameters(4)), Backlog())
-    queue = ORDERS["priority_groups"](context, WorkerId("w1"))
+    queue = ORDERS["priority_groups"].build(context, WorkerId("w1"))
     arrived: list[RequestId] = []
     turns = [1, 2, 3, 4]
     for number in range(4000):

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from router.front.byte_budget import ByteBudget
-from router.front.http.unread_bytes import UnreadBytes
+from router.front.byte_budget import ByteBudget, UnreadBytes
 
 LIMIT = 1000
 

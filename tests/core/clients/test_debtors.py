@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.clients.recent_clients import SAMPLE, Debtors, RecentClients
+from router.core.clients.debtors import SAMPLE, Debtors
 from router.core.fleet.window import FixedWindow
+from router.core.known_clients import RecentClients
 from router.core.model.request import ClientId
 from router.core.policies.deficit.deficits import DeficitTable
 from router.core.policies.dlpm.dlpm import DlpmParameters

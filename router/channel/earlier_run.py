@@ -1,0 +1,60 @@
+"""What a restored state says of the fronts that an earlier run of the scheduler had, until they have reported."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from router.core.model.request import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class CoveredFront:
+    """What a saved state covers of one front."""
+
+    session: str
+    """As in `Hello`."""
+    messages: int
+    """How many of its messages are part of the state."""
+    renamed: tuple[tuple[RequestId, RequestId], ...] = ()
+    """Its live requests that the scheduler knows by another id: the id in the front, and that one."""
+
+
+class EarlierRun:
+    """The fronts and live requests of the restored state of which nothing has been reported yet.
+
+    The id of a live request is kept for that request, for under this id the state says what it was charged. A front may
+    report a new request with the same id before.
+    """
+
+    def __init__(self, fronts: Iterable[CoveredFront] = (), live: Collection[RequestId] = ()) -> None:
+        """`live`: the ids of the live requests."""
+        self._fronts = {front.session: front for front in fronts}
+        self._names: Mapping[str, Mapping[RequestId, RequestId]] = {
+            session: dict(front.renamed) for session, front in self._fronts.items()
+        }
+        self._unclaimed = set(live)
+
+    @property
+    def fronts(self) -> Iterator[CoveredFront]:
+        """The fronts that have not reported."""
+        return iter(self._fronts.values())
+
+    def messages_of(self, session: str) -> int:
+        """Return how many messages of a front the restored state covers."""
+        return self._fronts[session].messages if session in self._fronts else 0
+
+    def keeps(self, name: RequestId) -> bool:
+        """Return whether an id is kept for a request that has not been reported."""
+        return name in self._unclaimed
+
+    def claim(self, session: str, own: RequestId) -> RequestId:
+        """Return the id that a live request of a front has in the state, and keep it no longer.
+
+        `own`: its id in its front.
+        """
+        name = self._names.get(session, {}).get(own, own)
+        self._unclaimed.discard(name)
+        return name
+
+    def has_reported(self, session: str) -> None:
+        """Forget a front that has reported all it had."""
+        self._fronts.pop(session, None)

@@ -1,0 +1,71 @@
+"""What keeps a process running."""
+
+import asyncio
+import errno
+import signal
+import sys
+
+from router.config.settings import Settings
+from router.process.plan import ProcessPlan
+from router.process.supervision.child_process import ChildProcess, start_without_plan
+from router.process.supervision.keeper import Keeper, LivenessRules
+from router.process.supervision.standby import LONGEST_CALM_TURNS, Standby
+from tests.support.running import until
+
+WAITS = (sys.executable, "-S", "-c", "print('alive', flush=True); input(); input()")
+"""Has imported all that it needs, and then hangs."""
+ENDS_AT_ONCE = (sys.executable, "-S", "-c", "")
+
+
+async def test_a_process_that_the_system_does_not_let_start_is_tried_again() -> None:
+    """As when there is no memory left for it: that passes."""
+    starts: list[int] = []
+    enough = asyncio.Event()
+
+    async def start(restarts: int) -> ChildProcess:
+        starts.append(restarts)
+        if len(starts) == 2:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        if len(starts) == 3:
+            enough.set()
+        return await start_without_plan("front-1", ENDS_AT_ONCE)
+
+    keeper = Keeper(start, LivenessRules())
+    await keeper.start()
+    keeping = asyncio.create_task(keeper.keep())
+    await asyncio.wait([keeping, asyncio.create_task(enough.wait())], return_when=asyncio.FIRST_COMPLETED)
+    assert starts == [0, 1, 1]
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    assert keeper.process is not None
+    await keeper.process.wait()
+
+
+async def test_a_standby_that_the_system_does_not_let_start_is_tried_again_later() -> None:
+    """The supervisor goes on without one."""
+    standby = Standby(("/nonexistent/python",))
+    await standby.start()
+    assert standby.process is None
+    for _ in range(LONGEST_CALM_TURNS):
+        await standby.count_turn(calm=True)
+    assert standby.process is None
+
+
+async def test_a_standby_that_hangs_does_not_hold_up_the_next_run_of_the_scheduler() -> None:
+    """It has nothing to import any more, so it must confirm its plan as soon as a process that serves reports."""
+    standby, rules = Standby(WAITS), LivenessRules()
+    await standby.start()
+    assert standby.process is not None
+    await until(lambda: standby.process is not None and standby.process.waits)
+    process = standby.take(ProcessPlan(Settings(), ""))
+    assert process is not None
+
+    async def start(_: int) -> ChildProcess:
+        return process
+
+    keeper = Keeper(start, rules)
+    await keeper.start()
+    for _ in range(rules.silent_turns):
+        assert process.runs
+        keeper.check()
+    assert await process.wait() == -signal.SIGKILL
