@@ -26,8 +26,8 @@ ALL: Final[Mapping[str, Contender]] = {
     "dlpm_home": Contender("dlpm_home"),
     "dlpm_balance": Contender("dlpm_balance"),
 }
-"""The rows of table 1. Those with `kv` compare tokens of context instead of requests. The paper's stage 1 admits the largest request that fits; by default, `br0` chooses among the
-oldest ones.
+"""The rows of table 1. Those with `kv` compare tokens of context instead of requests. The paper's stage 1 admits the
+largest request that fits; by default, `br0` chooses among the oldest ones.
 """
 FEW: Final[Mapping[str, Contender]] = {
     name: ALL[name] for name in ("least_requests", "br0 beta 48", "brh oracle", "dlpm_home", "dlpm_balance")
