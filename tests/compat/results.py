@@ -47,13 +47,16 @@ class Table:
     excused: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    """Runs of files that gave no results."""
+    """Runs of files that gave no results, and files of which no test passes direct: they compare nothing."""
 
     def add(self, suite: str, results: Mapping[str, Results]) -> None:
         """Count one file's results by route."""
         for route, found in results.items():
             self.ran[suite, route] += len(found)
             self.passed[suite, route] += sum(not failure for failure in found.values())
+        if all(results["direct"].values()):
+            name, failure = next(iter(results["direct"].items()))
+            self.broken.append(f"{name.partition('::')[0]}: no test passes direct: {last_error(failure)}")
         for test in (test for test, failure in results["direct"].items() if not failure):
             failures = {
                 route: failure for route, found in results.items() if (failure := found.get(test, "it did not run"))

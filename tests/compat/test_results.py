@@ -33,6 +33,15 @@ def test_an_excused_test_is_reported_with_its_reason() -> None:
     assert (table.excused, table.differing) == (["f.py::b[1]\n    before one worker: a flag"], [])
 
 
+def test_a_file_of_which_nothing_passes_direct_has_not_run() -> None:
+    """If its server does not start, all tests fail everywhere and nothing differs: that must not look like success."""
+    table = Table({})
+    failed = {"d/f.py::a": "E   RuntimeError: the server does not start", "d/f.py::b": "E   x"}
+    table.add("chat", {"direct": failed, "one worker": failed, "two workers": failed})
+    assert table.broken == ["d/f.py: no test passes direct: RuntimeError: the server does not start"]
+    assert table.differing == []
+
+
 def test_a_run_that_does_not_end_has_no_results(tmp_path: Path) -> None:
     """Results count only if pytest has come to its end with at least one test; a test fails with any of its phases."""
     lines = [

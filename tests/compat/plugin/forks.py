@@ -12,6 +12,7 @@ import multiprocessing.context
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -84,6 +85,8 @@ def become(job: Mapping[str, object]) -> NoReturn:
     os.environ.update(environment)
     try:
         JOBS[str(job["program"])](arguments)
+    except Exception:
+        traceback.print_exc()  # this process ends before the interpreter would print it
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
