@@ -15,6 +15,7 @@ from tests.engine.processes import Server
 
 from .fork_server import ForkedVllm, ForkServer
 from .hub import ANSWER_TOKENS, GREEDY
+from .results import NOT_STARTED
 
 ROUTER_START_SECONDS = 30.0
 OUR_FLAGS = (
@@ -115,7 +116,7 @@ class Desk:
         fleet = self._fleets.get(text) or self._started(question)
         self._fleets[text] = fleet
         if not fleet.engines:
-            raise RuntimeError("the server does not start: see its log")
+            raise RuntimeError(NOT_STARTED)
         fleet.stop_routers(except_before=self.workers)
         if not self.workers:
             return fleet.engines[0].url

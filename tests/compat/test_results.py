@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.environment import VLLM
 
-from .results import Table, last_error, read
+from .results import NOT_STARTED, Table, last_error, read
 from .source import ARCHIVE, version
 
 DIRECT = {"f.py::a": "", "f.py::b[1]": "", "f.py::c": "E  wrong"}
@@ -33,13 +33,17 @@ def test_an_excused_test_is_reported_with_its_reason() -> None:
     assert (table.excused, table.differing) == (["f.py::b[1]\n    before one worker: a flag"], [])
 
 
-def test_a_file_of_which_nothing_passes_direct_has_not_run() -> None:
-    """If its server does not start, all tests fail everywhere and nothing differs: that must not look like success."""
-    table = Table({})
-    failed = {"d/f.py::a": "E   RuntimeError: the server does not start", "d/f.py::b": "E   x"}
-    table.add("chat", {"direct": failed, "one worker": failed, "two workers": failed})
-    assert table.broken == ["d/f.py: no test passes direct: RuntimeError: the server does not start"]
-    assert table.differing == []
+def test_a_file_whose_servers_do_not_start_has_not_run() -> None:
+    """Then all tests fail everywhere and nothing differs, which must not look like success."""
+    failed = {f"d/f.py::{name}": f"E   RuntimeError: {NOT_STARTED}" for name in "ab"}
+    for direct, broken in (
+        (failed, [f"d/f.py: {NOT_STARTED}"]),
+        ({**failed, "d/f.py::a": "E   AssertionError: a random model cannot count"}, []),
+        ({**failed, "d/f.py::a": ""}, []),
+    ):
+        table = Table({})
+        table.add("chat", dict.fromkeys(("direct", "one worker", "two workers"), direct))
+        assert table.broken == broken
 
 
 def test_a_run_that_does_not_end_has_no_results(tmp_path: Path) -> None:
