@@ -17,7 +17,7 @@ from .fork_server import ForkedVllm, ForkServer
 from .hub import ANSWER_TOKENS, GREEDY
 from .results import NOT_STARTED
 
-ROUTER_START_SECONDS = 30.0
+ROUTER_START_SECONDS = 120.0
 OUR_FLAGS = (
     "--host=127.0.0.1",
     "--port={port}",
