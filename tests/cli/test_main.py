@@ -21,6 +21,7 @@ import pytest
 from router.cli.main import COMMANDS, DEMO
 from router.config.sources import keys
 from router.front.http.connection import ACCEPTS_PER_TURN
+from tests.support.processes import process_flags
 
 README = Path(__file__).parents[2] / "README.md"
 PATIENCE = 60.0
@@ -79,7 +80,7 @@ class Router:
 @contextmanager
 def serving(directory: Path, *flags: str, files: int | None = None) -> Iterator[Router]:
     """Run a router. `files`: its limit of open files."""
-    command = [sys.executable, "-m", "router", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-m", "router", "serve", "--port", "0", *process_flags(), *flags]
     if files is not None:
         command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
     with (

@@ -123,7 +123,7 @@ async def test_a_worker_is_drained_and_resumed() -> None:
         async with running_router(worker=workers, **settings) as router:
             posts = [router.post(chat()) for _ in range(3)]
             first, second = await one.call(), await two.call()
-            await until(lambda: router.scheduler.waiting == 1)
+            await router.until_waiting(1)
             async with router.http.post("/workers/one/drain", headers=key) as response:
                 assert await response.json() == {"id": "one", "drained": True}
             assert await router.get_json("/ready") == {"workers": 1}

@@ -338,6 +338,7 @@ async def test_two_requests_in_flight_never_share_an_id() -> None:
             if not expected:
                 await one.answer()
                 await first.read()
+                await router.until_all_ended()
 
 
 async def test_an_error_has_the_request_id_too() -> None:
