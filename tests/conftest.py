@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 
-from tests.support.processes import STARTED, needs_one_process, process_count
+from tests.support.processes import ONE_ONLY, STARTED, needs_one_process, process_count
 
 # A busy machine must not fail a property by its clock, and a check of a change must not depend on luck.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
@@ -27,9 +27,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
     line = STARTED.format(process_count())
     tests = {report.nodeid for report in reports if line in report.capstdout}
-    skips = Counter(str(report.longrepr[2]) for report in terminalreporter.getreports("skipped"))
-    reasons = {why: count for why, count in skips.items() if needs_one_process.__name__ in why}
+    texts = [str(report.longrepr[2]) for report in terminalreporter.getreports("skipped")]
+    reasons = Counter(text.partition(ONE_ONLY)[2] for text in texts if ONE_ONLY in text)
     terminalreporter.section(f"routers of {process_count()} processes")
-    terminalreporter.line(f"{len(tests)} tests have started one; {sum(reasons.values())} need a router of one process:")
-    for why, count in sorted(reasons.items(), key=lambda each: -each[1]):
+    terminalreporter.line(f"{len(tests)} tests have started one; {reasons.total()} were skipped for these reasons:")
+    for why, count in reasons.most_common():
         terminalreporter.line(f"{count:5} {why}")

@@ -11,6 +11,8 @@ import pytest
 
 VARIABLE: Final = "PROCESSES"
 """The environment variable with the number."""
+ONE_ONLY: Final = "with one process only: "
+"""How the reason begins for which a test is skipped."""
 STARTED: Final = "a router of {} processes"
 """What each test that starts such a router prints, so that the tests can be counted."""
 
@@ -35,4 +37,4 @@ def note_start() -> None:
 
 def needs_one_process(why: str) -> NoReturn:
     """Skip a test that cannot run with several processes."""
-    pytest.skip(f"with one process only: {why}")
+    pytest.skip(ONE_ONLY + why)
