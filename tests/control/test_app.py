@@ -107,6 +107,7 @@ async def test_fairness_has_its_documented_shape() -> None:
             assert worker["unstarted_tokens"] > 0
             assert isinstance(worker["service_gap_bound"], NUMBER)
             assert not busy["workers"]["away"]["healthy"]
+            await router.until_all_ended()
             rest = await router.fairness()
             assert [entry["service"]["output"] for entry in rest["clients"].values()] == [1, 1]
             assert all(isinstance(entry["wait_p95_s"], NUMBER) for entry in rest["clients"].values())

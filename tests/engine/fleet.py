@@ -283,7 +283,8 @@ class Router(Server):
 
     def __init__(self, name: str, engines: Iterable[Server], flags: Iterable[str], log: Path) -> None:
         workers = [f"--worker={engine.url}" for engine in engines]
-        command = [sys.executable, "-m", "router", "serve", "--port={port}", *workers, *process_flags(), *flags]
+        program = str(Path(sys.executable).with_name("d2lpm"))
+        command = [program, "serve", "--port={port}", *workers, *process_flags(), *flags]
         super().__init__(name, command, {"D2LPM_WORKER_API_KEY": WORKER_KEY}, log)
 
     def get(self, path: str) -> Json:
