@@ -31,7 +31,7 @@ from .processes import Server, get_json, router, router_processes, until
 
 EVENT: Final = re.compile(rb'"text": ?" (\w+)\.(\d+)\.(\d+)"')
 DONE: Final = b"data: [DONE]\n\n"
-HUNG_SECONDS: Final = 120.0
+HUNG_SECONDS: Final = 300.0
 """Seconds beyond the length of the streams after which they count as hung."""
 OPENED_PER_SECOND: Final = 200
 SPARE_DESCRIPTORS: Final = 200
