@@ -33,6 +33,8 @@ EVENT: Final = re.compile(rb'"text": ?" (\w+)\.(\d+)\.(\d+)"')
 DONE: Final = b"data: [DONE]\n\n"
 HUNG_SECONDS: Final = 300.0
 """Seconds beyond the length of the streams after which they count as hung."""
+TOO_MANY: Final = 429
+RETRY_SECONDS: Final = 1.0
 OPENED_PER_SECOND: Final = 200
 SPARE_DESCRIPTORS: Final = 200
 STANDBY: Final = "standby"
@@ -72,6 +74,8 @@ class Stream:
     sent: tuple[int, int] = (0, 0)
     """When the engine sent the first and the last event, in nanoseconds."""
     unread: bytes = b""
+    refusals: int = 0
+    """How often the call was refused before it was accepted."""
 
     def take(self, data: bytes, now: int) -> None:
         """Read a block of the body. `now`: when it came, in nanoseconds."""
@@ -87,6 +91,12 @@ class Stream:
                 self.faults.append(f"event {number} of {name.decode()} in place of {len(self.delays) + 1}")
             self.delays.append(now - sent)
             self.sent = (self.sent[0] or sent, sent)
+
+    def refuse(self) -> None:
+        """Note that the call was refused, as by a router whose scheduler lags: it has lost nothing."""
+        self.refusals += 1
+        self.status, self.unread = 0, b""
+        self.faults.clear()
 
     @property
     def objections(self) -> list[str]:
@@ -198,8 +208,7 @@ async def run(plan: Plan, directory: Path) -> Result:
 
 async def play(plan: Plan, port: int, engine_port: int) -> tuple[list[Stream], list[Stream]]:
     """Run all streams at once, most of them by the router and some directly. Returns both."""
-    loop = asyncio.get_running_loop()
-    clients = list[StreamClient]()
+    calls = list[asyncio.Task[None]]()
     share = max(1, plan.streams // plan.direct) if plan.direct else plan.streams + 1
     routed, direct = list[Stream](), list[Stream]()
     for number in range(plan.streams):
@@ -208,12 +217,23 @@ async def play(plan: Plan, port: int, engine_port: int) -> tuple[list[Stream], l
         if number % share == 0 and len(direct) < plan.direct:
             direct.append(Stream(b"direct%d" % number, plan.events))
             begun.append((direct[-1], engine_port))
-        for stream, where in begun:
-            _, client = await loop.create_connection(partial(StreamClient, stream), "127.0.0.1", where)
-            clients.append(client)
+        calls += [asyncio.create_task(ask(stream, where)) for stream, where in begun]
         await asyncio.sleep(1 / OPENED_PER_SECOND)
-    await asyncio.wait([client.ended for client in clients], timeout=plan.seconds + HUNG_SECONDS)
+    _, hung = await asyncio.wait(calls, timeout=plan.seconds + HUNG_SECONDS)
+    for call in hung:
+        call.cancel()
     return routed, direct
+
+
+async def ask(stream: Stream, port: int) -> None:
+    """Receive a stream to its end, however that is. A call that is refused for now is made again."""
+    while True:
+        _, client = await asyncio.get_running_loop().create_connection(partial(StreamClient, stream), "127.0.0.1", port)
+        await client.ended
+        if stream.status != TOO_MANY or stream.delays:
+            return
+        stream.refuse()
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 async def all_under_way(
@@ -259,6 +279,7 @@ def table(result: Result) -> str:
     rows: list[tuple[str, object]] = [
         ("streams, and directly", f"{len(result.routed)}, {len(result.direct)}"),
         ("complete", sum(not stream.objections for stream in result.routed)),
+        ("calls refused for now, and made again", sum(stream.refusals for stream in result.routed)),
         ("events of each", result.plan.events),
         ("events a second of each, as sent", f"{pace_of(result.routed):.2f}"),
         ("events a second of all, as sent", f"{pace_of(result.routed) * len(result.routed):.0f}"),

@@ -55,3 +55,13 @@ async def test_paced_streams_through_two_fronts_are_whole(tmp_path: Path) -> Non
     assert len(result.routed) == 60
     assert len(result.direct) == 5
     assert sum(result.calls.values()) > 0
+
+
+def test_a_refused_call_has_lost_nothing() -> None:
+    """It is made again, and its stream counts from its beginning."""
+    stream = Stream(b"one", 3, status=429)
+    stream.take(b'{"error":{}}', 10)
+    stream.refuse()
+    stream.status = 200
+    stream.take(b"".join(EVENTS) + DONE, 10)
+    assert (stream.objections, stream.refusals) == ([], 1)
