@@ -54,8 +54,8 @@ async def test_service_is_by_weight_over_all_fronts(tmp_path: Path) -> None:
         for name, weight in WEIGHTS.items()
     ]
     (tmp_path / "clients.yaml").write_text("\n".join(["clients:", *lines]))
-    flags = ("--clients", str(tmp_path / "clients.yaml"), "--window", "fixed", "--max-inflight", str(WINDOW))
-    flags += ("--policy", "rr+dlpm", "--dlpm.quantum", str(QUANTUM))
+    flags = [f"--clients={tmp_path / 'clients.yaml'}", "--window=fixed", f"--max-inflight={WINDOW}"]
+    flags += ["--policy=rr+dlpm", f"--dlpm.quantum={QUANTUM}"]
     over = asyncio.Event()
     with two_fronts(tmp_path, *flags, steps=STEPS) as router:
         async with client_of(router) as http:
