@@ -7,6 +7,7 @@ the fronts report what the state does not cover (`UnsavedHistory`). Then it goes
 import asyncio
 import logging
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -57,11 +58,11 @@ class Takeover:
     async def finish(self) -> None:
         """Wait for the fronts, and release the scheduler."""
         if self._missing:
-            try:
+            with suppress(TimeoutError):  # the last report may come in the very turn in which the time ends
                 async with asyncio.timeout(REPORT_SECONDS):
                     await self._complete.wait()
-            except TimeoutError:
-                log.error("fronts %s have not reported; the scheduler goes on without them", sorted(self._missing))
+        if self._missing:
+            log.error("fronts %s have not reported; the scheduler goes on without them", sorted(self._missing))
         scheduler = self._side.host.scheduler
         log.warning("took over %d requests, of which %d wait", scheduler.live, scheduler.waiting)
         complete = not self._missing

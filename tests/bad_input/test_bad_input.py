@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.support.running import CHAT, TIMEOUT_S, RunningRouter, chat, running_router, until
+from tests.support.running import CHAT, TIMEOUT_S, RunningRouter, chat, running_router
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine
 
 LIMIT = 20_000
@@ -96,7 +96,7 @@ async def test_a_full_queue_rejects_calls(stream: bool) -> None:
         router.post(chat()) as second,
     ):
         call = await engine.call()
-        await until(lambda: router.scheduler.waiting == 1)
+        await router.until_waiting(1)
         status, headers, error = await refused(router, "POST", CHAT, json.dumps(chat(stream=stream)).encode())
         assert (status, error["type"]) == (429, "rate_limit_error")
         assert headers["x-d2lpm-dropped-reason"] == "rejected-saturated"

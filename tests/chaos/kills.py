@@ -220,6 +220,7 @@ class Killer:
 async def restarts_of(http: aiohttp.ClientSession, proxy: Server) -> dict[str, float]:
     """Return how often each process that reports was started again."""
     async with http.get(f"{proxy.url}/metrics") as response:
+        response.raise_for_status()  # an error while no scheduler answers
         families = text_string_to_metric_families(await response.text())
     samples = [sample for family in families for sample in family.samples]
     return {

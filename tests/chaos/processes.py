@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import aiohttp
 
+from tests.support.processes import process_flags
+
 from .asks import MODEL
 
 SPEAKS: Final = re.compile(r"(?:workers: \S+ \S+ on|d2lpm: listening on) http://[^:]+:(?P<port>\d+)")
@@ -108,7 +110,7 @@ async def running_workers(number: int, speed: float, batch: int) -> AsyncIterato
 def router(log: Path, workers: Sequence[str], *flags: str) -> Server:
     """Return the router in front of workers at these URLs, as `d2lpm serve` starts it."""
     named = [flag for url in workers for flag in ("--worker", url)]
-    return Server("router", "serve", *named, *flags, log=log)
+    return Server("router", "serve", *named, *process_flags(), *flags, log=log)
 
 
 def sockets(pid: int) -> int:

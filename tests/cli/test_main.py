@@ -21,6 +21,7 @@ import pytest
 from router.cli.main import COMMANDS, DEMO
 from router.config.sources import keys
 from router.front.http.connection import ACCEPTS_PER_TURN
+from tests.support.processes import process_count, process_flags
 
 README = Path(__file__).parents[2] / "README.md"
 PATIENCE = 60.0
@@ -79,7 +80,7 @@ class Router:
 @contextmanager
 def serving(directory: Path, *flags: str, files: int | None = None) -> Iterator[Router]:
     """Run a router. `files`: its limit of open files."""
-    command = [sys.executable, "-m", "router", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-m", "router", "serve", "--port", "0", *process_flags(), *flags]
     if files is not None:
         command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
     with (
@@ -197,6 +198,7 @@ def test_the_flags_in_the_readme_exist() -> None:
     assert len(shown) > 4
 
 
+@pytest.mark.one_process("the test reads the open files of the process that serves")
 def test_the_listening_socket_is_opened_once_per_accept_of_a_turn(router: Router) -> None:
     """The listening socket is open once for each connection that one turn of the loop accepts."""
     opened = Counter[str]()
@@ -230,7 +232,9 @@ def test_too_few_open_files_are_logged_at_the_start(flags: tuple[str, ...], warn
     with serving(tmp_path, "--worker", "http://127.0.0.1:9", *flags, files=256) as router:
         router.signal(signal.SIGTERM)
         _, log = router.end()
-    assert ("256 open files are allowed (ulimit -n), and --max-connections 10000 may need 11092" in log) == warned
+    assert ("256 open files are allowed (ulimit -n), and --max-connections " in log) == warned
+    if warned and process_count() == 1:  # a front has its share of the connections
+        assert "--max-connections 10000 may need 11092" in log
 
 
 def test_the_access_log_contains_no_query(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def run_all(suites: Mapping[str, Sequence[str]], logs: Path, table: Table, jobs:
 def run_everywhere(runs: Runs, file: str) -> Mapping[str, Results]:
     """Return one file's results by route. Raises RuntimeError or TimeoutExpired if a run does not come to its end."""
     results = {}
+    runs.desk.begin_file()
     for route, workers in ROUTES.items():
         runs.desk.workers = workers
         results[route] = runs.run(f"tests/entrypoints/{file}")

@@ -15,8 +15,9 @@ from tests.engine.processes import Server
 
 from .fork_server import ForkedVllm, ForkServer
 from .hub import ANSWER_TOKENS, GREEDY
+from .results import NOT_STARTED
 
-ROUTER_START_SECONDS = 30.0
+ROUTER_START_SECONDS = 120.0
 OUR_FLAGS = (
     "--host=127.0.0.1",
     "--port={port}",
@@ -34,8 +35,6 @@ NO_WHITESPACE = "--structured-outputs-config.disable_any_whitespace=true"
 """A random model would write it without end."""
 ROUTER_FLAGS = ("--background-responses",)
 """Some tests compute a response in the background, which the router refuses unless asked."""
-KEPT = 3
-"""Fleets that run at the same time: more than one file's tests ask for, and files that ask for the same share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,8 @@ class Question:
 class Desk:
     """Answers each question of a test, by HTTP, with a URL.
 
-    The last `KEPT` fleets stay, so that the same tests can run direct and before a router. One thread answers all
+    What a file's tests ask for stays while the same tests run direct and before a router, and after that until another
+    fleet is needed: idle, a server and the router that polls it take a tenth of a core. One thread answers all
     questions, one by one: a server ends with the thread that started it.
     """
 
@@ -69,6 +69,8 @@ class Desk:
         """How many workers stand behind the router at the URL; 0 for a vLLM server alone."""
         self._forks, self._logs = forks, logs
         self._fleets: dict[str, Fleet] = {}
+        self._asked: set[str] = set()
+        """The questions of the current file."""
         desk = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -102,14 +104,20 @@ class Desk:
         for fleet in self._fleets.values():
             fleet.stop()
 
+    def begin_file(self) -> None:
+        """Take all that was asked so far as that of earlier files."""
+        self._asked.clear()
+
     def url_of(self, text: str) -> str:
         """Return the URL of the server that a question asks for. Raises RuntimeError if it does not start."""
         asked = json.loads(text)
         question = Question(asked["model"], tuple(asked["args"]), asked["environment"])
-        fleet = self._fleets.pop(text, None) or self._started(question)
-        self._fleets[text] = fleet  # the last one asked for is the last to go
+        self._asked.add(text)
+        fleet = self._fleets.get(text) or self._started(question)
+        self._fleets[text] = fleet
         if not fleet.engines:
-            raise RuntimeError("the server does not start: see its log")
+            raise RuntimeError(NOT_STARTED)
+        fleet.stop_routers(except_before=self.workers)
         if not self.workers:
             return fleet.engines[0].url
         if self.workers not in fleet.routers:
@@ -119,8 +127,8 @@ class Desk:
 
     def _started(self, question: Question) -> "Fleet":
         """Return a new fleet, which has no engines if they do not start; the log of the first says why."""
-        while len(self._fleets) >= KEPT:
-            self._fleets.pop(next(iter(self._fleets))).stop()
+        for earlier in self._fleets.keys() - self._asked:
+            self._fleets.pop(earlier).stop()
         number = len(list(self._logs.iterdir()))
         names = [f"vLLM {number} {side}" for side in ("first", "second")]
         fleet = Fleet([question.server(name, self._forks, self._logs / name) for name in names])
@@ -158,7 +166,12 @@ class Fleet:
 
     def stop(self) -> None:
         """Kill all of its servers: asked to end, they take seconds."""
-        for server in (*self.routers.values(), *self.engines):
+        self.stop_routers()
+        for server in self.engines:
             server.kill()
-        self.routers.clear()
         self.engines.clear()
+
+    def stop_routers(self, except_before: int = 0) -> None:
+        """Kill its routers but for the one before this number of workers."""
+        for workers in self.routers.keys() - {except_before}:
+            self.routers.pop(workers).kill()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 ROUTES: Mapping[str, int] = {"direct": 0, "one worker": 1, "two workers": 2}
 """The number of workers behind the router, or 0 without one."""
+NOT_STARTED = "the server does not start: see its log"
+"""The error of a test whose server does not start."""
 Results = Mapping[str, str]
 """The text of each test's failure by its name; empty if it passed. Tests that were skipped are left out."""
 
@@ -47,13 +49,16 @@ class Table:
     excused: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    """Runs of files that gave no results."""
+    """Runs of files that gave no results, and files of which no test got a server: they compare nothing."""
 
     def add(self, suite: str, results: Mapping[str, Results]) -> None:
         """Count one file's results by route."""
         for route, found in results.items():
             self.ran[suite, route] += len(found)
             self.passed[suite, route] += sum(not failure for failure in found.values())
+        if all(NOT_STARTED in failure for failure in results["direct"].values()):
+            file = next(iter(results["direct"])).partition("::")[0]
+            self.broken.append(f"{file}: {NOT_STARTED}")
         for test in (test for test, failure in results["direct"].items() if not failure):
             failures = {
                 route: failure for route, found in results.items() if (failure := found.get(test, "it did not run"))

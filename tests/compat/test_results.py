@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.environment import VLLM
 
-from .results import Table, last_error, read
+from .results import NOT_STARTED, Table, last_error, read
 from .source import ARCHIVE, version
 
 DIRECT = {"f.py::a": "", "f.py::b[1]": "", "f.py::c": "E  wrong"}
@@ -31,6 +31,19 @@ def test_an_excused_test_is_reported_with_its_reason() -> None:
     table = Table({"f.py::b": "a flag"})
     table.add("chat", {"direct": DIRECT, "one worker": {**DIRECT, "f.py::b[1]": "E  x"}})
     assert (table.excused, table.differing) == (["f.py::b[1]\n    before one worker: a flag"], [])
+
+
+def test_a_file_whose_servers_do_not_start_has_not_run() -> None:
+    """Then all tests fail everywhere and nothing differs, which must not look like success."""
+    failed = {f"d/f.py::{name}": f"E   RuntimeError: {NOT_STARTED}" for name in "ab"}
+    for direct, broken in (
+        (failed, [f"d/f.py: {NOT_STARTED}"]),
+        ({**failed, "d/f.py::a": "E   AssertionError: a random model cannot count"}, []),
+        ({**failed, "d/f.py::a": ""}, []),
+    ):
+        table = Table({})
+        table.add("chat", dict.fromkeys(("direct", "one worker", "two workers"), direct))
+        assert table.broken == broken
 
 
 def test_a_run_that_does_not_end_has_no_results(tmp_path: Path) -> None:

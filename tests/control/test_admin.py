@@ -150,7 +150,7 @@ async def test_a_flushed_cache_is_empty_at_the_engine_and_in_the_mirror() -> Non
         async with router.post(chat("long " * 400)) as post:
             await (await engine.call()).answer()
             await post.read()
-        await until(lambda: not router.scheduler.live)
+        await router.until_all_ended()
         assert router.scheduler.mirror.held_tokens(WorkerId(id_)) > 0
         assert await operate(router, "POST", f"/workers/{id_}/flush") == {"id": id_, "flushed": True}
         assert router.scheduler.mirror.held_tokens(WorkerId(id_)) == 0
@@ -174,7 +174,7 @@ async def test_a_client_is_credited_and_forgotten() -> None:
                 await operate(router, "POST", "/clients/user-a/credit", 400, wrong)
             await call.answer()
             await post.read()
-        await until(lambda: not router.scheduler.live)
+        await router.until_all_ended()
         await operate(router, "DELETE", "/clients/user-a")
         await operate(router, "DELETE", "/clients/user-a", 404)
         await operate(router, "POST", "/clients/user-a/credit", 404, {"cost": 1})

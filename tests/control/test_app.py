@@ -107,6 +107,7 @@ async def test_fairness_has_its_documented_shape() -> None:
             assert worker["unstarted_tokens"] > 0
             assert isinstance(worker["service_gap_bound"], NUMBER)
             assert not busy["workers"]["away"]["healthy"]
+            await router.until_all_ended()
             rest = await router.fairness()
             assert [entry["service"]["output"] for entry in rest["clients"].values()] == [1, 1]
             assert all(isinstance(entry["wait_p95_s"], NUMBER) for entry in rest["clients"].values())
@@ -123,7 +124,7 @@ async def test_a_worker_is_drained_and_resumed() -> None:
         async with running_router(worker=workers, **settings) as router:
             posts = [router.post(chat()) for _ in range(3)]
             first, second = await one.call(), await two.call()
-            await until(lambda: router.scheduler.waiting == 1)
+            await router.until_waiting(1)
             async with router.http.post("/workers/one/drain", headers=key) as response:
                 assert await response.json() == {"id": "one", "drained": True}
             assert await router.get_json("/ready") == {"workers": 1}

@@ -7,6 +7,7 @@ that it is missing. Do not trust features that the tests beside this file do not
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Sequence
 from types import FrameType, ModuleType
@@ -100,3 +101,5 @@ def asked_by_sglang() -> bool:
 
 
 sys.meta_path.insert(0, Finder())
+# vLLM, of which SGLang imports a part, would load kernels that only a CPU with AVX-512 can run.
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")

@@ -10,6 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
 
+from tests.support.processes import process_flags
+
 from .environment import ROOT, SGLANG, VLLM
 from .processes import Server, free_ports
 from .wire import COMPLETIONS, WORKER_KEY, Json, call, get, listed, mapped
@@ -281,7 +283,8 @@ class Router(Server):
 
     def __init__(self, name: str, engines: Iterable[Server], flags: Iterable[str], log: Path) -> None:
         workers = [f"--worker={engine.url}" for engine in engines]
-        command = [str(Path(sys.executable).with_name("d2lpm")), "serve", "--port={port}", *workers, *flags]
+        program = str(Path(sys.executable).with_name("d2lpm"))
+        command = [program, "serve", "--port={port}", *workers, *process_flags(), *flags]
         super().__init__(name, command, {"D2LPM_WORKER_API_KEY": WORKER_KEY}, log)
 
     def get(self, path: str) -> Json:

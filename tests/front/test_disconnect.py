@@ -45,12 +45,12 @@ async def test_disconnect_in_the_queue(stream: bool) -> None:
     async with one_at_a_time() as (engine, router), router.post(chat(stream=True)) as first:
         running = await engine.call()
         async with router.post(chat("gone", stream=stream, user="gone")) as post:
-            await until(lambda: router.scheduler.waiting == 1)
+            await router.until_waiting(1)
             if stream:
                 await (await post.response()).content.readuntil(b"\n\n")  # a heartbeat
-        await until(lambda: router.scheduler.waiting == 0)
+        await router.until_waiting(0)
         async with router.post(chat("next")) as post:
-            await until(lambda: router.scheduler.waiting == 1)
+            await router.until_waiting(1)
             await running.answer()
             await first.read()
             call = await engine.call()
@@ -161,7 +161,7 @@ async def test_many_disconnect_at_once() -> None:
         async with asyncio.TaskGroup() as group:
             posts = [router.post(chat(f"{i}", stream=i % 3 > 0)) for i in range(16)]
             calls = [await engine.call() for _ in range(8)]
-            await until(lambda: router.scheduler.waiting == 8)
+            await router.until_waiting(8)
             for post in posts:
                 group.create_task(post.__aexit__())
         await asyncio.gather(*(call.wait_closed() for call in calls))

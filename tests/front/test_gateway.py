@@ -99,6 +99,7 @@ async def test_usage_that_only_the_router_asked_for_is_cut_out(newline: bytes) -
             stream = b"".join(sent).replace(b"\n", newline)
             await call.stream(*(stream[at : at + 1] for at in range(len(stream))))
             assert await post.read() == b"".join(kept).replace(b"\n", newline)
+        await router.until_all_ended()
         service = (await router.fairness())["clients"]["user-ann"]["service"]
         assert (service["extend"], service["output"]) == (9, 3)
 
@@ -338,6 +339,7 @@ async def test_two_requests_in_flight_never_share_an_id() -> None:
             if not expected:
                 await one.answer()
                 await first.read()
+                await router.until_all_ended()
 
 
 async def test_an_error_has_the_request_id_too() -> None:
@@ -348,6 +350,7 @@ async def test_an_error_has_the_request_id_too() -> None:
                 assert (await post.response()).headers["x-request-id"] == "mine"
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_no_key_shows_anywhere(caplog: pytest.LogCaptureFixture) -> None:
     """The worker does not get the client's key, and no key is in a header, a log line, /metrics or /fairness."""
     caplog.set_level("DEBUG")

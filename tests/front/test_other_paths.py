@@ -92,7 +92,7 @@ async def test_a_waiting_call_gets_nothing_before_its_answer() -> None:
     ):
         running = await engine.call()
         async with router.post(b'{"stream":true}', UNKNOWN_PATH) as post:
-            await until(lambda: router.scheduler.waiting == 2)
+            await router.until_waiting(2)
             content = (await second.response()).content
             assert (await content.readuntil(b"\n\n") + await content.readuntil(b"\n\n")).startswith(b": waiting")
             await running.answer()
@@ -118,7 +118,7 @@ async def test_a_call_that_asks_for_no_stream_can_get_one(kind: str) -> None:
             assert (await post.response()).headers["content-type"] == kind
             (await post.response()).close()
             await call.wait_closed()
-        await until(lambda: not router.scheduler.live)
+        await router.until_all_ended()
         assert await service(router, "user-ann") == (7, 0, 0)
 
 
@@ -198,7 +198,7 @@ async def test_a_call_without_a_model_is_queued_like_others() -> None:
         router.post(b"{}", UNKNOWN_PATH) as second,
     ):
         running = await engine.call()
-        await until(lambda: router.scheduler.waiting == 1)
+        await router.until_waiting(1)
         assert engine.calls.empty()
         await running.answer()
         await first.read()

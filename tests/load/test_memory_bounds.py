@@ -182,6 +182,7 @@ async def test_a_long_answer_is_passed_on_as_it_comes() -> None:
             await (await engine.call()).answer()
             cached = int((await post.response()).headers["x-d2lpm-predicted-cached-tokens"])
         assert cached > 1000, "the prompt alone has 600"
+        await router.until_all_ended()
         (client,) = (await router.fairness())["clients"].values()
         assert client["service"]["output"] == 40_000 + 1
 
@@ -282,6 +283,7 @@ async def test_a_connection_whose_body_does_not_come_gives_way() -> None:
 
 
 @pytest.mark.parametrize("status", [101, 600, 999])
+@pytest.mark.one_process("the test reads the router's log")
 async def test_a_status_that_there_is_not_is_the_workers_fault(status: int, caplog: pytest.LogCaptureFixture) -> None:
     """The client of an invalid status receives 502, and nothing fails inside the router."""
     async with served(tries=1) as (engine, router):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.running import chat, running_router, until
+from tests.support.running import chat, running_router
 from tests.support.scripted_engine import scripted_engine
 
 STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
@@ -18,9 +18,9 @@ async def test_a_flood_costs_the_flooder(stream: bool) -> None:
     ):
         call = await engine.call()
         async with router.post(chat("two", user="flood", stream=stream)) as second:
-            await until(lambda: router.scheduler.waiting == 1)
+            await router.until_waiting(1)
             async with router.post(chat("three", user="flood", stream=stream)) as third:
-                await until(lambda: router.scheduler.waiting == 2)
+                await router.until_waiting(2)
                 async with router.post(chat("four", user="light", stream=stream)) as light:
                     refused = await third.response()
                     assert refused.status == 429
@@ -52,7 +52,7 @@ async def test_each_limit_refuses_with_its_reason(limits: dict[str, int], reason
     ):
         call = await engine.call()
         async with router.post(chat()) as second:
-            await until(lambda: router.scheduler.waiting == 1)
+            await router.until_waiting(1)
             async with router.post(chat()) as third:
                 refused = await third.response()
                 assert (refused.status, refused.headers["x-d2lpm-dropped-reason"]) == (429, reason)

@@ -84,6 +84,7 @@ async def test_a_state_replaces_the_one_before_as_a_whole(tmp_path: Path) -> Non
     assert len(decode(path.read_bytes()).pieces) == saved * len(PIECES)
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_a_state_is_loaded_while_it_is_fresh(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An older state is left in its place, with one line in the log."""
     saved = decode((await write(tmp_path, PIECES)).read_bytes()).header.saved
@@ -119,6 +120,7 @@ async def test_what_is_damaged_or_foreign_is_set_aside(
     assert (tmp_path / "state.broken").read_bytes() == broken
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_a_state_that_contradicts_itself_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is taken from a state whose checksum is right and whose pieces contradict each other."""
     await write(tmp_path, [*PIECES, Prefixes((SavedNode(7, b"12345678"),), ())])
@@ -160,6 +162,7 @@ def test_a_directory_that_cannot_be_created_is_a_configuration_error(tmp_path: P
         initial_state(Settings(state=Path("/proc/nothing")), 0.0)
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A failing disk is logged in one line, and the router goes on."""
     with caplog.at_level(logging.ERROR):

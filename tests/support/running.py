@@ -5,19 +5,29 @@ import json
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from io import BytesIO
 from typing import Any, Final, Self
 
 import aiohttp
 import uvicorn
 
+from router.channel.host import SchedulerHost
 from router.config.settings import Settings
+from router.core.model.prompt_key import PromptHasher
 from router.core.scheduler import Scheduler
+from router.front.drain import Drain
 from router.front.http.connection import connection_class
+from router.front.http.connection_limits import Connections
+from router.front.stored.background import BackgroundResponses
 from router.process.single import Router, build
 from router.runtime.emulate import start_emulated_workers
+from router.upstream.connections import WorkerConnections
+from router.upstream.directory import WorkerDirectory
 from router.upstream.discovery import resolve
+
+from .forked_router import forked_router
+from .processes import needs_one_process, process_count
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -57,19 +67,55 @@ class Post:
 
 
 class RunningRouter:
-    """A running router. `http` is a client with the router's URL as base; other members give access to internals."""
+    """A running router. `http` is a client with the router's URL as base.
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, app: Router) -> None:
+    Members that give access to internals skip the test if these are in other processes.
+    """
+
+    def __init__(self, url: str, http: aiohttp.ClientSession, app: Router | None) -> None:
+        """`app`: the router, if it runs in this process."""
         self.url = url
         self.http = http
-        self.drain = app.drain
-        self.connections = app.connections
-        self.hasher = app.front.gateway._hasher
-        self.scheduler_host = app.side.host
-        self.scheduler_client = app.front.scheduler_client
-        self.directory = app.side.directory
-        self.worker_connections = app.front.worker_connections
-        self.background = app.front.background
+        self._app = app
+
+    def _inside(self, what: str) -> Router:
+        """Return the router. `what`: the part of it that the test reaches into."""
+        return self._app or needs_one_process(f"the test reaches into {what}")
+
+    @property
+    def drain(self) -> Drain:
+        """The drain of all calls."""
+        return self._inside("the drain of a front").drain
+
+    @property
+    def connections(self) -> Connections:
+        """The connections of clients."""
+        return self._inside("the connections of a front").connections
+
+    @property
+    def hasher(self) -> PromptHasher:
+        """What hashes prompts."""
+        return self._inside("the hasher of a front").front.gateway._hasher
+
+    @property
+    def worker_connections(self) -> WorkerConnections:
+        """The connections to workers."""
+        return self._inside("a front's connections to workers").front.worker_connections
+
+    @property
+    def background(self) -> BackgroundResponses:
+        """The background responses."""
+        return self._inside("the background responses of a front").front.background
+
+    @property
+    def scheduler_host(self) -> SchedulerHost:
+        """What feeds the scheduler."""
+        return self._inside("the scheduler").side.host
+
+    @property
+    def directory(self) -> WorkerDirectory:
+        """The endpoints of the workers."""
+        return self._inside("the directory of workers").side.directory
 
     @property
     def scheduler(self) -> Scheduler:
@@ -98,10 +144,31 @@ class RunningRouter:
         async with self.http.get(path) as response:
             return await response.json()
 
+    async def until_waiting(self, count: int) -> None:
+        """Wait until so many requests wait for a worker, and no more."""
+        if self._app is not None:
+            await until(lambda: self.scheduler.waiting == count)
+        else:
+            await self._until_clients(lambda clients: sum(each["queued"] for each in clients) == count)
+
+    async def until_all_ended(self) -> None:
+        """Wait until the scheduler counts no request."""
+        if self._app is not None:
+            await until(lambda: not self.scheduler.live)
+        else:
+            await self._until_clients(lambda clients: not any(each["queued"] + each["running"] for each in clients))
+
+    async def _until_clients(self, are: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """Poll until this holds of all clients. Raises TimeoutError after `TIMEOUT_S`."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not are([*(await self.fairness())["clients"].values()]):  # noqa: ASYNC110 - other processes
+                await asyncio.sleep(0.01)
+
     async def check_at_rest(self) -> None:
         """Wait until every call has ended. Raises AssertionError if a count is not zero then."""
-        await until(lambda: not self.scheduler.live)
-        self.check_counts()
+        await self.until_all_ended()
+        if self._app is not None:
+            self.check_counts()
         report = await self.fairness()
         for entry in [*report["clients"].values(), *report["workers"].values()]:
             assert (entry["queued"], entry["running"], entry.get("unstarted_tokens", 0)) == (0, 0, 0), entry
@@ -113,7 +180,7 @@ class RunningRouter:
         assert not scheduler.attempts
         scheduler.ledger.check_conservation()
         assert self.scheduler_host.at_rest
-        assert self.scheduler_client.at_rest
+        assert self._inside("the channel").front.scheduler_client.at_rest
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -128,46 +195,62 @@ async def running_router(*workers: str, **settings: Any) -> AsyncIterator[Runnin
     """Run a router in front of workers with these URLs. On exit, checks that every count is zero.
 
     `resolve` among the settings replaces the resolver of host names. The front and the scheduler exchange encoded
-    messages, as between processes, unless `encoded` is False.
+    messages, as between processes, unless `encoded` is False. With `make test PROCESSES=3` they are processes.
     """
-    find, encoded = settings.pop("resolve", resolve), settings.pop("encoded", True)
-    app = build(Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings}), find, encoded=encoded)
-    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * TIMEOUT_S)
-    async with serving(app) as url, aiohttp.ClientSession(url, connector=connector, timeout=timeout) as http:
+    find, encoded = settings.pop("resolve", None), settings.pop("encoded", True)
+    given = Settings.model_validate({"worker": workers, "poll_interval": 0.05, **settings})
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(listening())
+        if process_count() == 1:
+            app = build(given, find or resolve, encoded=encoded)
+            await stack.enter_async_context(serving(app, listener))
+        else:
+            app = None
+            if find is not None:
+                needs_one_process("the test gives the router a resolver")
+            await stack.enter_async_context(forked_router(given, listener))
+        url = "http://{}:{}".format(*listener.getsockname())
+        connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * TIMEOUT_S)
+        http = await stack.enter_async_context(aiohttp.ClientSession(url, connector=connector, timeout=timeout))
         router = RunningRouter(url, http, app)
         yield router
         await router.check_at_rest()
 
 
+def listening() -> socket.socket:
+    """Listen on a free port of loopback."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    # The command runs on uvloop, which sets this option. asyncio does not set it for a socket made like this one.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
 @asynccontextmanager
-async def serving(app: Router) -> AsyncIterator[str]:
-    """Serve the router on a free port of loopback, as the command does. Yields its URL."""
-    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-        # The command runs on uvloop, which sets this option. asyncio does not set it for a socket made like this one.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        config = uvicorn.Config(
-            app,
-            http=connection_class(app.connections),
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-        )
-        config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        await server.startup([listener])
-        try:
-            yield "http://{}:{}".format(*listener.getsockname())
-        finally:
-            # Not server.shutdown(), which sleeps. Connections that are still open are aborted.
-            for listening in server.servers:
-                listening.close()
-            for connection in list(server.server_state.connections):
-                connection.transport.abort()
-            await server.lifespan.shutdown()
+async def serving(app: Router, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve the router at this socket, as the command does."""
+    config = uvicorn.Config(
+        app,
+        http=connection_class(app.connections),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup([listener])
+    try:
+        yield
+    finally:
+        # Not server.shutdown(), which sleeps. Connections that are still open are aborted.
+        for listening in server.servers:
+            listening.close()
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        await server.lifespan.shutdown()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -157,6 +157,34 @@ class Connection:
         self._read += data
 
 
+class AcceptedConnection(asyncio.StreamReaderProtocol):
+    """A connection from the moment in which the event loop accepts it, which may be some turns before it is served."""
+
+    def __init__(self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
+        super().__init__(asyncio.StreamReader(), serve)
+        self.lost = asyncio.Event()
+        self._aborted = False
+        self._made: asyncio.BaseTransport | None = None
+
+    def abort(self) -> None:
+        """Close the connection without sending what is unsent, now or as soon as it is made."""
+        self._aborted = True
+        if isinstance(self._made, asyncio.WriteTransport):
+            self._made.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        super().connection_made(transport)
+        self._made = transport
+        if self._aborted:
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        super().connection_lost(exc)
+        self.lost.set()
+
+
 class ScriptedEngine:
     """A fake engine. `poll_answers` maps the paths of polls to status and body; a test may change it at any time."""
 
@@ -178,7 +206,7 @@ class ScriptedEngine:
         self.port = port
         self._send_buffer = send_buffer
         self._server: asyncio.Server | None = None
-        self._connections: set[Connection] = set()
+        self._connections: set[AcceptedConnection] = set()
 
     @property
     def url(self) -> str:
@@ -197,7 +225,7 @@ class ScriptedEngine:
 
     async def start(self) -> Self:
         """Start to listen; after `stop`, on the same port as before."""
-        self._server = await asyncio.start_server(self._serve, self.host, self.port)
+        self._server = await asyncio.get_running_loop().create_server(self._accept, self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -206,14 +234,21 @@ class ScriptedEngine:
         assert self._server is not None
         self._server.close()
         for connection in self._connections:
-            connection.writer.transport.abort()
-        await asyncio.gather(*(connection.closed.wait() for connection in self._connections))
+            connection.abort()
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.gather(*(connection.lost.wait() for connection in self._connections))
+        self._connections.clear()
+
+    def _accept(self) -> AcceptedConnection:
+        self._connections = {connection for connection in self._connections if not connection.lost.is_set()}
+        connection = AcceptedConnection(self._serve)
+        self._connections.add(connection)
+        return connection
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._send_buffer is not None:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
         connection = Connection(reader, writer)
-        self._connections.add(connection)
         try:
             async for call in connection.requests():
                 if call.path in self.poll_answers and self.ignores_polls:
@@ -230,8 +265,6 @@ class ScriptedEngine:
                     self.calls.put_nowait(call)
         except ConnectionError:
             pass  # the connection was closed while a poll was answered
-        finally:
-            self._connections.discard(connection)
 
 
 @asynccontextmanager

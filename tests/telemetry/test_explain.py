@@ -11,7 +11,7 @@ from router.core.model.load import Limits, Load
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import UnknownRequest
 from router.telemetry.explain import Explanation, Explanations, RequestOutcome
-from tests.support.running import RunningRouter, chat, running_router, until
+from tests.support.running import RunningRouter, chat, running_router
 from tests.support.scripted_engine import scripted_engine
 
 WORKER = WorkerId("w1")
@@ -172,7 +172,7 @@ async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
             router.post(chat("Hello " * 100, user="bob"), x_request_id="a/b c") as second,
         ):
             call = await engine.call()
-            await until(lambda: router.scheduler.waiting == 1)
+            await router.until_waiting(1)
             assert (await explanation_of(router, "first"))["state"] == "in flight"
             waiting = await explanation_of(router, "a%2Fb%20c")
             assert (waiting["state"], waiting["dispatch"], waiting["client"]) == ("waiting", None, "user-bob")
@@ -216,7 +216,7 @@ async def test_a_refused_a_lost_and_a_failed_request_are_explained() -> None:
             async with router.post(chat(), x_request_id="refused") as post:
                 await post.read()
             await call.respond(500, b"{}")
-        await until(lambda: not router.scheduler.live)
+        await router.until_all_ended()
         await engine.stop()
         async with router.post(chat(), x_request_id="lost") as post:
             await post.read()

@@ -9,7 +9,7 @@ import pytest
 
 from router.core.fleet.health import Condition
 from router.core.model.request import WorkerId
-from tests.support.running import CHAT, chat, running_router, until
+from tests.support.running import CHAT, chat, running_router
 from tests.support.scripted_engine import Call, ScriptedEngine, scripted_engine
 
 REFUSALS = [301, 401, 402, 403, 404, 405, 407, 408]
@@ -157,7 +157,7 @@ async def test_after_a_heartbeat_the_refusal_arrives_in_the_stream() -> None:
         router.post(chat(stream=True)) as second,
     ):
         running = await hole.call()
-        await until(lambda: router.scheduler.waiting == 1)
+        await router.until_waiting(1)
         content = (await second.response()).content
         assert (await content.readuntil(b"\n\n")).startswith(b": waiting")
         await running.answer()

@@ -129,6 +129,7 @@ async def test_a_chat_continues_from_its_tokens(wanted: bool) -> None:
         sent_ids = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
         assert sent_ids == ([counts(4)] if wanted else [])
         assert b"[1" not in before, "the client sees ids that it did not ask for"
+        await router.until_all_ended()
         service = (await router.fairness())["clients"]["user-ann"]["service"]
         assert (service["extend"], service["output"]) == (10, 4), "what was computed twice is charged once"
 

@@ -77,6 +77,7 @@ async def test_a_worker_behind_a_name_is_used_and_drained_when_its_address_is_go
             await until(lambda: len(router.directory.endpoints) == 2)
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_an_address_that_is_back_before_its_calls_end_stays(caplog: pytest.LogCaptureFixture) -> None:
     """A flapping DNS name costs no client a call, and the worker is used again."""
     names = Names("127.0.0.1")
@@ -101,6 +102,7 @@ async def test_an_address_that_is_back_before_its_calls_end_stays(caplog: pytest
                 assert (await first.response()).status == 200
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_a_name_that_cannot_be_resolved_keeps_its_workers(caplog: pytest.LogCaptureFixture) -> None:
     """The last resolved addresses stay in use, and the failure is logged once, not once for each attempt."""
     reported: list[list[str]] = []
@@ -141,6 +143,7 @@ async def test_a_file_is_read_when_it_changes_and_refused_when_it_is_wrong(tmp_p
     assert await source.read() == ()
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_the_workers_of_a_file_serve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Workers of the file serve from the start, one added later also, and an invalid file removes none."""
     file = tmp_path / "workers.yaml"

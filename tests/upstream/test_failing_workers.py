@@ -323,7 +323,7 @@ async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:
             posts = [await stack.enter_async_context(router.post(chat(f"{i}", stream=True))) for i in range(8)]
             await one.call()
             held = await two.call()
-            await until(lambda: router.scheduler.waiting == 6)
+            await router.until_waiting(6)
             await one.stop()
             await until(lambda: one.url not in healthy(router))
             for _ in range(7):

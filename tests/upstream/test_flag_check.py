@@ -199,6 +199,7 @@ async def test_a_worker_that_is_down_or_rejects_the_key_is_found() -> None:
         assert "kv_tokens_default" in (await changes(engine.url, generate=False))[0]
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_findings_are_logged_once_when_a_worker_joins(caplog: pytest.LogCaptureFixture) -> None:
     """The check at join sends no prompt, and a worker that returns unchanged causes no second warning."""
     async with scripted_engine() as engine:

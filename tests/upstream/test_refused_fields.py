@@ -33,6 +33,7 @@ async def refused_fields(router: RunningRouter) -> Any:
 
 
 @pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.one_process("the test reads the router's log")
 async def test_a_refused_field_is_left_out_from_then_on(status: int, caplog: pytest.LogCaptureFixture) -> None:
     """The call is sent again at once without the field, the client sees only the answer, and later calls omit the
     field.

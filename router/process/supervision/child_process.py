@@ -1,9 +1,11 @@
 """One process that the supervisor has started: it is given its plan, and says that it serves and is alive."""
 
 import asyncio
+import os
 import signal
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from router.process.plan import READY, ProcessPlan
 from router.runtime.own_python import python_command
@@ -12,16 +14,41 @@ COMMAND: Final = python_command("router", "process")
 BLOCK_BYTES: Final = 4096
 
 
+class Activity(NamedTuple):
+    """What the kernel says of a process."""
+
+    ready: bool
+    """Whether it runs or waits for a core, rather than sleep."""
+    cpu_seconds: float
+    """CPU time that it has used."""
+
+
+def activity(pid: int) -> Activity:
+    """Return what a process does; where there is no /proc, it sleeps."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return Activity(False, 0.0)
+    return Activity(fields[0] == b"R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+
+
 class ChildProcess:
     """One started process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, name: str, look: Callable[[int], Activity] = activity
+    ) -> None:
+        """`look`: returns what a process does."""
         self.name = name
         self._process = process
         self._serving: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Whether it served before its output ended."""
         self._follower = asyncio.create_task(self._follow())
-        self._silent_turns = 0
+        self._silent_turns = 0.0
+        self._look = look
+        self._counted_at = asyncio.get_running_loop().time()
+        self._cpu_seconds = look(process.pid).cpu_seconds
+        """How much it had used when the last turn was counted."""
         self.waits = False
         """Whether it has written anything, as one does that waits for its plan with all imports done."""
         self.must_answer = False
@@ -61,9 +88,16 @@ class ChildProcess:
         if self.runs:
             self._process.send_signal(number)
 
-    def count_turn(self) -> int:
-        """Count a turn of the supervisor. Returns the turns since the process last wrote something, or was started."""
-        self._silent_turns += 1
+    def count_turn(self) -> float:
+        """Count a turn of the supervisor. Returns the turns since the process last wrote something, or was started.
+
+        A process that hangs sleeps or computes. One that waits for a core is alive, and a kill would only add to the
+        load. So a turn at whose end it is ready to run counts for the share of it in which it had a core.
+        """
+        now, seen = asyncio.get_running_loop().time(), self._look(self.pid)
+        share = (seen.cpu_seconds - self._cpu_seconds) / max(now - self._counted_at, 1e-9)
+        self._silent_turns += min(share, 1.0) if seen.ready else 1.0
+        self._counted_at, self._cpu_seconds = now, seen.cpu_seconds
         return self._silent_turns
 
     async def _follow(self) -> None:
@@ -80,7 +114,7 @@ class ChildProcess:
             self._note_output()
 
     def _note_output(self) -> None:
-        self._silent_turns, self.waits, self.must_answer = 0, True, False
+        self._silent_turns, self.waits, self.must_answer = 0.0, True, False
 
 
 async def start_process(plan: ProcessPlan, command: Sequence[str] = COMMAND) -> ChildProcess:

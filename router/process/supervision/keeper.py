@@ -29,7 +29,9 @@ class LivenessRules:
 
     turn_seconds: float = 1.0
     silent_turns: int = 5
-    """Turns without output of a process that serves, which writes once a second, or of a standby that got its plan."""
+    """Turns without output of a process that serves, which writes once a second, or of a standby that got its plan.
+    Time in which it was ready to run and had no core does not count.
+    """
     start_turns: int = 60
     """Turns without output of a process that starts."""
     grace_seconds: float = GRACE_SECONDS
@@ -61,6 +63,8 @@ class Keeper:
         self._start = start
         self._rules = rules
         self._restarts = 0
+        self._ended: ChildProcess | None = None
+        """The last process that was ended because it was silent."""
 
     @property
     def serves(self) -> bool:
@@ -102,7 +106,8 @@ class Keeper:
             return
         prompt = self.process.serves or self.process.must_answer
         limit = self._rules.silent_turns if prompt else self._rules.start_turns
-        if self.process.count_turn() == limit:
+        if self.process.count_turn() >= limit and self._ended is not self.process:
+            self._ended = self.process
             log.error("%s has been silent for %d turns of the supervisor; it is ended", self.process.name, limit)
             self.process.send(signal.SIGKILL)
 

@@ -12,17 +12,20 @@ import multiprocessing.context
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import pytest
 
+MODELS, MODEL = "vllm.model_executor.models.llama", "LlamaForCausalLM"
+"""The module and class of the only model that servers load."""
 IMPORTED = (
     "tests.conftest",
     "vllm.entrypoints.cli.benchmark.main",
     "vllm.entrypoints.cli.openai",
     "vllm.entrypoints.cli.serve",
-    "vllm.model_executor.models.llama",
+    MODELS,
     "vllm.v1.worker.cpu_worker",
 )
 END_WITH_PARENT = 1
@@ -34,6 +37,13 @@ def import_all() -> None:
     sys.path.insert(0, os.getcwd())
     for name in IMPORTED:
         importlib.import_module(name)
+    register_model()
+
+
+def register_model() -> None:
+    """Let vLLM look at the model's class here, instead of importing everything in one more process per server."""
+    registry = importlib.import_module("vllm.model_executor.models").ModelRegistry
+    registry.register_model(MODEL, getattr(sys.modules[MODELS], MODEL))
 
 
 def serve(arguments: Sequence[str]) -> None:
@@ -75,6 +85,8 @@ def become(job: Mapping[str, object]) -> NoReturn:
     os.environ.update(environment)
     try:
         JOBS[str(job["program"])](arguments)
+    except Exception:
+        traceback.print_exc()  # this process ends before the interpreter would print it
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -187,6 +187,7 @@ async def test_service_of_forgotten_clients_stays_counted() -> None:
             async with router.post(chat(user=user)) as post:
                 await (await engine.call()).answer(completion=7)
                 await post.read()
+        await router.until_all_ended()
         report = await router.fairness()
         assert list(report["clients"]) == ["user-cy"]
         assert report["forgotten"]["output"] == 14

@@ -22,7 +22,7 @@ from .accepted import accepted
 from .calls import Probe, probes
 from .differences import Difference, differences
 
-ROUTER_START_SECONDS = 20.0
+ROUTER_START_SECONDS = 120.0
 TRIES = 3
 """How often a call is made that shows a difference: how many tokens an engine puts into an event is chance."""
 

@@ -207,4 +207,5 @@ def engine_paths(dialect: str) -> Iterator[Probe]:
         yield post("generate", "/generate", native)
         yield post("generate, streamed", "/generate", {**native, "stream": True})
         yield post("generate from ids", "/generate", {**native, "text": None, "input_ids": [5, 6, 7]})
-        yield post("Ollama's chat", "/api/chat", {"model": MODEL, "messages": [TURN], "stream": False})
+        few = {"options": {"num_predict": 4}}
+        yield post("Ollama's chat", "/api/chat", {"model": MODEL, "messages": [TURN], "stream": False, **few})

@@ -49,7 +49,7 @@ async def test_tokens_are_charged_while_they_stream(api: ChatApi) -> None:
             await response.content.readuntil(api.delta("a") * 7)
             response.close()
             await call.wait_closed()
-        await until(lambda: not router.scheduler.live)
+        await router.until_all_ended()
         extend, cached, output = await service(router, "user-ann")
         assert extend > 0
         assert api.charged_after_start in ((extend, cached), (None, cached))

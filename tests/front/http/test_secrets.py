@@ -63,6 +63,7 @@ async def reports(router: RunningRouter, requests: list[str]) -> str:
     return "\n".join(texts)
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_no_key_is_disclosed(caplog: pytest.LogCaptureFixture) -> None:
     """No key is in an answer, error, metric, report or log, whatever happens to the call."""
     caplog.set_level(logging.DEBUG, logger="router")
@@ -91,6 +92,7 @@ async def test_no_key_is_disclosed(caplog: pytest.LogCaptureFixture) -> None:
         assert secret[3:] not in texts + caplog.text
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_client_names_are_escaped_everywhere(caplog: pytest.LogCaptureFixture) -> None:
     """No client name can forge a line of a log, header, metric or report."""
     caplog.set_level(logging.DEBUG, logger="router")

@@ -113,7 +113,7 @@ async def test_a_pinned_call_waits_for_its_worker_without_delaying_others() -> N
         async with router.post(ask(previous_response_id="resp_1"), RESPONSES, **ANN) as first:
             running = await keeper.call()
             async with router.post(ask(previous_response_id="resp_1", input="more"), RESPONSES, **ANN) as second:
-                await until(lambda: router.scheduler.waiting == 1)
+                await router.until_waiting(1)
                 async with router.post(ask(), RESPONSES, **BOB) as third:
                     await (await other.call()).respond(200, encoded("resp_3"))
                     assert (await third.response()).status == 200
@@ -177,7 +177,7 @@ async def test_a_call_that_waits_for_a_lost_worker_is_refused() -> None:
         async with router.post(ask(previous_response_id="resp_1"), RESPONSES, **ANN) as first:
             await keeper.call()
             async with router.post(ask(previous_response_id="resp_1"), RESPONSES, **ANN) as second:
-                await until(lambda: router.scheduler.waiting == 1)
+                await router.until_waiting(1)
                 await keeper.stop()
                 assert (await second.response()).status == 503
             assert (await first.response()).status in (502, 503)

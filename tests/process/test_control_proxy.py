@@ -1,0 +1,24 @@
+"""What a front answers itself when it cannot pass a call on to the scheduler's process."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from router.front.byte_budget import ByteBudget
+from router.process.control_proxy import ControlProxy
+
+
+@pytest.mark.parametrize(("path", "status"), [("/metrics", 503), ("/health", 200)])
+async def test_while_no_scheduler_runs_its_paths_can_be_asked_again_later(
+    path: str, status: int, tmp_path: Path
+) -> None:
+    """A monitor must not take a restart of the scheduler for an error of the router; /health is the front's own."""
+    async with (
+        ControlProxy(str(tmp_path / "nobody"), ByteBudget(1 << 20)) as proxy,
+        httpx.AsyncClient(transport=httpx.ASGITransport(proxy), base_url="http://front") as http,
+    ):
+        answer = await http.get(path)
+    assert answer.status_code == status
+    if status == 503:
+        assert answer.headers["retry-after"] == "1"
