@@ -506,7 +506,10 @@ def history(policy: str) -> str:
 @pytest.mark.parametrize("barrier", [None, BarrierId("rack")])
 def test_without_a_group_the_balancing_default_serves_like_the_other(barrier: BarrierId | None) -> None:
     """On a random history, `dlpm_balance` gives the commands of `dlpm_home` exactly if no workers step together."""
-    parameters = (DlpmHomeParameters(100.0, 300.0), DlpmBalanceParameters(100.0, 300.0, patience=32))
+    parameters = (
+        DlpmHomeParameters(quantum=100.0, worker_quantum=300.0),
+        DlpmBalanceParameters(quantum=100.0, worker_quantum=300.0, patience=32),
+    )
 
     def commands(policy: str) -> list[Command]:
         scheduler = Scheduler(POLICIES[policy], TIGHT, Parameters(*parameters), Random(0))
@@ -520,7 +523,8 @@ def test_without_a_group_the_balancing_default_serves_like_the_other(barrier: Ba
             arrival = Arrived(Request(RequestId(f"r{step}"), ClientId(text[-1]), MODELS[0], (key(text),), 20))
             ended = [running.pop(random.randrange(len(running)))] if running and random.random() < 0.9 else []
             finished = [Finished(each, Usage(CHUNK_TOKENS * 3, random.randint(0, 20), 0)) for each in ended]
-            for event in (arrival, *finished):
+            events: list[Event] = [arrival, *finished]
+            for event in events:
                 commands = scheduler.handle(event, now)
                 running += [command.request for command in commands if isinstance(command, Dispatch)]
                 given += commands

@@ -14,7 +14,7 @@ COMMAND: Final = python_command("router", "process")
 BLOCK_BYTES: Final = 4096
 
 
-class Activity(NamedTuple):
+class ProcessActivity(NamedTuple):
     """What the kernel says of a process."""
 
     ready: bool
@@ -23,20 +23,20 @@ class Activity(NamedTuple):
     """CPU time that it has used."""
 
 
-def activity(pid: int) -> Activity:
+def activity(pid: int) -> ProcessActivity:
     """Return what a process does; where there is no /proc, it sleeps."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return Activity(False, 0.0)
-    return Activity(fields[0] == b"R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+        return ProcessActivity(False, 0.0)
+    return ProcessActivity(fields[0] == b"R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
 
 class ChildProcess:
     """One started process."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, name: str, look: Callable[[int], Activity] = activity
+        self, process: asyncio.subprocess.Process, name: str, look: Callable[[int], ProcessActivity] = activity
     ) -> None:
         """`look`: returns what a process does."""
         self.name = name

@@ -30,6 +30,7 @@ def test_the_prediction_is_that_of_its_definition(lengths: list[int], age: int, 
         past.record(length)
     alive = [length - age for length in lengths if length > age]
     ending = [left for left in alive if left <= horizon]
+    expected: float | None
     if not alive:
         expected = None
     elif not ending or len(ending) / len(alive) < gate:
