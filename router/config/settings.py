@@ -209,8 +209,8 @@ class Settings(PolicyGroups):
     alias: Annotated[tuple[Annotated[str, AfterValidator(alias_pair)], ...], AfterValidator(one_model_each)] = ()
     """Additional name for a model, as NAME=MODEL; repeatable. Workers receive the model's own name."""
     worker_dns: tuple[Annotated[str, AfterValidator(name_url)], ...] = ()
-    """URL such as http://vllm:8000 whose host name has one address per worker; repeatable. It is looked up regularly,
-    and a worker whose address is gone is drained."""
+    """URL such as http://vllm:8000 whose host name has one address per worker; repeatable. A worker whose
+    address is gone is drained."""
     workers_file: Path | None = None
     """YAML file with a list of workers, in the form of `worker`. It is read again when it changes: a worker that is
     gone is drained, and a file with a mistake changes nothing."""
@@ -267,7 +267,7 @@ class Settings(PolicyGroups):
     trusted_proxy: tuple[Annotated[str, AfterValidator(network)], ...] = LOOPBACK
     """Address, or network such as 10.0.0.0/8, from which `trusted_header` is accepted; repeatable."""
     clients: Path | None = None
-    """YAML file with the keys, weights and limits of clients and groups (see `d2lpm keys`). It is read again when it
+    """YAML file with the keys, weights and limits of clients and groups (see `d2lpm keys`), read again when it
     changes. Without it, keys name clients but are not checked."""
     isolate: Literal["none", "client", "group"] = "none"
     """Keep the cached prefixes of each client, or of each group, apart, so that timing does not reveal what others

@@ -133,10 +133,11 @@ def test_a_busy_port_is_one_line() -> None:
 
 
 def test_help_and_version_end_well() -> None:
-    """Help and version print what they should and exit with 0."""
+    """Help and version print what they should and exit with 0; the help of `serve` fits on 60 lines."""
     done = run("serve", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "--help-all" in done.stdout
+    assert len(done.stdout.splitlines()) <= 60
     assert "--max-unstarted-tokens" in run("serve", "--help-all").stdout
     assert re.fullmatch(r"d2lpm \d+\.\d+\.\d+\n", run("--version").stdout)
 
