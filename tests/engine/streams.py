@@ -11,9 +11,9 @@ import httpx
 from . import prompts
 from .fleet import Engine, Router
 from .processes import wait_until
-from .wire import CHAT, COMPLETIONS, Json, event_data, joined, listed, loads, mapped
+from .wire import CHAT, COMPLETIONS, ONE_CALL_EACH, Json, event_data, joined, listed, loads, mapped
 
-_HTTP = httpx.Client(timeout=120, verify=False, trust_env=False, limits=httpx.Limits(max_connections=None))
+_HTTP = httpx.Client(timeout=120, verify=False, trust_env=False, limits=ONE_CALL_EACH)
 TOKENS = 600
 KILLED_AFTER = 100
 """Least characters of each stream when its worker is killed.

@@ -11,7 +11,9 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 WORKER_KEY = "the-engines-own-key"
 
-_HTTP = httpx.Client(timeout=30.0, verify=False, trust_env=False)
+# Threads share these clients. No idle connection is kept, as the pool may close one that a thread has just been given.
+ONE_CALL_EACH = httpx.Limits(max_keepalive_connections=0)
+_HTTP = httpx.Client(timeout=30.0, verify=False, trust_env=False, limits=ONE_CALL_EACH)
 
 
 @dataclass(frozen=True, slots=True)
