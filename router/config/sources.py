@@ -27,8 +27,8 @@ from router.runtime.nearest import did_you_mean
 PREFIX: Final = "D2LPM_"
 ABOUT: Final = (
     "Each flag is also an environment variable (--max-queued: D2LPM_MAX_QUEUED, --dlpm.quantum: D2LPM_DLPM__QUANTUM) "
-    "and a key of the --config file (max_queued; quantum under dlpm). Flags override variables, and variables the file. "
-    "In a variable, commas separate the values of a repeatable flag."
+    "and a key of the --config file (max_queued; quantum under dlpm). Flags override variables, and variables the file."
+    " In a variable, commas separate the values of a repeatable flag."
 )
 _METAVARS: Final = {
     "worker": "URL",
