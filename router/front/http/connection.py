@@ -220,8 +220,9 @@ class ClientConnection(HttpToolsProtocol):
         self._unread.charge_to(self._address)
         if not cycle.more_body:
             self._connections.mark_busy(self, self._address)
-        cycle.send = partial(send, cycle, self._unread)  # type: ignore[method-assign]
-        super()._start_asgi_task(cycle, app)
+        # Not kept in `cycle.send`: a call that refers to itself would wait for the garbage collector.
+        send_message = partial(send, cycle, self._unread)
+        super()._start_asgi_task(cycle, lambda scope, receive, _: app(scope, receive, send_message))
 
     def on_response_complete(self) -> None:
         """Go on with the next call, once a call is answered."""

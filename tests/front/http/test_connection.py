@@ -1,8 +1,10 @@
 """Clients that send too much, too slowly or too early, or do not read, on real sockets."""
 
 import asyncio
+import gc
 import json
 import socket
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -11,7 +13,7 @@ from random import Random
 import pytest
 import uvicorn
 import uvloop
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from router.front.byte_budget import ByteBudget
@@ -42,6 +44,17 @@ async def connected(
         yield reader, writer
     finally:
         writer.transport.abort()
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncIterator[tuple[str, int]]:
+    """Serve an application without a router. Yields its address."""
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
+    config.load()
+    connection: Callable[..., asyncio.Protocol] = connection_class(Connections(FrontLimits(), ByteBudget(2**20)))
+    made = partial(connection, config=config, server_state=ServerState(), app_state={})
+    async with await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()
 
 
 async def read_to_end(reader: asyncio.StreamReader) -> bytes:
@@ -476,13 +489,35 @@ async def test_an_earlier_disconnect_is_reported_too() -> None:
         except ClientGone:
             ended.set_result(None)
 
-    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None)
-    config.load()
-    connection: Callable[..., asyncio.Protocol] = connection_class(Connections(FrontLimits(), ByteBudget(2**20)))
-    made = partial(connection, config=config, server_state=ServerState(), app_state={})
-    async with await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0) as server:
-        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    async with serving(app) as address:
+        _, writer = await asyncio.open_connection(*address)
         writer.write(request_bytes())
         writer.close()
         async with asyncio.timeout(TIMEOUT_S):
             await ended
+
+
+async def test_reference_counts_free_a_call() -> None:
+    """The garbage collector looks at old objects too rarely to free what calls leave. The next call lets go of one."""
+    calls: list[weakref.ref[object]] = []
+
+    class Called:
+        """Lives as long as its call."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["called"] = called = Called()
+        calls.append(weakref.ref(called))
+        await Exchange(scope, receive, send).respond(200, [], b"{}")
+
+    async with serving(app) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        gc.disable()
+        try:
+            for _ in range(2):
+                writer.write(request_bytes())
+                async with asyncio.timeout(TIMEOUT_S):
+                    await reader.readuntil(b"{}")
+            assert [call() is None for call in calls] == [True, False]
+        finally:
+            gc.enable()
+            writer.close()
