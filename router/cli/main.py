@@ -8,10 +8,8 @@ from importlib.metadata import version
 from typing import Final, NoReturn, Protocol, cast
 
 from router.errors import ConfigError
-from router.runtime.command_line import Parser
+from router.runtime.command_line import INTERRUPTED, Parser
 
-INTERRUPTED: Final = 130
-"""The exit code that shells use for a command ended by SIGINT."""
 DEMO: Final = "demo"
 PROCESS: Final = "process"
 """The command by which `serve --processes` starts its processes; of no use to others, so no help text names it."""

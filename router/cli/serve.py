@@ -7,7 +7,6 @@ import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
 
 from router.config.settings import Settings, WorkerAddress
 from router.config.sources import ABOUT, add_flags, load
@@ -16,10 +15,8 @@ from router.front.http.connection import accept_sockets
 from router.process.server import DrainingServer, check_files, client_server_config, set_up_process
 from router.process.single import build
 from router.process.supervision.supervisor import process_count, supervise
+from router.runtime.command_line import INTERRUPTED
 from router.runtime.emulate import EmulatedWorker, start_emulated_workers
-
-INTERRUPTED: Final = 130
-"""The exit code that shells use for a command ended by SIGINT."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

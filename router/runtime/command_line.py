@@ -2,10 +2,13 @@
 
 import argparse
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from router.errors import ConfigError
 from router.runtime.nearest import did_you_mean
+
+INTERRUPTED: Final = 130
+"""The exit code that shells use for a command ended by SIGINT."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -21,9 +21,8 @@ from router.process.server import GRACE_SECONDS, set_up_process
 from router.process.supervision.child_process import COMMAND, ChildProcess, start_process
 from router.process.supervision.keeper import Keeper, LivenessRules
 from router.process.supervision.standby import Standby
+from router.runtime.command_line import INTERRUPTED
 
-INTERRUPTED: Final = 130
-"""The exit code that shells use for a command ended by SIGINT."""
 LONGEST_FOLDER: Final = 96
 """Bytes of the path of the folder of sockets. The kernel takes 107 for that of a socket, macOS 103."""
 
