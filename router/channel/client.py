@@ -34,8 +34,6 @@ REPORT_STEPS: Final = 5
 time in proportion to its streams (`make bench`)."""
 REPORT_TOKENS: Final = 64
 """A stream with at least this many unreported tokens is reported at any look."""
-
-
 LAG_RETRY_SECONDS: Final = 2.0
 """Seconds after which a call may be repeated that was refused because the scheduler lags."""
 

@@ -16,17 +16,13 @@ from router.channel.messages import (
     AnyQuestion,
     Ask,
     Assignment,
-    CallEnded,
-    FieldsRefused,
-    FrontMeasured,
+    Fact,
     FrontMessage,
+    LaterEvent,
     RanBefore,
-    ResponseForgotten,
-    ResponseStored,
     Saved,
     SchedulerMessage,
     Timeouts,
-    UnreachableWorker,
     WaitedBefore,
     Withdrawn,
     WorkerChanged,
@@ -55,10 +51,8 @@ log = logging.getLogger(__name__)
 
 Deliver = Callable[[SchedulerMessage], None]
 """Sends a message to one front."""
-LaterEvent = Started | Progressed | Finished | Failed | Returned | Cancelled
-Fact = UnreachableWorker | FieldsRefused | CallEnded | ResponseStored | ResponseForgotten | FrontMeasured
 LaterMessage = LaterEvent | Fact | Ask
-"""All messages of a front but a new request."""
+"""All messages of a front but those that open a request and those of its report to a new run."""
 
 
 class Observer(Protocol):
@@ -148,7 +142,7 @@ class FrontLink:
             for each in report:
                 try:
                     self._handle(each)
-                except Exception:  # see `socket`
+                except Exception:  # as in `socket`: it must not lose the rest of the report
                     log.exception("a report of front %d failed inside the scheduler: %s", self.number, type(each))
         self.messages = message.messages
         self._host.reported(self)
@@ -249,7 +243,7 @@ class SchedulerHost:
         """Called when a front has reported all that an earlier run had of it."""
 
     def reported(self, front: FrontLink) -> None:
-        """A front has reported all that an earlier run had of it."""
+        """Take note that a front has reported all that an earlier run had of it."""
         self.earlier.has_reported(front.session)
         self.on_reported(front)
 
@@ -266,7 +260,7 @@ class SchedulerHost:
             self.feed(Released(complete=False))
 
     def all_reported(self) -> None:
-        """All fronts of the earlier run that are left have reported: forget what its state says of others."""
+        """Forget what the restored state says: all fronts that are left of the earlier run have reported."""
         self.earlier = EarlierRun()
 
     def set_services(self, services: FrontServices) -> None:
@@ -359,7 +353,7 @@ class SchedulerHost:
         self.feed(event)
 
     def receive(self, front: FrontLink, message: LaterMessage) -> None:
-        """Handle a message of a front other than a new request."""
+        """Handle a message about an open request, a fact or a question of a front."""
         match message:
             case Finished(ended) | Failed(ended) | Cancelled(ended):
                 self.feed(message)

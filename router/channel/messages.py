@@ -20,7 +20,9 @@ TicketId = NewType("TicketId", int)
 
 A_co = TypeVar("A_co", covariant=True)
 
-FrontEvent = Arrived | Started | Progressed | Finished | Failed | Returned | Cancelled
+LaterEvent = Started | Progressed | Finished | Failed | Returned | Cancelled
+"""The events of a request after its arrival."""
+FrontEvent = Arrived | LaterEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +201,9 @@ class AllReported:
     """How many messages the front has sent to any run, this one included."""
 
 
-FrontMessage = (
-    FrontEvent
-    | WaitedBefore
-    | RanBefore
-    | AllReported
-    | UnreachableWorker
-    | FieldsRefused
-    | CallEnded
-    | ResponseStored
-    | ResponseForgotten
-    | FrontMeasured
-    | Ask
-)
+Fact = UnreachableWorker | FieldsRefused | CallEnded | ResponseStored | ResponseForgotten | FrontMeasured
+"""What a front reports besides its requests."""
+FrontMessage = FrontEvent | WaitedBefore | RanBefore | AllReported | Fact | Ask
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import assert_never
 
-from router.channel.host import Fact, FrontLink, FrontServices, SchedulerHost
+from router.channel.host import FrontLink, FrontServices, SchedulerHost
 from router.channel.messages import (
     AdmitNewClient,
     AnswerValue,
     AnyQuestion,
     BeginCall,
     CallEnded,
+    Fact,
     FieldsRefused,
     FindResponse,
     FrontMeasured,
