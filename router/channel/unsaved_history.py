@@ -43,7 +43,7 @@ MOST_ENDED: Final = 50_000
 
 
 @dataclass(slots=True)
-class Visit:
+class AttemptHistory:
     """One attempt of a request: its time at one worker."""
 
     assignment: Assignment
@@ -77,26 +77,26 @@ class RequestHistory:
     """The scheduler's id of the request."""
     arrived_with: int
     """The number of the message that reported its arrival."""
-    visits: list[Visit] = field(default_factory=list)
+    attempts: list[AttemptHistory] = field(default_factory=list)
     end: Finished | Failed | Cancelled | None = None
     """How it ended, other than by the end of an attempt."""
     ended_with: int = 0
     """The number of the message that reported the end; 0 while the request lives."""
 
     @property
-    def visit(self) -> Visit | None:
+    def attempt(self) -> AttemptHistory | None:
         """The present attempt; None while the request waits."""
-        return self.visits[-1] if self.visits and self.visits[-1].end is None else None
+        return self.attempts[-1] if self.attempts and self.attempts[-1].end is None else None
 
     def report(self, covered: int) -> Iterator[FrontMessage]:
         """Yield what has become of the request. `covered`: how many messages the state covers."""
         own, request, saved = self.request.id, self.request, self.arrived_with <= covered
         if self.name != own:
             request = replace(request, id=self.name)
-        if not self.visits:
+        if not self.attempts:
             yield WaitedBefore(own, request) if saved else Arrived(request)
-        for visit in self.visits:
-            yield from visit.report(own, request, saved=saved)
+        for attempt in self.attempts:
+            yield from attempt.report(own, request, saved=saved)
         if self.end is not None:
             yield self.end
 
@@ -134,16 +134,16 @@ class UnsavedHistory:
         match message:
             case Progressed(output_tokens):
                 for request, tokens in output_tokens.items():
-                    if (visit := self._visit(request)) is not None:
-                        visit.output_tokens = tokens
+                    if (attempt := self._attempt(request)) is not None:
+                        attempt.output_tokens = tokens
             case Arrived(request):
                 history = self._live[request.id] = RequestHistory(request, request.id, self.messages)
                 self._requests[history] = None
             case Started(started):
-                if (visit := self._visit(started)) is not None:
-                    visit.started = True
+                if (attempt := self._attempt(started)) is not None:
+                    attempt.started = True
             case Returned(returned):
-                self._end_visit(returned, message)
+                self._end_attempt(returned, message)
             case Finished() | Failed() | Cancelled():
                 self._end(message)
             case ResponseStored() | ResponseForgotten():
@@ -157,8 +157,8 @@ class UnsavedHistory:
         """Note a message of the scheduler."""
         match message:
             case Assignment(request):
-                if (history := self._live.get(request)) is not None and history.visit is None:
-                    history.visits.append(Visit(message))
+                if (history := self._live.get(request)) is not None and history.attempt is None:
+                    history.attempts.append(AttemptHistory(message))
                     history.name = message.known_as or request
             case Answered(number, answer):
                 asked = self._questions.pop(number, None)
@@ -171,7 +171,7 @@ class UnsavedHistory:
         while self._ended and self._ended[0].ended_with <= messages:
             del self._requests[self._ended.popleft()]
         for history in self._requests:
-            history.visits = [visit for visit in history.visits if visit.end is None or visit.ended_with > messages]
+            history.attempts = [each for each in history.attempts if each.end is None or each.ended_with > messages]
         while self._facts and self._facts[0][0] <= messages:
             self._facts.popleft()
 
@@ -184,22 +184,22 @@ class UnsavedHistory:
         yield from [fact for _, fact in self._facts]
         yield from self._questions.values()
 
-    def _visit(self, request: RequestId) -> Visit | None:
+    def _attempt(self, request: RequestId) -> AttemptHistory | None:
         history = self._live.get(request)
-        return None if history is None else history.visit
+        return None if history is None else history.attempt
 
-    def _end_visit(self, request: RequestId, end: AttemptEnd) -> bool:
+    def _end_attempt(self, request: RequestId, end: AttemptEnd) -> bool:
         """End the present attempt of a request. Returns whether there is one."""
-        if (visit := self._visit(request)) is None:
+        if (attempt := self._attempt(request)) is None:
             return False
-        visit.end, visit.ended_with = end, self.messages
+        attempt.end, attempt.ended_with = end, self.messages
         return True
 
     def _end(self, end: Finished | Failed | Cancelled) -> None:
-        ended_a_visit = self._end_visit(end.request, end)
+        ended_attempt = self._end_attempt(end.request, end)
         if (history := self._live.pop(end.request, None)) is not None:
             history.ended_with = self.messages
-            history.end = None if ended_a_visit else end
+            history.end = None if ended_attempt else end
             self._ended.append(history)
             if len(self._ended) > self._most_ended:
                 self._drop_oldest()
