@@ -17,7 +17,7 @@ BLOCK_BYTES: Final = 4096
 class ProcessActivity(NamedTuple):
     """What the kernel says of a process."""
 
-    ready: bool
+    runnable: bool
     """Whether it runs or waits for a core, rather than sleep."""
     cpu_seconds: float
     """CPU time that it has used."""
@@ -96,7 +96,7 @@ class ChildProcess:
         """
         now, seen = asyncio.get_running_loop().time(), self._look(self.pid)
         share = (seen.cpu_seconds - self._cpu_seconds) / max(now - self._counted_at, 1e-9)
-        self._silent_turns += min(share, 1.0) if seen.ready else 1.0
+        self._silent_turns += min(share, 1.0) if seen.runnable else 1.0
         self._counted_at, self._cpu_seconds = now, seen.cpu_seconds
         return self._silent_turns
 

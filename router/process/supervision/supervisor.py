@@ -198,7 +198,7 @@ class Supervisor:
         return [process for process in (*started, self._standby.process) if process is not None]
 
 
-async def _cancelled(tasks: Sequence[asyncio.Task[None] | asyncio.Task[int | None] | asyncio.Task[bool]]) -> None:
+async def _cancelled(tasks: Sequence[asyncio.Task[object]]) -> None:
     """Cancel tasks, and wait until they have ended. Raises nothing."""
     for task in tasks:
         task.cancel()

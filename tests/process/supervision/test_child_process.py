@@ -68,6 +68,6 @@ def test_the_kernel_says_what_a_process_does() -> None:
     before = activity(os.getpid())
     while time.process_time() < before.cpu_seconds + 0.05:
         pass
-    assert before.ready
+    assert before.runnable
     assert 0 < before.cpu_seconds < activity(os.getpid()).cpu_seconds
     assert activity(2**22 + 1) == ProcessActivity(False, 0.0)
