@@ -15,6 +15,8 @@ from router.front.exchange import ClientGone, Exchange, new_request_id
 ADDRESS_HEADER: Final = b"x-d2lpm-client-address"
 """Carries the client's address. Only fronts can set it: one that a client sends is removed."""
 HOP_HEADERS: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"expect"})
+NOT_PASSED_ON: Final = HOP_HEADERS | {ADDRESS_HEADER, b"content-length", b"accept-encoding"}
+"""Headers of a client's call that are not passed on; the last three are set anew."""
 TIMEOUT_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 1.0
 """Seconds after which a call may be repeated that came while no scheduler ran."""
@@ -59,11 +61,7 @@ class ControlProxy:
             await exchange.fail(CapacityError(away, retry_after=RETRY_SECONDS))
 
     async def _pass_on(self, scope: Scope, body: bytes) -> httpx.Response:
-        headers = [
-            (name, value)
-            for name, value in scope["headers"]
-            if name not in HOP_HEADERS and name not in (ADDRESS_HEADER, b"content-length", b"accept-encoding")
-        ]
+        headers = [(name, value) for name, value in scope["headers"] if name not in NOT_PASSED_ON]
         if scope.get("client"):
             headers.append((ADDRESS_HEADER, scope["client"][0].encode()))
         headers.append((b"accept-encoding", b"identity"))

@@ -112,9 +112,8 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        signal.pthread_sigmask(
-            signal.SIG_UNBLOCK, {signal.SIGTERM}
-        )  # `handle_exit` is in place, see `defer_termination`
+        # `handle_exit` is in place, so the signal that `defer_termination` keeps can come.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         await super().startup(sockets)
         if self.started:
             self._on_started()

@@ -88,14 +88,6 @@ class BackgroundMetrics(Collector):
         yield GaugeMetricFamily("d2lpm_background_responses", what, value=len(self._background))
 
 
-class WrittenFile(Protocol):
-    """A file that the router rewrites or appends to while it runs."""
-
-    @property
-    def failing(self) -> bool:
-        """Whether the last write failed."""
-
-
 class LagMetrics(Collector):
     """Counts the calls that were refused because the scheduler's process lags."""
 
@@ -105,6 +97,14 @@ class LagMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         what = "Calls refused because the scheduler's process does not keep up."
         yield CounterMetricFamily("d2lpm_scheduler_lag_refusals", what, value=self._refusals())
+
+
+class WrittenFile(Protocol):
+    """A file that the router rewrites or appends to while it runs."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last write failed."""
 
 
 class FileMetrics(Collector):
