@@ -110,6 +110,14 @@ def nearest_policy(name: str) -> str | None:
     return f"d2lpm+{word}" if word in ORDERS else f"{word}+dlpm"
 
 
+def revealed(value: object) -> object:
+    """Return what JSON can express of a setting's value: a secret in the clear, a path as text.
+
+    Only for what other users cannot read.
+    """
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+
 def network(text: str) -> str:
     """Return the text. Raises ValueError unless it is an IP address or network."""
     ip_network(text)

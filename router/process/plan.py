@@ -11,13 +11,11 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, Self
 
-from pydantic import SecretStr
-
-from router.config.settings import Settings
+from router.config.settings import Settings, revealed
 from router.errors import ConfigError
 from router.runtime.periodic import PeriodicTask
 
@@ -74,29 +72,16 @@ class ProcessPlan:
 
     def encoded(self) -> bytes:
         """Return the plan as one line."""
-        fields = {
-            "settings": self.settings.model_dump(mode="python"),
-            "folder": self.folder,
-            "number": self.number,
-            "fronts": self.fronts,
-            "listener": self.listener,
-            "restart": self.restart,
-            "connected": self.connected,
-        }
-        return json.dumps(fields, default=_plain).encode() + b"\n"
-
-
-def _plain(value: object) -> object:
-    """Return what JSON can express: secrets in the clear, paths as text."""
-    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return json.dumps({**values, "settings": self.settings.model_dump()}, default=revealed).encode() + b"\n"
 
 
 def decode_plan(line: bytes) -> ProcessPlan:
     """Return the plan. Raises ConfigError if the line is none."""
     try:
-        fields = json.loads(line)
-        settings, connected = Settings.model_validate(fields["settings"]), tuple(fields["connected"])
-        return ProcessPlan(**{**fields, "settings": settings, "connected": connected})
+        values = json.loads(line)
+        settings, connected = Settings.model_validate(values["settings"]), tuple(values["connected"])
+        return ProcessPlan(**{**values, "settings": settings, "connected": connected})
     except (ValueError, TypeError, KeyError):
         raise ConfigError("only `d2lpm serve --processes` starts this command") from None
 

@@ -6,9 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from pydantic import SecretStr
-
-from router.config.settings import Settings, WorkerAddress
+from router.config.settings import Settings, WorkerAddress, revealed
 from router.core.model.commands import Command
 from router.core.model.events import Cancelled, Event, Failed, Finished, Returned, WorkerJoined, WorkerLeft
 from router.core.model.request import WorkerId
@@ -80,15 +78,10 @@ class OperatorChanges:
     """What an operator changed of the fleet; it outlives a run of the scheduler, but not the router."""
 
     added: tuple[str, ...] = ()
-    """The workers that were added, each as the JSON of a `WorkerAddress` with its key."""
+    """The workers that were added, each as the JSON of a `WorkerAddress` with its key in the clear."""
     removed: tuple[str, ...] = ()
     """URLs of workers that were removed although a source names them."""
     drained: tuple[WorkerId, ...] = ()
-
-
-def _revealed(value: object) -> object:
-    """Return a secret in the clear, for the file of a run that takes over, which only this user can read."""
-    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
 class WorkerRegistry:
@@ -148,7 +141,7 @@ class WorkerRegistry:
 
     def operator_changes(self) -> OperatorChanges:
         """Return what the operator has changed."""
-        added = [json.dumps(worker.model_dump(), default=_revealed) for worker in self._named[OPERATOR].values()]
+        added = [json.dumps(worker.model_dump(), default=revealed) for worker in self._named[OPERATOR].values()]
         return OperatorChanges(tuple(added), tuple(self._removed_by_operator), tuple(sorted(self._drain.drained)))
 
     def repeat(self, changes: OperatorChanges) -> None:
