@@ -29,7 +29,9 @@ LONGEST_FOLDER: Final = 96
 
 def process_count(setting: int | Literal["auto"]) -> int:
     """Return how many processes serve: by default one for each core that this process may use."""
-    return len(os.sched_getaffinity(0)) if setting == "auto" else setting
+    if setting != "auto":
+        return setting
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
 def supervise(settings: Settings, listener: socket.socket, fronts: int, on_ready: Callable[[], None]) -> int:

@@ -1,12 +1,21 @@
-"""Where the supervisor puts the sockets between its processes."""
+"""How many processes serve, and where the supervisor puts the sockets between them."""
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from router.errors import ConfigError
-from router.process.supervision.supervisor import socket_folder
+from router.process.supervision.supervisor import process_count, socket_folder
+
+
+def test_auto_is_a_process_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that the process may use; where the system does not say which these are, of all."""
+    assert process_count("auto") == len(os.sched_getaffinity(0))
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert process_count("auto") == os.cpu_count()
+    assert process_count(3) == 3
 
 
 def test_only_this_user_can_enter_the_folder_of_sockets(tmp_path: Path) -> None:
