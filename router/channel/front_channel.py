@@ -116,7 +116,7 @@ class FrontChannel:
             self._lost_at = asyncio.get_running_loop().time()
             log.error("the scheduler's process is gone; streams go on, and calls wait for it")
             self._report(await self._reconnect())
-            log.warning("the scheduler's process is back; it knows %d requests of this front", self._history.requests)
+            log.warning("the scheduler's process is back, and has the report of %d requests", self._history.requests)
 
     async def _reconnect(self) -> FrontEnd:
         end, secret, run = await self._connect_within(GIVE_UP_SECONDS)
