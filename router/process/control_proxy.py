@@ -18,6 +18,8 @@ HOP_HEADERS: Final = frozenset({b"connection", b"keep-alive", b"transfer-encodin
 NOT_PASSED_ON: Final = HOP_HEADERS | {ADDRESS_HEADER, b"content-length", b"accept-encoding"}
 """Headers of a client's call that are not passed on; the last three are set anew."""
 TIMEOUT_SECONDS: Final = 60.0
+LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=5.0)
+"""Idle connections are kept for less time than by the other side, which so closes none at the moment of a call."""
 RETRY_SECONDS: Final = 1.0
 """Seconds after which a call may be repeated that came while no scheduler ran."""
 HEALTH: Final = "/health"
@@ -32,7 +34,7 @@ class ControlProxy:
         self._budget = budget
 
     async def __aenter__(self) -> Self:
-        transport = httpx.AsyncHTTPTransport(uds=self._path)
+        transport = httpx.AsyncHTTPTransport(uds=self._path, limits=LIMITS)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://scheduler", timeout=TIMEOUT_SECONDS)
         return self
 

@@ -23,6 +23,8 @@ log = logging.getLogger("router")
 
 GRACE_SECONDS: Final = 5
 """Seconds that connections have to close once no call is in flight."""
+CONTROL_IDLE_SECONDS: Final = 30
+"""Seconds for which the scheduler's process keeps an idle connection of a front: longer than the front does."""
 SWITCH_SECONDS: Final = 0.0005
 """Time after which the event loop gets the GIL back from a parsing thread: a tenth of Python's default."""
 
@@ -76,6 +78,7 @@ def control_server_config(app: ASGIApp, path: str) -> uvicorn.Config:
     """Return the configuration of a server for fronts at a Unix socket."""
     config = _server_config(app)
     config.uds = path
+    config.timeout_keep_alive = CONTROL_IDLE_SECONDS
     config.date_header = False
     return config
 

@@ -6,7 +6,8 @@ import httpx
 import pytest
 
 from router.front.byte_budget import ByteBudget
-from router.process.control_proxy import ControlProxy
+from router.process.control_proxy import LIMITS, ControlProxy
+from router.process.server import control_server_config
 
 
 @pytest.mark.parametrize(("path", "status"), [("/metrics", 503), ("/health", 200)])
@@ -22,3 +23,10 @@ async def test_while_no_scheduler_runs_its_paths_can_be_asked_again_later(
     assert answer.status_code == status
     if status == 503:
         assert answer.headers["retry-after"] == "1"
+
+
+def test_a_front_gives_up_an_idle_connection_before_the_scheduler_does() -> None:
+    """Otherwise a call could meet one that is being closed, and would fail although the scheduler runs."""
+    config = control_server_config(ControlProxy("nobody", ByteBudget(0)), "control")
+    assert LIMITS.keepalive_expiry is not None
+    assert LIMITS.keepalive_expiry < config.timeout_keep_alive
