@@ -142,7 +142,8 @@ class WorkerRegistry:
     def operator_changes(self) -> OperatorChanges:
         """Return what the operator has changed."""
         added = [json.dumps(worker.model_dump(), default=revealed) for worker in self._named[OPERATOR].values()]
-        return OperatorChanges(tuple(added), tuple(self._removed_by_operator), tuple(sorted(self._drain.drained)))
+        drained = [worker for worker in sorted(self._drain.drained) if self._leaving.get(worker, True)]
+        return OperatorChanges(tuple(added), tuple(self._removed_by_operator), tuple(drained))
 
     def repeat(self, changes: OperatorChanges) -> None:
         """Make the changes that the operator made in an earlier run. Called before anything else."""
