@@ -36,6 +36,8 @@ class Takeover:
         self._saved = saved
         self._missing = set(fronts)
         self._complete = asyncio.Event()
+        self._awaits_late = False
+        """Whether the scheduler goes on, and fronts are still missing."""
 
     def begin(self) -> None:
         """Hold the scheduler. To be called before fronts can connect."""
@@ -65,15 +67,22 @@ class Takeover:
             log.error("fronts %s have not reported; the scheduler goes on without them", sorted(self._missing))
         scheduler = self._side.host.scheduler
         log.warning("took over %d requests, of which %d wait", scheduler.live, scheduler.waiting)
-        complete = not self._missing
-        if complete:
+        self._release()
+
+    def _release(self) -> None:
+        """Let the scheduler go on. Once no front is missing, forget what none has reported."""
+        self._awaits_late = bool(self._missing)
+        if not self._missing:
             self._side.host.all_reported()
-        self._side.host.feed(Released(complete))
+        self._side.host.feed(Released(complete=not self._missing))
 
     def _on_reported(self, front: FrontLink) -> None:
+        """Take note that a front has reported, or one that was started again in its place."""
         self._missing.discard(front.number)
         if not self._missing:
             self._complete.set()
+            if self._awaits_late:
+                self._release()
 
 
 class Legacy:

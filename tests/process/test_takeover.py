@@ -191,7 +191,13 @@ async def test_a_front_that_is_gone_keeps_nobody_waiting(tmp_path: Path) -> None
         await gone.aclose()
         await runs.kill()
         await runs.begin(2)
-        assert not runs.side.host.scheduler.cluster.held
+        host = runs.side.host
+        assert not host.scheduler.cluster.held
+        assert runs.served() == owed
+        assert host.earlier.keeps(RequestId("a"))  # the front may only be late
+        await runs.front(2)  # its place is taken
+        await until(lambda: not host.earlier.keeps(RequestId("a")))
+        assert not list(host.scheduler.charged_requests())
         assert runs.served() == owed
 
 
