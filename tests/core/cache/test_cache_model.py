@@ -1,4 +1,4 @@
-"""A request finds only the part of its match that is computed when it starts, and `Occupancy` learns what a chunk of the
+"""A request finds only the part of its match that is computed when it starts; `Occupancy` learns what a chunk of the
 prefix tree takes of an engine's cache.
 """
 

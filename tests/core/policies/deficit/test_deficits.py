@@ -148,6 +148,21 @@ def test_a_key_that_never_joined_has_no_counter() -> None:
     assert ("a" in table, table.deficit("a"), list(table)) == (False, 0.0, ["b"])
 
 
+def test_forgotten_keys_without_debt_are_dropped() -> None:
+    """A deficit below the quantum stays in the table and is found by its key again."""
+    table: DeficitTable[str] = DeficitTable(debtors=10)
+    for key, cost in (("even", 0.0), ("less", 1.0), ("debt", 500.0)):
+        table.join(key, 100.0, 100.0)
+        table.charge(key, cost)
+        table.forget(key)
+    assert list(table) == ["less", "debt"]
+    table.join("debt", 100.0, 100.0)
+    assert table.deficit("debt") == -400.0
+    table.reset()
+    table.forget("debt")
+    assert list(table) == []
+
+
 # Clients, in groups or alone
 
 
