@@ -45,7 +45,7 @@ class LoadProjection:
         self._ranks: dict[WorkerId, dict[RequestId, RunningRequest]] = {}
         """Without the ranks that have none."""
         self._loads: dict[WorkerId, tuple[int, Sequence[int]]] = {}
-        """The projected loads that still hold, each after the load from which it follows."""
+        """Of the same ranks, the projected loads that still hold, each after the load from which it follows."""
 
     def add(self, request: Request, worker: WorkerId, tokens: int) -> None:
         """Add a request of this many input tokens that is sent to a rank."""
@@ -79,7 +79,9 @@ class LoadProjection:
         """Return a rank's load in 0 to H steps, in tokens. `load`: what it is now."""
         known = self._loads.get(worker)
         if known is None or known[0] != load:
-            known = self._loads[worker] = load, self._project(worker, load)
+            known = load, self._project(worker, load)
+            if worker in self._ranks:
+                self._loads[worker] = known
         return known[1]
 
     def _project(self, worker: WorkerId, load: int) -> Sequence[int]:
