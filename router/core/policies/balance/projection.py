@@ -55,10 +55,13 @@ class LoadProjection:
         self._loads.pop(worker, None)
 
     def request_charged(self, charge: Charge) -> None:
-        """A request in flight has more output."""
-        if not (gained := charge.after.output - charge.before.output):
-            return
+        """A request in flight may have more output.
+
+        `charge.before` does not count: of a request that was taken over, it is what an earlier run has charged.
+        """
         running = self._ranks[charge.worker][charge.request]
+        if not (gained := charge.after.output - running.age):
+            return
         running.tokens += gained
         running.age += gained
         running.left -= gained
