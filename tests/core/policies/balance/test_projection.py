@@ -71,7 +71,7 @@ def test_a_prediction_is_refreshed_now_and_then_and_when_it_is_used_up() -> None
 
 
 def test_what_an_earlier_run_charged_is_not_taken_from_the_age() -> None:
-    """A request that is taken over begins with the charge of the earlier run taken back, and is as old as its output."""
+    """A request that is taken over is as old as its output, though what an earlier run charged is taken back first."""
     projection = LoadProjection(TrueLength(Planned({"r": 152})), HORIZON, 4)
     projection.add(request("r"), W, 10)
     projection.request_charged(charge("r", 100, 0))
