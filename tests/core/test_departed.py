@@ -110,6 +110,9 @@ class Fleet(Scene):
         "preble",
         "consistent_hash+lpm",
         "rpm",
+        "brh",
+        "dlpm_balance",
+        "least_kv+fcfs",
     ],
 )
 def test_only_the_last_departed_workers_are_remembered(policy: str) -> None:
@@ -123,6 +126,18 @@ def test_only_the_last_departed_workers_are_remembered(policy: str) -> None:
     roots = [fleet.scheduler, fleet.metrics, fleet.alarm]
     assert {way for root in roots for way in ways_to(root, set(names[:-LIMIT]))} == set()
     assert ways_to(fleet.metrics, set(names[-LIMIT:]))
+
+
+@pytest.mark.parametrize("policy", ["dlpm_balance", "br0", "brh"])
+def test_a_departed_worker_that_served_nothing_leaves_no_trace(policy: str) -> None:
+    """Nor does a worker whose load was only compared with that of others."""
+    fleet = Fleet(policy)
+    names = [f"worker-{number}" for number in range(3 * LIMIT)]
+    for name in names:
+        fleet.join(name, "another model")
+        fleet.serve(fleet.arrive("ada", "doc"))
+        fleet.leave(name)
+    assert ways_to(fleet.scheduler, set(names[:-LIMIT])) == {}
 
 
 # What is remembered

@@ -180,7 +180,7 @@ class WatchIndex:
         """
         changed: list[MatchWatch] = []
         held = self._held
-        for place, (chunk,) in enumerate(iter_unpack("8s", hashes) if held else ()):
+        for place, (chunk,) in enumerate(iter_unpack(f"{HASH_BYTES}s", hashes) if held else ()):
             if chunk in held:
                 here: list[MatchWatch] = []
                 for group in [*held[chunk]]:

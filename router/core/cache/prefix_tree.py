@@ -93,8 +93,8 @@ class PrefixTree:
         return self._holdings
 
     def held_chunks(self, worker: WorkerId) -> int:
+        """Return how many chunks a worker holds."""
         holding = self._holdings.get(worker)
-        """Return all that a worker holds; this is another object once the worker was dropped."""
         return 0 if holding is None else holding.chunks
 
     def match(self, hashes: bytes) -> Mapping[WorkerId, int]:
@@ -139,7 +139,7 @@ class PrefixTree:
         return found
 
     def holding(self, worker: WorkerId) -> Holding:
-        """All that a worker holds; another object once the worker was dropped."""
+        """Return all that a worker holds; this is another object once the worker was dropped."""
         holding = self._holdings.get(worker)
         if holding is None:
             holding = self._holdings[worker] = Holding(next(self._serial))

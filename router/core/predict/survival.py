@@ -12,6 +12,7 @@ from itertools import accumulate
 from math import inf
 from typing import Final
 
+from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import Request
 from router.core.predict.output_predictor import OutputPredictor
 
@@ -87,20 +88,25 @@ class ExactMatchLengths(OutputPredictor):
         self._gate = gate
         self._most_prompts = prompts
         self._limit = limit
-        self._prompts: OrderedDict[object, PastLengths] = OrderedDict()
+        self._prompts: OrderedDict[tuple[object, ...], PastLengths] = OrderedDict()
         self._any_prompt = SurvivalLengths(gate)
 
     def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:
-        past = self._prompts.get((request.model, request.prompts))
+        past = self._prompts.get(_prompts_key(request))
         predicted = None if past is None else past.remaining(age, horizon, self._gate)
         return self._any_prompt.remaining(request, age, horizon) if predicted is None else predicted
 
     def answer_ended(self, request: Request, tokens: int) -> None:
         self._any_prompt.answer_ended(request, tokens)
-        key = request.model, request.prompts
+        key = _prompts_key(request)
         if (past := self._prompts.pop(key, None)) is None:
             past = PastLengths(self._limit)
         past.record(tokens)
         self._prompts[key] = past
         if len(self._prompts) > self._most_prompts:
             self._prompts.popitem(last=False)
+
+
+def _prompts_key(request: Request) -> tuple[object, ...]:
+    """Return what only requests of one model with the same prompts share. A prompt's last hash covers all before it."""
+    return request.model, *[(prompt.hashes[-HASH_BYTES:], prompt.size, prompt.tokens) for prompt in request.prompts]

@@ -24,6 +24,22 @@ def test_a_start_moves_tokens_from_unstarted_to_held() -> None:
     assert (len(made), made.unstarted, made.unstarted_tokens, made.kv_tokens) == (0, 0, 0, 0)
 
 
+def test_the_context_of_a_request_counts_from_its_dispatch_to_its_end() -> None:
+    """The whole input counts, cached or not and started or not, and the output so far."""
+    made = InFlightTable()
+    first = made.add(10, 0.0, streamed=True, had_place=True, cached_tokens=90)
+    second = made.add(5, 0.0, streamed=True, had_place=True)
+    assert (first.context_tokens, made.context_tokens) == (100, 105)
+    made.start(first, 1.0, guessed=False)
+    made.count_output(first, 7)
+    made.count_output(first, -2)
+    assert (first.context_tokens, made.context_tokens) == (105, 110)
+    made.remove(first, 9.0)
+    assert made.context_tokens == second.context_tokens == 5
+    made.remove(second, 9.0)
+    assert made.context_tokens == 0
+
+
 def test_the_first_of_the_unstarted_is_the_one_that_is_computed() -> None:
     """The table knows the tokens of the first unstarted request and when it became the first."""
     made, _ = table_of()

@@ -3,12 +3,12 @@ BR-H.
 
 Ranks that step together wait for the fullest of them at every step, so what counts is not how many requests a rank has
 but how many tokens it reads. All requests wait in one pool. Whenever a rank has room, the rank with the most free
-places takes the request whose F-score there is largest (section 3.2 and 4.2).
+places takes the request whose F-score there is largest (sections 3.2 and 4.2).
 
 Stage 1, while more than `threshold` places are free in all, admits one request. Stage 2 looks at the first `candidates`
 of the pool and admits the subset of at most `subset` of them, and as many as the rank has places for, whose F-score is
 largest; if that is not positive, the best single one all the same, to avoid starvation. Of ranks with as many free
-places, the one with the largest margin goes first.
+places, the one with the largest margin goes first; of these, the one that was sent nothing for longest.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -95,7 +95,6 @@ class BalanceRoute(Policy):
     def next(self, now: float) -> Choice | None:
         chosen = self._next_planned() or self._choose()
         if chosen is None:
-            self._planned.clear()
             return None
         request, worker, why = chosen
         self._take(request.id, now)
@@ -103,12 +102,11 @@ class BalanceRoute(Policy):
         return Choice(request, worker, why)
 
     def _next_planned(self) -> tuple[Request, WorkerId, str] | None:
-        """The next request of a subset, if its rank still has room for it."""
-        worker = self._planned_rank
-        while self._planned and worker in self._loads:
+        """The next request of a subset for which its rank still has room."""
+        while self._planned:
             request = self._pool[self._planned.pop(0)]
-            if self._view.admits(worker, request):
-                return request, worker, "subset"
+            if self._view.admits(self._planned_rank, request):
+                return request, self._planned_rank, "subset"
         return None
 
     def _choose(self) -> tuple[Request, WorkerId, str] | None:

@@ -9,8 +9,8 @@ With H = 0, alpha = 1 and beta = the number of ranks this is the decrease of the
 step.
 
 F is concave, so of the sums that can be had, the best is one of two: the largest up to the *kink*, the margin at which
-the slope ceases to be positive, or the smallest beyond it. That holds for any H. (Appendix D.4 of the paper looks at
-all distinct margins.)
+the slope ceases to be positive, or the smallest beyond it. That holds for any H. (The paper's Appendix D.4 enumerates
+all subsets for BR-H, or probes around every distinct margin.)
 """
 
 from bisect import bisect_left, bisect_right
@@ -51,17 +51,6 @@ class FScore:
 def step_score(tokens: float, margin: float, beta: float) -> float:
     """Return F for one step, with alpha = 1: `FScore` with H = 0, without the lists."""
     return tokens - beta * (tokens - margin) if tokens > margin else tokens
-
-
-def best_single(weights: Iterable[tuple[float, T]], score: FScore) -> T | None:
-    """Return the item of these, each after its weight in tokens, with the largest F; of equals the first. None if there
-    are none.
-    """
-    best, largest = None, -inf
-    for weight, item in weights:
-        if (value := score(weight)) > largest:
-            best, largest = item, value
-    return best
 
 
 class Subset(NamedTuple):

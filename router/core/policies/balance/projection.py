@@ -45,7 +45,7 @@ class LoadProjection:
         self._ranks: dict[WorkerId, dict[RequestId, RunningRequest]] = {}
         """Without the ranks that have none."""
         self._loads: dict[WorkerId, tuple[int, Sequence[int]]] = {}
-        """The projected loads that still hold, each after the load from which it follows."""
+        """Of the same ranks, the projected loads that still hold, each after the load from which it follows."""
 
     def add(self, request: Request, worker: WorkerId, tokens: int) -> None:
         """Add a request of this many input tokens that is sent to a rank."""
@@ -55,10 +55,13 @@ class LoadProjection:
         self._loads.pop(worker, None)
 
     def request_charged(self, charge: Charge) -> None:
-        """A request in flight has more output."""
-        if not (gained := charge.after.output - charge.before.output):
-            return
+        """A request in flight may have more output.
+
+        `charge.before` does not count: of a request that was taken over, it is what an earlier run has charged.
+        """
         running = self._ranks[charge.worker][charge.request]
+        if not (gained := charge.after.output - running.age):
+            return
         running.tokens += gained
         running.age += gained
         running.left -= gained
@@ -79,7 +82,9 @@ class LoadProjection:
         """Return a rank's load in 0 to H steps, in tokens. `load`: what it is now."""
         known = self._loads.get(worker)
         if known is None or known[0] != load:
-            known = self._loads[worker] = load, self._project(worker, load)
+            known = load, self._project(worker, load)
+            if worker in self._ranks:
+                self._loads[worker] = known
         return known[1]
 
     def _project(self, worker: WorkerId, load: int) -> Sequence[int]:

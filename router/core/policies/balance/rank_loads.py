@@ -3,7 +3,7 @@
 Workers that wait for no other are balanced among each other, as if they stepped together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from router.core.model.request import BarrierId, WorkerId
@@ -32,12 +32,6 @@ class RankLoads:
         self._last_dispatches: dict[WorkerId, int] = {}
         """The number of the last request dispatched to each worker, counted over all of them."""
         self._dispatches = 0
-
-    def __contains__(self, worker: WorkerId) -> bool:
-        return worker in self._barriers
-
-    def __iter__(self) -> Iterator[WorkerId]:
-        return iter(self._barriers)
 
     @property
     def any_group(self) -> bool:
@@ -71,7 +65,7 @@ class RankLoads:
         """Return the workers with room of each group, the lightest first, of equals the one that was sent nothing for
         longest; and the groups in the order of their mean loads.
         """
-        view, room = self._view, self._view.with_room
+        view, room, last = self._view, self._view.with_room, self._last_dispatches
         if not room:
             return []
         groups: list[tuple[float, int, list[RankWithRoom]]] = []
@@ -85,8 +79,6 @@ class RankLoads:
                 for worker, load in zip(group, loads, strict=True)
                 if worker in room
             ]
-            if ranks:
-                last = self._last_dispatches
-                ranks.sort(key=lambda rank: (-rank.margin, last.get(rank.worker, 0)))
-                groups.append((sum(loads) / len(loads), number, ranks))
+            ranks.sort(key=lambda rank: (-rank.margin, last.get(rank.worker, 0)))
+            groups.append((sum(loads) / len(loads), number, ranks))
         return [ranks for _, _, ranks in sorted(groups)]

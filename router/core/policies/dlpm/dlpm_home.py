@@ -173,11 +173,11 @@ class DlpmHome(Policy):
         The worker with the fewest requests in flight is first, so that requests without a home go there; ties take
         turns.
         """
-        ranks = [*self._loads.with_room]
-        if ranks:
-            least, _, first = ranks[0]
+        loads = [*self._loads.with_room]  # as they are now: they may change while this is iterated
+        if loads:
+            least, _, first = loads[0]
             most = self._parameters.load_ratio * least + self._parameters.load_slack
-            for load, _, worker in ranks:
+            for load, _, worker in loads:
                 yield worker, first if load > most else worker
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
@@ -335,14 +335,14 @@ class DlpmHome(Policy):
         """The first request of the longest queue of a worker without room, if its client's deficit there is used up,
         for the first worker with room that may have it.
         """
-        ranks = [*self._loads.with_room]
-        if not ranks or (home := self._loads.longest_home_without_room) is None:
+        loads = [*self._loads.with_room]
+        if not loads or (home := self._loads.longest_home_without_room) is None:
             return None
         turn = self._pool.homes[home].longest(lambda _: True)
         if turn is None:
             return None
         request, able = turn.request, self._pool[turn.request.id].able
-        for _, _, worker in ranks:
+        for _, _, worker in loads:
             if worker in able and self._view.admits(worker, request) and self._may_copy(request, home, worker):
                 return Choice(request, worker, "copied")
         return None

@@ -16,38 +16,38 @@ from router.core.policies.context import FleetView
 
 FEW: Final = 16
 """This many workers or fewer are compared one by one."""
-Rank = tuple[int, int, WorkerId]
+LoadKey = tuple[int, int, WorkerId]
 """The load, what decides between equals, and the worker."""
 
 
 class LoadOrder:
-    """Workers in the order of their ranks. A change costs O(log workers), and moving their references."""
+    """Workers in the order of their keys. A change costs O(log workers), and moving their references."""
 
     def __init__(self) -> None:
-        self._ranks: dict[WorkerId, Rank] = {}
-        self._ordered: list[Rank] = []
+        self._keys: dict[WorkerId, LoadKey] = {}
+        self._ordered: list[LoadKey] = []
 
-    def __iter__(self) -> Iterator[Rank]:
-        """Iterate in order, as it is now; it may change meanwhile."""
-        return iter([*self._ordered])
+    def __iter__(self) -> Iterator[LoadKey]:
+        """Iterate in order. The order must not change meanwhile."""
+        return iter(self._ordered)
 
-    def of(self, worker: WorkerId) -> Rank:
-        """Return a worker's rank."""
-        return self._ranks[worker]
+    def of(self, worker: WorkerId) -> LoadKey:
+        """Return a worker's key."""
+        return self._keys[worker]
 
     def set(self, worker: WorkerId, load: int, tie: int) -> None:
-        """Set a worker's rank."""
-        rank, known = (load, tie, worker), self._ranks.get(worker)
-        if rank != known:
+        """Set a worker's key."""
+        key, known = (load, tie, worker), self._keys.get(worker)
+        if key != known:
             if known is not None:
                 del self._ordered[bisect_left(self._ordered, known)]
-            self._ranks[worker] = rank
-            insort(self._ordered, rank)
+            self._keys[worker] = key
+            insort(self._ordered, key)
 
     def remove(self, worker: WorkerId) -> None:
         """Remove a worker, if it is there."""
-        if (rank := self._ranks.pop(worker, None)) is not None:
-            del self._ordered[bisect_left(self._ordered, rank)]
+        if (key := self._keys.pop(worker, None)) is not None:
+            del self._ordered[bisect_left(self._ordered, key)]
 
     def with_load(self, load: int) -> list[WorkerId]:
         """Return the workers with exactly this load."""
@@ -139,8 +139,8 @@ class FleetLoads:
         self._take_changes()
         if len(workers) > FEW:
             return self._by_homes.least(lambda worker: worker in workers and worker not in besides, count)
-        ranks = [self._by_homes.of(worker) for worker in workers if worker not in besides]
-        return [worker for _, _, worker in nsmallest(count, ranks)]
+        keys = [self._by_homes.of(worker) for worker in workers if worker not in besides]
+        return [worker for _, _, worker in nsmallest(count, keys)]
 
     def _take_changes(self) -> None:
         for worker in self._view.take_changed_loads():

@@ -70,6 +70,15 @@ def test_a_prediction_is_refreshed_now_and_then_and_when_it_is_used_up() -> None
     assert projection.loads(W, 16) == [16, *[0] * HORIZON]  # but while it runs, it counts for one step
 
 
+def test_what_an_earlier_run_charged_is_not_taken_from_the_age() -> None:
+    """A request that is taken over is as old as its output, though what an earlier run charged is taken back first."""
+    projection = LoadProjection(TrueLength(Planned({"r": 152})), HORIZON, 4)
+    projection.add(request("r"), W, 10)
+    projection.request_charged(charge("r", 100, 0))
+    projection.request_charged(charge("r", 0, 150))
+    assert projection.loads(W, 160) == [160, 161, *[0] * (HORIZON - 1)]
+
+
 def test_without_predictions_every_request_outlives_the_horizon() -> None:
     """Without a predictor, a rank's load grows by one token per request and step."""
     projection = LoadProjection(None, 3, 4)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.core.model.request import WorkerId
 from router.core.policies.base import Candidate
 from router.core.policies.simple.balancers import lightest
-from tests.core.scenario import MODEL, Scene
+from tests.core.scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene
 
 W = ("w1", "w2", "w3")
 
@@ -91,6 +91,37 @@ def test_a_new_worker_has_the_lowest_load() -> None:
     assert [scene.worker_of(scene.arrive("ada", prompt)) for prompt in "ef"] == ["w3", "w3"]
 
 
+def test_least_kv_counts_whole_inputs_and_output() -> None:
+    """A long prompt counts though it is cached, and so does output: two short requests go to the other worker, but not
+    the next one, when one of them has streamed more tokens than they lack of the long one.
+    """
+    scene = Scene("least_kv", workers=W[:2])
+    for _ in range(4):
+        scene.serve(scene.arrive("ada", "d" * 20))
+    long = scene.arrive("ada", "d" * 20)
+    assert scene.dispatched[long].cached_tokens > 0
+    first, second = scene.arrive("ada", "x" * 8), scene.arrive("ada", "y" * 8)
+    assert scene.worker_of(first) == scene.worker_of(second) != scene.worker_of(long)
+    scene.start(first)
+    scene.progress(first, 10 * CHUNK_TOKENS)
+    assert scene.worker_of(scene.arrive("ada", "z")) == scene.worker_of(long)
+
+
+@pytest.mark.parametrize("policy", ["least_kv", "two_choices_kv"])
+def test_placement_by_tokens_counts_the_inputs_that_wait(policy: str) -> None:
+    """With no room anywhere, two short requests wait for one worker while a long one waits for the other, and the next
+    one for the other once the long one is gone.
+    """
+    scene = Scene(policy, workers=W[:2], settings=ONE_AT_A_TIME)
+    assert {scene.worker_of(scene.arrive("ada", letter * 4)) for letter in "ab"} == {*W[:2]}
+    long = scene.arrive("ada", "x" * 20)
+    first, second = scene.arrive("ada", "y" * 2), scene.arrive("ada", "z" * 2)
+    scene.cancel(long)
+    last = scene.arrive("ada", "w" * 2)
+    scene.serve_all()
+    assert scene.worker_of(first) == scene.worker_of(second) != scene.worker_of(last)
+
+
 def ranks_chosen(policy: str, workers: tuple[str, ...]) -> set[str]:
     """Return the ranks by load of the workers that many requests were placed on, while some requests end."""
     scene, random, seen = Scene(policy, workers=workers), Random(1), set[str]()
@@ -115,7 +146,7 @@ def test_two_choices_takes_the_lighter_of_two() -> None:
     assert ranks_chosen("random", W) == {"most", "least", "between"}
 
 
-@pytest.mark.parametrize("policy", ["random", "two_choices"])
+@pytest.mark.parametrize("policy", ["random", "two_choices", "two_choices_kv"])
 def test_random_placement_favours_no_worker(policy: str) -> None:
     """On an idle fleet each of three workers gets a third, and not in rotation."""
     scene = Scene(policy, workers=W)

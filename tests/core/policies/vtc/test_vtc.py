@@ -284,3 +284,34 @@ def test_the_heap_does_not_grow_with_refunds() -> None:
         counters.charge(ClientId("c"), 1.0, 1.0)
         assert counters.least_served() == "c"
     assert len(counters) <= 7
+
+
+def test_vtc_forgets_counters_that_would_be_lifted_anyway() -> None:
+    """Counters at or above the current level are kept."""
+    counters = VirtualCounters()
+    for name, cost in (("low", 1.0), ("last", 5.0), ("high", 9.0)):
+        client = ClientId(name)
+        counters.set_weight(client, 1.0)
+        counters.join(client)
+        counters.charge(client, cost, 1.0)
+        counters.leave(client)
+    counters.join(ClientId("last"))
+    counters.leave(ClientId("last"))
+    counters.charge(ClientId("high"), 3.0, 1.0)
+    for name in ("low", "last", "high"):
+        counters.forget(ClientId(name))
+    assert [counters.value(ClientId(name)) for name in ("low", "last", "high")] == [None, 15.0, 18.0]
+
+
+def test_vtc_skips_the_heap_entry_of_a_forgotten_client() -> None:
+    """A client that waited behind another one, left and was forgotten is skipped when the other one is served."""
+    counters = VirtualCounters()
+    first, dropped, last = clients = [ClientId(name) for name in ("first", "dropped", "last")]
+    for client in clients:
+        counters.set_weight(client, 1.0)
+        counters.join(client)
+    counters.leave(dropped)
+    counters.leave(last)
+    counters.forget(dropped)
+    counters.charge(first, 5.0, 1.0)
+    assert counters.least_served() == first

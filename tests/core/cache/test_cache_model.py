@@ -1,8 +1,14 @@
-"""A request finds only the part of its match that is computed when it starts."""
+"""A request finds only the part of its match that is computed when it starts; `Occupancy` learns what a chunk of the
+prefix tree takes of an engine's cache.
+"""
 
 from dataclasses import dataclass
 
-from router.core.cache.cache_model import JITTER, NextBatch, PrefillingPrompt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.cache.cache_model import JITTER, MAX_RATIO, NextBatch, Occupancy, PrefillingPrompt
 from tests.core.scenario import key
 
 
@@ -120,3 +126,32 @@ def test_requests_that_no_longer_wait_do_not_matter() -> None:
     assert would_find(batch, "doc!") == 1
     flight.started = True
     assert would_find(batch, "doc!") is None
+
+
+# What a chunk takes of the cache
+
+
+USUAL = 32.0
+
+
+def test_before_any_report_a_chunk_has_the_usual_size() -> None:
+    """The usual size is the mean of the model's prompts."""
+    assert Occupancy().chunk_tokens(USUAL) == USUAL
+
+
+@pytest.mark.parametrize("tokens", [60, 100, 150])
+def test_the_size_converges_to_what_the_engine_stored(tokens: int) -> None:
+    """The engine stores these tokens for every four chunks by which the tree grows."""
+    occupancy = Occupancy()
+    for _ in range(300):
+        occupancy.learn(tokens, 4)
+    assert occupancy.chunk_tokens(USUAL) == pytest.approx(tokens / 4, rel=0.1)
+
+
+@given(stored=st.lists(st.tuples(st.integers(-100, 10**6), st.integers(-10, 10**4))), usual=st.floats(0.5, 500.0))
+def test_the_size_stays_near_the_usual_size(stored: list[tuple[int, int]], usual: float) -> None:
+    """The size stays near the usual one, however wrong the model was by which the tree grew."""
+    occupancy = Occupancy()
+    for tokens, chunks in stored:
+        occupancy.learn(tokens, chunks)
+    assert usual / MAX_RATIO <= occupancy.chunk_tokens(usual) <= MAX_RATIO * usual
