@@ -73,7 +73,10 @@ class GroupSummary(TypedDict):
 
 
 class WholeRunSummary(TypedDict):
-    """From the beginning to the end of the last call, warm-up and drain included: what was put off counts, too."""
+    """From the beginning to the end of the last call, warm-up and drain included: what was put off counts, too.
+
+    Without a drain, to the end of the measured time.
+    """
 
     output_tokens_per_s: float | None
     ttft_p50_s: float | None
@@ -244,10 +247,10 @@ def _group(totals: GroupTotals) -> GroupSummary:
 def _whole_run(result: Result) -> WholeRunSummary:
     served = [record for record in result.records if record.outcome in (Outcome.DONE, Outcome.UNFINISHED)]
     ends = [record.finished for record in result.records if record.finished is not None]
-    end = max(result.seconds, *ends) if len(ends) == len(result.records) and ends else result.seconds
+    end = max(ends, default=0.0) if len(ends) == len(result.records) else result.seconds
     firsts = [_span(record, record.started or record.finished, end) for record in served]
     return WholeRunSummary(
-        output_tokens_per_s=_ratio(sum(record.output_tokens for record in result.records), max(ends, default=0.0)),
+        output_tokens_per_s=_ratio(sum(record.output_tokens for record in result.records), end),
         ttft_p50_s=censored_percentile(firsts, 0.50),
         ttft_p95_s=censored_percentile(firsts, 0.95),
         ttft_max_s=max((seconds for seconds, _ in firsts), default=None),

@@ -20,7 +20,7 @@ from bench.report.exits import refuse
 from bench.report.progress import ProgressBar
 from bench.report.records import Record, Result
 from bench.report.summary import Summary, summarise
-from bench.sim.scenario import Scenario, WorkerSpec
+from bench.sim.scenario import FRONT_REPORT_SECONDS, Scenario, WorkerSpec
 from bench.sim.simulation import Observer, Simulation
 from bench.workloads.parts.spec import changed, parse_spec, split
 from bench.workloads.parts.traffic import Rated, Workload
@@ -44,9 +44,6 @@ WINDOWS: Final[Mapping[str, Window]] = {
     "fixed": FixedWindow(),
     "off": NoWindow(),
 }
-
-REPORT_SECONDS: Final = 0.5
-"""How often a front reports the new output of its streams (`router.channel.client`), in seconds."""
 
 
 def simulate(scenario: Scenario, observers: Sequence[Observer] = ()) -> Result:
@@ -100,10 +97,10 @@ def _add_router_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report-seconds",
         type=float,
-        default=REPORT_SECONDS,
+        default=FRONT_REPORT_SECONDS,
         metavar="S",
         help="seconds between two reports of all streams' new output to the scheduler (default: %(default)s, as in a "
-        "real front, which also reports a stream at 64 new tokens; the experiments use 0.1)",
+        "real front, which also reports a stream at 64 new tokens; most experiments use 0.1)",
     )
 
 

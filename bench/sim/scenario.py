@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Final
 
 from bench.workloads.parts.traffic import Workload
 from router.core.policies.registry import POLICIES
@@ -10,6 +11,12 @@ from router.runtime.nearest import unknown
 from workers.engine.engine import DEFAULT_HARDWARE, Engine, create_engine, default_config
 from workers.engine.hardware import HARDWARE, Batch, Hardware, RankSteps, rank
 from workers.engine.model import Dialect, EngineConfig, Order
+
+FRONT_REPORT_SECONDS: Final = 0.5
+"""How often a front reports the new output of its streams (`router.channel.client`), in seconds.
+
+It also reports a stream as soon as it has 64 new tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +114,8 @@ class Scenario:
     latency: float = 0.0005
     """Seconds from the router to an engine, and the same back."""
     progress_seconds: float = 0.1
-    """Interval (s) at which output is reported and charged. The published results were measured with 0.1.
-
-    A front reports every 0.5 s, and a stream with 64 new tokens at once; `bench simulate` reports every 0.5 s.
+    """Interval (s) at which output is reported and charged. The published results were measured with 0.1, but those of
+    ranks in step with `FRONT_REPORT_SECONDS`, the default of `bench simulate`.
     """
     poll_seconds: float = 0.5
     """Interval (s) at which each worker reports its metrics."""

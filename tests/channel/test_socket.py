@@ -148,7 +148,7 @@ async def test_what_is_sent_in_one_turn_goes_out_in_one_write(tmp_path: Path) ->
     """A hundred requests of one turn are one system call."""
     async with socket_scene(tmp_path) as scene:
         end, client = await scene.front(1)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn, so that what was sent for the connection is written
         writes = list[bytes]()
         transport = end._transport
         assert transport is not None
@@ -164,7 +164,7 @@ async def test_what_is_sent_in_one_turn_goes_out_in_one_write(tmp_path: Path) ->
         for number in range(100):
             client.submit(request(f"{number}"))
         assert not writes
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the turn ends
         assert len(list(FrameCutter().feed(writes[0]))) == 100
         assert len(writes) == 1
         end._transport = transport

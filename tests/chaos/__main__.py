@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections import Counter
 from pathlib import Path
-from shutil import rmtree
 from tempfile import mkdtemp
 
 import uvloop
@@ -16,6 +15,7 @@ from .judge import JAIN
 from .reading import Ending
 from .run import CALM, Plan, Result, run
 from .service import recovered
+from .violations import exit_code
 
 
 def main() -> int:
@@ -34,14 +34,7 @@ def main() -> int:
     result = uvloop.run(run(plan, directory))
     print(table(result))
     objections = [*result.objections, *result.fairness_objections]
-    for line in objections:
-        print(f"violation: {line}")
-    if objections:
-        print(f"The router's log and journal are in {directory}.")
-        return 1
-    rmtree(directory)
-    print("No violation was found.")
-    return 0
+    return exit_code(objections, directory, "The router's log and journal are")
 
 
 def table(result: Result) -> str:

@@ -11,13 +11,11 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
-from shutil import rmtree
 from signal import SIGKILL, SIGSTOP, SIGTERM
 from tempfile import mkdtemp
 from typing import Any, Final
@@ -28,8 +26,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from .clients import Crowd, Outcome, ask_all, make_clients
 from .leftovers import at_rest
-from .processes import LOOK, Server, connections, get_json, router, router_processes, running_workers, until
+from .processes import (
+    LOOK,
+    Server,
+    connections,
+    get_json,
+    holds,
+    is_ready,
+    router,
+    router_processes,
+    running_workers,
+    runs,
+    until,
+)
 from .reading import Ending
+from .violations import exit_code
 
 READY: Final = 2.0
 """Seconds after a kill in which the router must be ready again."""
@@ -41,8 +52,6 @@ between two reports, and of as much again for a busy machine.
 """
 ESTIMATE_ERROR: Final = 0.4
 """Ratio by which the router errs in the input of a call whose engine has not reported its usage: it knows the bytes."""
-LOOK_SECONDS: Final = 1.0
-"""Seconds after which a look at the router is given up."""
 SCHEDULER: Final = "scheduler"
 
 
@@ -228,27 +237,6 @@ async def restarts_of(http: aiohttp.ClientSession, proxy: Server) -> dict[str, f
     }
 
 
-async def holds(
-    http: aiohttp.ClientSession, proxy: Server, true: Callable[[aiohttp.ClientSession, Server], Awaitable[bool]]
-) -> bool:
-    """Return whether something is true of the router. It is not while the router does not answer."""
-    with suppress(aiohttp.ClientError, TimeoutError):
-        async with asyncio.timeout(LOOK_SECONDS):
-            return await true(http, proxy)
-    return False
-
-
-async def is_ready(http: aiohttp.ClientSession, proxy: Server) -> bool:
-    """Return whether the router says that it is ready."""
-    async with http.get(f"{proxy.url}/ready") as response:
-        return response.status == 200
-
-
-def runs(pid: int) -> bool:
-    """Return whether there is a process with this id."""
-    return Path(f"/proc/{pid}").exists()
-
-
 def is_cut_by(outcome: Outcome, kill: Kill) -> bool:
     """Return whether a call was under way at this kill of a front and broke off just then."""
     noticed = kill.at <= outcome.ended <= kill.at + CUT_SECONDS
@@ -347,15 +335,7 @@ def main() -> int:
     directory = Path(mkdtemp(prefix="chaos-kills-"))
     result = uvloop.run(run(Plan(seconds=options.seconds, every=options.every), directory))
     print(table(result))
-    objections = [*result.objections, *result.late]
-    for line in objections:
-        print(f"violation: {line}")
-    if objections:
-        print(f"The router's log is in {directory}.")
-        return 1
-    rmtree(directory)
-    print("No violation was found.")
-    return 0
+    return exit_code([*result.objections, *result.late], directory, "The router's log is")
 
 
 if __name__ == "__main__":

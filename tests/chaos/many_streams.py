@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from shutil import rmtree
 from signal import SIGTERM
 from tempfile import mkdtemp
 from typing import Final, cast
@@ -25,9 +24,9 @@ import aiohttp
 import httptools
 import uvloop
 
-from .kills import holds, is_ready
 from .leftovers import at_rest
-from .processes import Server, get_json, router, router_processes, until
+from .processes import Server, cpu_ticks, get_json, holds, is_ready, router, router_processes, until
+from .violations import exit_code
 
 EVENT: Final = re.compile(rb'"text": ?" (\w+)\.(\d+)\.(\d+)"')
 DONE: Final = b"data: [DONE]\n\n"
@@ -139,15 +138,13 @@ class StreamClient(asyncio.Protocol):
             self.ended.set_result(None)
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
+        """Take the status. Called by the parser, as are the other methods with `on_`."""
         self.stream.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         self.stream.take(body, self._now)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         if not self.ended.done():
             self.ended.set_result(None)
         self._transport.close()
@@ -256,8 +253,7 @@ def cpu_seconds(pid: int) -> dict[str, float]:
     for name, process in router_processes(pid).items():
         if name == STANDBY:  # it imports at first, and then waits
             continue
-        fields = Path(f"/proc/{process}/stat").read_text("ascii").rpartition(")")[2].split()
-        found[name] = (int(fields[11]) + int(fields[12])) / TICK
+        found[name] = cpu_ticks(process) / TICK
     return found
 
 
@@ -312,14 +308,7 @@ def main() -> int:
     directory = Path(mkdtemp(prefix="many-streams-"))
     result = uvloop.run(run(plan, directory))
     print(table(result))
-    for line in result.objections[:20]:
-        print(f"violation: {line}")
-    if result.objections:
-        print(f"{len(result.objections)} violations. The router's log is in {directory}.")
-        return 1
-    rmtree(directory)
-    print("No violation was found.")
-    return 0
+    return exit_code(result.objections, directory, "The router's log is")
 
 
 def _allow_files(count: int) -> None:

@@ -80,19 +80,16 @@ class Connection(asyncio.Protocol):
         self._engine.leave(self)
 
     def on_message_begin(self) -> None:
-        """See httptools."""
+        """Forget the call before. Called by the parser, as are the other methods with `on_`."""
         self._url = self._body = b""
 
     def on_url(self, url: bytes) -> None:
-        """See httptools."""
         self._url += url
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         self._body += body
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         name, tokens = PROMPT.search(self._body), TOKENS.search(self._body)
         if name is None or tokens is None:
             self._transport.write(whole(POLLED.get(self._url, b"{}")))

@@ -22,6 +22,8 @@ PATIENCE: Final = 120.0
 """Seconds in which a process must begin to listen."""
 LOOK: Final = 0.05
 """Seconds between two polls of a condition."""
+LOOK_SECONDS: Final = 1.0
+"""Seconds after which a look at the router is given up."""
 LISTENS: Final = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 END: Final = 10.0
@@ -141,11 +143,46 @@ def _words(pid: str) -> list[str]:
         return []
 
 
+def runs(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and is not waited for does not."""
+    try:
+        return _stat(pid)[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def cpu_ticks(pid: int) -> int:
+    """Return the CPU time that a process has used, in the kernel's ticks."""
+    fields = _stat(pid)
+    return int(fields[11]) + int(fields[12])
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what the kernel says of a process, from its state on. Raises FileNotFoundError if there is none."""
+    return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+
+
 def connections(pid: int, port: int) -> int:
     """Count the connections of clients that a process has accepted at this port."""
     inodes = {os.readlink(each).removeprefix("socket:[").rstrip("]") for each in Path(f"/proc/{pid}/fd").iterdir()}
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text("ascii").splitlines()[1:]]
     return sum(int(row[1].split(":")[1], 16) == port and row[3] != LISTENS and row[9] in inodes for row in rows)
+
+
+async def is_ready(http: aiohttp.ClientSession, proxy: Server) -> bool:
+    """Return whether the router says that it is ready."""
+    async with http.get(f"{proxy.url}/ready") as response:
+        return response.status == 200
+
+
+async def holds(
+    http: aiohttp.ClientSession, proxy: Server, true: Callable[[aiohttp.ClientSession, Server], Awaitable[bool]]
+) -> bool:
+    """Return whether something is true of the router. It is not while the router does not answer."""
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+        async with asyncio.timeout(LOOK_SECONDS):
+            return await true(http, proxy)
+    return False
 
 
 async def get_json(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:

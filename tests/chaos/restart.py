@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Final, NamedTuple
 
@@ -25,8 +24,9 @@ from workers.dialects.sglang import SglangWire
 
 from .clients import Crowd, Outcome, ask_all, make_clients
 from .leftovers import busy_workers
-from .processes import LOOK, Server, get_json, router, running_workers, until
+from .processes import LOOK, Server, get_json, is_ready, router, running_workers, until
 from .reading import Ending
+from .violations import exit_code
 
 READY: Final = 3.0
 """Seconds in which a started router must be ready."""
@@ -111,7 +111,7 @@ async def restart(load: Load, directory: Path) -> Restart:
             orphans = asyncio.gather(*(_idle(http, each, killed) for each in workers))
             began = time.monotonic()
             await proxy.start()
-            await until(partial(_is_ready, http, proxy))
+            await until(partial(is_ready, http, proxy))
             ready = time.monotonic() - began
             loaded = await _read(http, proxy)
             times = await orphans
@@ -204,11 +204,6 @@ def differences(books: Sequence[Books], saved: float, written: float, loaded: Bo
     return found
 
 
-async def _is_ready(http: aiohttp.ClientSession, proxy: Server) -> bool:
-    async with http.get(f"{proxy.url}/ready") as response:
-        return response.status == 200
-
-
 async def _idle(http: aiohttp.ClientSession, worker: Server, killed: float) -> float:
     """Return the seconds from the kill until a worker has no request in flight."""
 
@@ -229,15 +224,7 @@ def main() -> int:
     for name, took in seen.orphaned.items():
         print(f"{name}: nothing under way {took:.2f} s behind the kill")
     print(f"calls to the second router: {len(seen.after)}, of which {len(seen.objections)} are not well")
-    objections = [*seen.objections, *seen.late]
-    for line in objections:
-        print(f"violation: {line}")
-    if objections:
-        print(f"The routers' log and state are in {directory}.")
-        return 1
-    rmtree(directory)
-    print("No violation was found.")
-    return 0
+    return exit_code([*seen.objections, *seen.late], directory, "The routers' log and state are")
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ def test_more_cut_calls_than_the_front_had_are_a_violation() -> None:
     ("extend", "output", "exact"), [(0, 0, True), (1, 0, False), (-1, 0, False), (0, 1, False), (0, -1, False)]
 )
 def test_the_books_of_whole_answers_are_exact_to_the_token(extend: int, output: int, exact: bool) -> None:
+    """A client with complete answers was charged their usage, and a difference of one token is a violation."""
     page = charged(2 * ASK.prompt_tokens + extend, 2 * ASK.output_tokens + output)
     [account] = accounts(page, [outcome(1.0, 2.0)] * 2, [])
     assert bool(account.objections) == (not exact)

@@ -38,6 +38,7 @@ def test_a_stream_in_order_is_complete(step: int) -> None:
     ],
 )
 def test_what_is_lost_repeated_or_strayed_is_a_violation(events: list[bytes], named: str) -> None:
+    """Each event that is missing, comes twice or belongs to another stream is named, and so is what is no event."""
     assert any(named in objection for objection in received(*events).objections)
 
 
@@ -49,7 +50,7 @@ def test_a_wrong_charge_is_a_violation() -> None:
 
 
 async def test_paced_streams_through_two_fronts_are_whole(tmp_path: Path) -> None:
-    """Each is complete, in order and charged exactly, and both fronts have some."""
+    """Each is complete, in order and charged exactly, whichever front has it."""
     result = await run(Plan(streams=60, pace=20.0, seconds=1.5, direct=5), tmp_path)
     assert result.objections == []
     assert len(result.routed) == 60

@@ -10,8 +10,9 @@ from typing import Any, Final
 import aiohttp
 
 from tests.support.running import COMPLETIONS
+from tests.support.workers_http import eventually
 
-from .test_processes import calls_by_process, client_of, eventually, get, two_fronts
+from .test_processes import calls_by_process, client_of, get, two_fronts
 
 WEIGHTS: Final = {"heavy": 2, "light": 1}
 AT_ONCE: Final = 12

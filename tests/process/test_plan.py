@@ -37,6 +37,7 @@ def test_a_plan_survives_its_way() -> None:
 
 @pytest.mark.parametrize("line", [b"", b"\n", b"[]\n", b"{}\n", b'{"settings": {"port": "x"}}\n'])
 def test_other_input_is_no_plan(line: bytes) -> None:
+    """A process that somebody else starts says which option it is for, instead of a traceback."""
     with pytest.raises(ConfigError, match="--processes"):
         decode_plan(line)
 

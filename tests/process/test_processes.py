@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +12,10 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from tests.chaos.processes import router_processes
+from tests.chaos.processes import cpu_ticks, router_processes, runs
 from tests.cli.test_main import Router, serving, streamed_call
 from tests.support.running import CHAT, TIMEOUT_S, emulated_workers
+from tests.support.workers_http import eventually
 
 STREAMS: Final = 50
 SLOW: Final = ("--step-times", "20,0,0", "--speed", "1")
@@ -29,27 +30,6 @@ def processes_of(router: Router) -> dict[str, int]:
 def folders_in(path: Path) -> list[Path]:
     """The folders of sockets between processes."""
     return list(path.glob("d2lpm-*"))
-
-
-def runs(pid: int) -> bool:
-    """Whether a process runs; one that has ended and is not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("ascii").rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def cpu_ticks(pid: int) -> int:
-    """The CPU time that a process has used, in the kernel's ticks."""
-    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rsplit(")", 1)[1].split()
-    return int(fields[11]) + int(fields[12])
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Ask other processes until a condition is true. Raises TimeoutError."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not await condition():  # noqa: ASYNC110 - it is about other processes
-            await asyncio.sleep(0.02)
 
 
 async def all_processes(router: Router) -> dict[str, int]:
@@ -193,9 +173,8 @@ async def test_no_process_outlives_its_supervisor(tmp_path: Path, monkeypatch: p
         async with client_of(router):
             processes = await all_processes(router)
         assert folders_in(tmp_path)
-        os.kill(
-            processes["scheduler"], signal.SIGSTOP
-        )  # so it cannot; the kernel ends it as the group loses its parent
+        # The scheduler cannot delete the folder while it is stopped; the kernel ends it as its group loses its parent.
+        os.kill(processes["scheduler"], signal.SIGSTOP)
         router.process.kill()
         await all_ended(processes)
         assert not folders_in(tmp_path)

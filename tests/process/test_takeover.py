@@ -245,7 +245,7 @@ async def _move(
     elif what == "die" and random.random() < 0.5:
         for saves in random.choice([(True,), (False, True), (False, False)]):
             await runs.kill()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a turn in which a front can notice it, before there is another run
             await runs.begin(1, 2, saves=saves)
     elif what == "pause":
         await until(lambda: runs.side.host.scheduler.live > 0 or not calls)
@@ -286,7 +286,7 @@ async def test_a_front_that_starts_while_the_scheduler_is_away_waits_for_it(tmp_
     async with runs_in(tmp_path) as runs:
         await runs.kill()
         starting = asyncio.create_task(runs.front(1))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn, in which it tries to connect, and nobody listens
         await runs.begin()
         assert (await (await starting).submit(request("a", "ann"))).worker in WORKERS
 

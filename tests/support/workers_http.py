@@ -72,7 +72,7 @@ async def series(http: aiohttp.ClientSession, url: str) -> dict[str, float]:
     return values
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], tries: int = 2000) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], tries: int = 6000) -> None:
     """Poll until a condition is true, a bounded number of times."""
     for _ in range(tries):
         if await condition():

@@ -37,13 +37,15 @@ class SglangRank:
         self._clock = clock
         self._time_factor = 1 / settings.speed if settings.speed else 0.0
         self._gauges = Gauges(available_tokens=engine.available_tokens)
+        self._steps = 0
         self._read_at = clock()
         self._read_counts = (0, 0, 0)  # generated, hit and queried tokens at the last reading
 
     def after_step(self) -> None:
-        """Refresh the gauges if SGLang does so after this step."""
-        if refreshes_after_step(self.engine):
+        """Refresh the gauges if SGLang does so after this step. Not after a dummy step, which the engine does not count."""
+        if self.engine.counters.steps > self._steps and refreshes_after_step(self.engine):
             self._refresh()
+        self._steps = self.engine.counters.steps
 
     def add_metrics(self, exposition: Exposition) -> None:
         """Add the scheduler's series, refreshed if it has been idle for long."""

@@ -119,8 +119,8 @@ class RankSteps:
     """The step times of one rank of a decode tier: fixed + context · L ("Tackling the Data-Parallel Load Balancing
     Bottleneck in LLM Serving", 2.1).
 
-    L is the sum of the contexts of all running sequences: prompts, cached or not, and the tokens generated so far. The
-    prefill is done elsewhere, so that a prompt takes the time of the decode step that it joins.
+    L is the sum of the contexts of all running sequences: prompts, cached or not, and the tokens generated so far. By
+    default the prefill is done elsewhere, so that a prompt takes the time of the decode step that it joins.
     """
 
     fixed: float

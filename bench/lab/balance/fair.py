@@ -1,17 +1,15 @@
 """Balance among clients: eight that always wait, and light ones beside one with long prompts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from random import Random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.lab.balance.contenders import FEW
+from bench.lab.balance.experiment import BalanceExperiment, draw_bars
 from bench.lab.balance.measures import DECIMALS, MEANING, compared, figures
-from bench.lab.balance.table1 import SEEDS
-from bench.lab.balance.tiers import SAMPLE, TIERS, TRACES, balanced, loads, saturated, span
+from bench.lab.balance.tiers import TIERS, balanced, clients_at, loads, saturated, span
 from bench.lab.frame.experiment import Cell, Row, Value
 from bench.lab.frame.measures import light_times
-from bench.lab.frame.traced import TracedExperiment
 from bench.report.records import Result
 from bench.report.summary import Summary
 from bench.workloads.combined import Misbehaving
@@ -41,20 +39,12 @@ FAIR_DECIMALS: Final[Mapping[str, int]] = {
 
 def beside_a_heavy_client() -> Workload:
     """Return one client with long prompts that asks for the whole tier, and seven with short ones for a part of it."""
-    return Misbehaving(heavy=_asking(HEAVY, HEAVY_LOAD), light=_asking(LIGHT, LIGHT_LOAD))
-
-
-def _asking(part: LongContexts, load: float) -> LongContexts:
-    """Return the clients at this share of what the tier can do for them."""
-    random = Random(0)
-    rate = TIERS["long"].balanced_rate([part.sizes(random) for _ in range(SAMPLE)])
-    return replace(part, rate=load * rate)
+    tier = TIERS["long"]
+    return Misbehaving(heavy=clients_at(HEAVY_LOAD, HEAVY, tier), light=clients_at(LIGHT_LOAD, LIGHT, tier))
 
 
 @dataclass(frozen=True)
-class Fair(TracedExperiment):
-    kinds: ClassVar[Sequence[str]] = TRACES
-    seeds: ClassVar[Sequence[int]] = SEEDS
+class Fair(BalanceExperiment):
     title: ClassVar[str] = "Ranks in step, shared by clients"
     published: ClassVar[str] = (
         "Of no paper: BalanceRoute knows no clients. Gap / bound: the largest difference in service between two clients"
@@ -89,9 +79,6 @@ class Fair(TracedExperiment):
         return [*compared(rows, "load"), "", *compared(rows, "load", "dlpm_home")]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Draw the light clients' wait for their first token beside the heavy one."""
-        own = [row for row in rows if row.labels["load"] == "beside a heavy client"]
-        axes = figure.subplots()
-        axes.barh([row.labels["policy"] for row in own], [row.median("light TTFT p95") or 0.0 for row in own])
-        axes.set_xscale("log")
-        axes.set_xlabel("p95 of light clients' seconds to the first token")
+        """Draw, for each load, the imbalance under each policy, and the throughput that comes of it."""
+        shown = {"imbalance": "imbalance, tokens", "tok/s": "tokens/s of the whole run"}
+        draw_bars(figure, rows, shown, lambda row: row.labels["policy"])

@@ -1,17 +1,14 @@
 """How many waiting requests a choice needs: BR-0 and DLPM with the F-score, by their candidates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from bench.lab.balance.measures import DECIMALS, MEANING, figures
-from bench.lab.balance.table1 import SEEDS
-from bench.lab.balance.tiers import TIERS, TRACES, balanced, loads, saturated, span
+from bench.lab.balance.experiment import BalanceExperiment
+from bench.lab.balance.measures import MEANING
+from bench.lab.balance.tiers import TIERS, balanced, loads, saturated, span
 from bench.lab.frame.conditions import Contender
-from bench.lab.frame.experiment import Cell, Row, Value
-from bench.lab.frame.traced import TracedExperiment
-from bench.report.records import Result
-from bench.report.summary import Summary
+from bench.lab.frame.experiment import Cell, Row
 from router.core.policies.balance.br0 import Br0Parameters
 from router.core.policies.balance.dlpm_balance import DlpmBalanceParameters
 
@@ -24,12 +21,9 @@ LOADS: Final = ("long", "mooncake")
 
 
 @dataclass(frozen=True)
-class Pool(TracedExperiment):
-    kinds: ClassVar[Sequence[str]] = TRACES
-    seeds: ClassVar[Sequence[int]] = SEEDS
+class Pool(BalanceExperiment):
     title: ClassVar[str] = "Candidates of a choice, eight ranks"
     published: ClassVar[str] = "Of no paper: BalanceRoute does not say how many candidates it looks at. " + MEANING
-    decimals: ClassVar[Mapping[str, int]] = DECIMALS
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
         return [
@@ -47,18 +41,16 @@ class Pool(TracedExperiment):
             )
         ]
 
-    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        return figures(result, summary)
-
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw imbalance and the longest wait of each policy by the number of candidates, on the first load."""
         own = [row for row in rows if row.labels["load"] == rows[0].labels["load"]]
-        for axes, name in zip(figure.subplots(1, 2), ("imbalance", "longest wait"), strict=True):
+        units = {"imbalance": "tokens", "longest wait": "s"}
+        for axes, (name, unit) in zip(figure.subplots(1, 2), units.items(), strict=True):
             for policy in dict.fromkeys(row.labels["policy"] for row in own):
                 line = [row for row in own if row.labels["policy"] == policy]
                 counts = [int(row.labels["candidates"]) for row in line]
                 axes.plot(counts, [row.median(name) or 0.0 for row in line], marker="o", label=policy)
             axes.set_xscale("log")
             axes.set_xlabel("candidates")
-            axes.set_ylabel(name)
+            axes.set_ylabel(f"{name}, {unit}")
             axes.legend()

@@ -1,17 +1,14 @@
 """BalanceRoute's table 2: the same with 4, 8 and 16 ranks, and as much load for each rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.lab.balance.contenders import FEW
-from bench.lab.balance.measures import DECIMALS, MEANING, compared, figures
-from bench.lab.balance.table1 import SEEDS
-from bench.lab.balance.tiers import TIERS, TRACES, balanced, loads, saturated, span
-from bench.lab.frame.experiment import Cell, Row, Value
-from bench.lab.frame.traced import TracedExperiment
-from bench.report.records import Result
-from bench.report.summary import Summary
+from bench.lab.balance.experiment import BalanceExperiment, loads_of
+from bench.lab.balance.measures import MEANING, compared
+from bench.lab.balance.tiers import TIERS, balanced, loads, saturated, span
+from bench.lab.frame.experiment import Cell, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,15 +19,12 @@ LOADS: Final = ("long", "mooncake")
 
 
 @dataclass(frozen=True)
-class Scaling(TracedExperiment):
-    kinds: ClassVar[Sequence[str]] = TRACES
-    seeds: ClassVar[Sequence[int]] = SEEDS
+class Scaling(BalanceExperiment):
     title: ClassVar[str] = "More ranks in step, as much load for each (BalanceRoute, table 2)"
     published: ClassVar[str] = (
         "Throughput over the best baseline with 4, 8 and 16 ranks: BR-0 +11.1, +11.3, +20.5 %, oracle BR-H +13.3, "
         "+21.5, +34.5 %. " + MEANING
     )
-    decimals: ClassVar[Mapping[str, int]] = DECIMALS
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
         return [
@@ -45,15 +39,12 @@ class Scaling(TracedExperiment):
             for name, contender in FEW.items()
         ]
 
-    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        return figures(result, summary)
-
     def digest(self, rows: Sequence[Row]) -> Sequence[str]:
         return compared(rows, "tier")
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw, for each load, the throughput per rank of each policy by the number of ranks."""
-        names = list(dict.fromkeys(row.labels["load"] for row in rows))
+        names = loads_of(rows)
         for axes, load in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             for policy in FEW:
                 own = [row for row in rows if (row.labels["load"], row.labels["policy"]) == (load, policy)]

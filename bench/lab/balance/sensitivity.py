@@ -1,17 +1,14 @@
 """BalanceRoute's tables 6 and 7: how much the penalty and the discount of oracle BR-H matter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from bench.lab.balance.measures import DECIMALS, MEANING, figures
-from bench.lab.balance.table1 import SEEDS
-from bench.lab.balance.tiers import TIERS, TRACES, balanced, loads, saturated, span
+from bench.lab.balance.experiment import BalanceExperiment, draw_bars
+from bench.lab.balance.measures import MEANING
+from bench.lab.balance.tiers import TIERS, balanced, loads, saturated, span
 from bench.lab.frame.conditions import Contender
-from bench.lab.frame.experiment import Cell, Row, Value
-from bench.lab.frame.traced import TracedExperiment
-from bench.report.records import Result
-from bench.report.summary import Summary
+from bench.lab.frame.experiment import Cell, Row
 from router.core.policies.balance.brh import BrhParameters
 
 if TYPE_CHECKING:
@@ -31,16 +28,13 @@ LOADS: Final = ("mooncake", "long")
 
 
 @dataclass(frozen=True)
-class Sensitivity(TracedExperiment):
-    kinds: ClassVar[Sequence[str]] = TRACES
-    seeds: ClassVar[Sequence[int]] = SEEDS
+class Sensitivity(BalanceExperiment):
     title: ClassVar[str] = "Penalty and discount of oracle BR-H, eight ranks (BalanceRoute, table 6)"
     published: ClassVar[str] = (
         "With 1, 24, 48, 96 at a discount of 0.9: imbalance 32,304, 24,706, 25,608, 31,862; with a discount of 0.5, "
         "0.7, 1.0 at 48: 28,327, 26,599, 29,318. The paper's text does not name the swept parameter: it is read as beta"
         " here, not as the horizon. " + MEANING
     )
-    decimals: ClassVar[Mapping[str, int]] = DECIMALS
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
         return [
@@ -59,16 +53,11 @@ class Sensitivity(TracedExperiment):
             for beta, discount in (QUICK_POINTS if quick else POINTS)
         ]
 
-    def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:
-        return figures(result, summary)
-
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw the imbalance of each setting, by load."""
-        names = list(dict.fromkeys(row.labels["load"] for row in rows))
-        for axes, load in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-            own = [row for row in rows if row.labels["load"] == load]
-            settings = [f"beta {row.labels['beta']}, discount {row.labels['discount']}" for row in own]
-            axes.barh(settings, [row.median("imbalance") or 0.0 for row in own])
-            axes.invert_yaxis()
-            axes.set_title(load)
-            axes.set_xlabel("imbalance, tokens")
+        draw_bars(
+            figure,
+            rows,
+            {"imbalance": "imbalance, tokens"},
+            lambda row: f"beta {row.labels['beta']}, discount {row.labels['discount']}",
+        )

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from bench.lab.frame.conditions import PATIENT, Contender, Span, at_rate, fleet
-from bench.sim.scenario import Scenario, WorkerSpec
+from bench.lab.frame.conditions import PATIENT, Contender, Span, fleet
+from bench.sim.scenario import FRONT_REPORT_SECONDS, Scenario, WorkerSpec
 from bench.workloads.papers.balance import BfIo, LongContexts
+from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.traffic import Workload
 from bench.workloads.recorded.traces import Playback, Trace
 from router.core.fleet.window import FixedWindow
@@ -25,8 +26,6 @@ SAMPLE: Final = 20_000
 SPAN: Final = Span(150.0, 30.0)
 """Seconds in which calls arrive; what has arrived is run to its end. The slots fill within the warm-up."""
 QUICK_SPAN: Final = Span(75.0, 25.0)
-REPORT_SECONDS: Final = 0.5
-"""As a real front."""
 UNLIMITED: Final = 10**9
 
 Sizes = tuple[int, int]
@@ -90,10 +89,14 @@ def saturated(name: str, traces: Mapping[str, object], ranks: int = RANKS, clien
         assert isinstance(trace, Trace)
         rate = OVERLOAD * tier.balanced_rate([(each.input, each.output) for each in trace.requests], ranks)
         return replace(trace, play=Playback(rate=rate, client_count=clients))
-    family = (BfIo if name == "bf-io" else LongContexts)(rate=1.0, client_count=clients)
+    family = BfIo if name == "bf-io" else LongContexts
+    return clients_at(OVERLOAD, family(rate=1.0, client_count=clients), tier, ranks)
+
+
+def clients_at(load: float, clients: BfIo | LongContexts, tier: Tier, ranks: int = RANKS) -> RatedWorkload:
+    """Return these clients with `load` times the rate that balanced ranks could serve."""
     random = Random(0)
-    rate = tier.balanced_rate([family.sizes(random) for _ in range(SAMPLE)], ranks)
-    return at_rate(family, OVERLOAD * rate)
+    return clients.at_rate(load * tier.balanced_rate([clients.sizes(random) for _ in range(SAMPLE)], ranks))
 
 
 def balanced(tier: Tier, contender: Contender, workload: Workload, span: Span, ranks: int = RANKS) -> Scenario:
@@ -107,7 +110,7 @@ def balanced(tier: Tier, contender: Contender, workload: Workload, span: Span, r
         settings=replace(PATIENT, window=FixedWindow(tier.slots, UNLIMITED)),
         parameters=contender.parameters,
         drain=True,
-        progress_seconds=REPORT_SECONDS,
+        progress_seconds=FRONT_REPORT_SECONDS,
     )
 
 

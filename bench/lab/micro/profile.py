@@ -9,26 +9,21 @@ tables can differ by a third; so compare two versions in turn, by their totals.
 
 import argparse
 import os
-import runpy
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from opcode import opmap
-from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
 
 from bench.lab.micro.canned_peers import CHUNKS
-from bench.lab.micro.request_path import free_port, wait_until_ready
-from bench.report.exits import refuse
+from bench.lab.micro.own_router import ROUTER, run_router
 
-ROUTER: Final = str(Path(__file__).parents[3] / "router") + os.sep
 LIBRARIES: Final = os.sep + "site-packages" + os.sep
 PEERS: Final = (sys.executable, "-m", "bench.lab.micro.canned_peers")
 WORKERS: Final = 4
@@ -124,26 +119,15 @@ class Measured(NamedTuple):
 
 def measure(load: Load, seconds: float) -> Measured:
     """Run the router under one load and measure it for this long."""
-    port, sampler = free_port(), Sampler()
-    results: list[Measured] = []
-    failures: list[str] = []
-
-    def play() -> None:
-        try:
-            wait_until_ready(port)
-            results.append(_measure_client(port, load, seconds, sampler))
-        except (OSError, ValueError) as error:
-            failures.append(str(error))
-        finally:
-            os.kill(os.getpid(), signal.SIGINT)
-
+    sampler, results = Sampler(), list[Measured]()
     with _workers(load.gap_ms) as ports:
-        client = threading.Thread(target=play)
-        client.start()
-        _serve(port, ports, sampler)
-        client.join()
-    if failures:
-        refuse("bench", failures[0])
+        flags = [word for each in ports for word in ("--worker", f"http://127.0.0.1:{each}")]
+        signal.signal(signal.SIGPROF, sampler)
+        signal.setitimer(signal.ITIMER_PROF, SAMPLE_SECONDS, SAMPLE_SECONDS)
+        try:
+            run_router(flags, lambda port: results.append(_measure_client(port, load, seconds, sampler)))
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
     return results[0]
 
 
@@ -174,21 +158,6 @@ def _workers(gap_ms: int) -> Iterator[list[int]]:
             assert worker.stdout is not None
             ports.append(int(worker.stdout.readline()))
         yield ports
-
-
-def _serve(port: int, workers: Sequence[int], sampler: Sampler) -> None:
-    urls = [word for each in workers for word in ("--worker", f"http://127.0.0.1:{each}")]
-    arguments, sys.argv = sys.argv, ["d2lpm", "serve", "--port", str(port), "--log-level", "error", *urls]
-    signal.signal(signal.SIGPROF, sampler)
-    signal.setitimer(signal.ITIMER_PROF, SAMPLE_SECONDS, SAMPLE_SECONDS)
-    try:
-        with redirect_stdout(sys.stderr):
-            runpy.run_module("router", run_name="__main__", alter_sys=False)
-    except SystemExit:
-        pass
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.argv = arguments
 
 
 def table(burst: Measured, paced: Measured) -> Iterator[str]:

@@ -8,27 +8,19 @@ another file than that of the call before; resuming a coroutine counts as a call
 import argparse
 import json
 import os
-import runpy
-import signal
-import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from itertools import pairwise
-from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
 
-from bench.report.exits import refuse
+from bench.lab.micro.own_router import ROUTER, run_router
 from router.runtime.emulate import COMMAND, start_emulated_workers
 
-ROUTER: Final = str(Path(__file__).parents[3] / "router") + os.sep
 CHUNKS: Final = 8
-START_SECONDS: Final = 60
 HTTP_CLIENT: Final = os.path.join("upstream", "http_client.py")
 BODY: Final = {
     "model": "emulated",
@@ -95,68 +87,25 @@ def chunks(steps: Sequence[Step]) -> list[Sequence[Step]]:
 
 def trace(repeats: int) -> list[Recorder]:
     """Run the router and send it the chat; the recorder of each."""
-    port = free_port()
     recorder, recorders = Recorder(), list[Recorder]()
-    failures: list[str] = []
 
-    def play() -> None:
-        try:
-            wait_until_ready(port)
-            for number in range(repeats + 2):
-                recorder.steps, recorder.decisions = [], []
-                recorder.on = True
-                _chat(port)
-                time.sleep(0.05)  # the router settles the request after its last byte
-                recorder.on = False
-                if number >= 2:  # the first calls open connections
-                    recorders.append(Recorder(steps=recorder.steps, decisions=recorder.decisions))
-        except (OSError, ValueError) as error:
-            failures.append(str(error))
-        finally:
-            os.kill(os.getpid(), signal.SIGINT)
+    def play(port: int) -> None:
+        for number in range(repeats + 2):
+            recorder.steps, recorder.decisions = [], []
+            recorder.on = True
+            _chat(port)
+            time.sleep(0.05)  # the router settles the request after its last byte
+            recorder.on = False
+            if number >= 2:  # the first calls open connections
+                recorders.append(Recorder(steps=recorder.steps, decisions=recorder.decisions))
 
     with start_emulated_workers(1, [*COMMAND, "--step-times", "20,0,0"]) as (worker,):
-        client = threading.Thread(target=play)
-        client.start()
-        _serve(port, worker.url, recorder)
-        client.join()
-    if failures:
-        refuse("bench", failures[0])
-    return recorders
-
-
-def _serve(port: int, worker: str, recorder: Callable[[FrameType, str, object], None]) -> None:
-    flags = ["serve", "--port", str(port), "--worker", worker, "--poll-interval", "1000", "--log-level", "error"]
-    arguments, sys.argv = sys.argv, ["d2lpm", *flags]
-    sys.setprofile(recorder)
-    try:
-        with redirect_stdout(sys.stderr):
-            runpy.run_module("router", run_name="__main__", alter_sys=False)
-    except SystemExit:
-        pass
-    finally:
-        sys.setprofile(None)
-        sys.argv = arguments
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-def wait_until_ready(port: int) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
+        sys.setprofile(recorder)
         try:
-            connection = HTTPConnection("127.0.0.1", port, timeout=10)
-            connection.request("GET", "/ready")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            pass
-        time.sleep(0.1)
-    raise ValueError(f"the router was not ready within {START_SECONDS} s")
+            run_router(["--worker", worker.url, "--poll-interval", "1000"], play)
+        finally:
+            sys.setprofile(None)
+    return recorders
 
 
 def _chat(port: int) -> None:

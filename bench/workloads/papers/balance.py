@@ -1,7 +1,7 @@
 """Loads of a decode tier whose ranks wait for each other: contexts so long and so unequal that their reading counts.
 
 Prompts share nothing. The rates are 1.2 times what eight ranks could serve if they always had equal loads
-(`bench.lab.balance.loads`), with the slots and step times that stand there: the fleet is saturated, so that
+(`bench.lab.balance.tiers`), with the slots and step times that stand there: the fleet is saturated, so that
 a router has a choice among waiting calls. The project's other load of this kind is the Mooncake trace
 (`bench.workloads.recorded.traces`).
 """

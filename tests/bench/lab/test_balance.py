@@ -1,10 +1,14 @@
 """The experiments of decode ranks in step: their loads saturate a tier, and their figures compare policies."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from bench.lab.balance.contenders import FEW, REFERENCE
+from bench.lab.balance.fair import Fair
 from bench.lab.balance.measures import DECIMALS, compared, figures
 from bench.lab.balance.table1 import Table1
 from bench.lab.balance.tiers import CLIENTS, MOONCAKE, OVERLOAD, TIERS, balanced, loads, saturated
@@ -76,24 +80,39 @@ def test_every_call_is_served_and_measured(policy: str) -> None:
     assert None not in measured.values()
 
 
-def row(load: str, policy: str, **values: list[float]) -> Row:
-    whole = {name: [1.0] * 3 for name in DECIMALS}
-    return Row({"load": load, "policy": policy}, {**whole, **{name.replace("_", " "): v for name, v in values.items()}})
+def row(load: str, policy: str, values: Mapping[str, list[float]]) -> Row:
+    """Return a row whose other figures are 1."""
+    return Row({"load": load, "policy": policy}, {**{name: [1.0] * 3 for name in DECIMALS}, **values})
 
 
 def test_policies_are_compared_seed_by_seed() -> None:
     """The digest has the median of the ratios with equal seeds, not the ratio of the medians."""
     rows = [
-        row("long", REFERENCE, imbalance=[10.0, 20.0, 40.0]),
-        row("long", "other", imbalance=[5.0, 2.0, 30.0], tok_s=[1.0, 1.0, 1.0]),
+        row("long", REFERENCE, {"imbalance": [10.0, 20.0, 40.0], "tok/s": [1.0, 2.0, 4.0]}),
+        row("long", "other", {"imbalance": [5.0, 2.0, 30.0], "tok/s": [1.1, 2.4, 2.0]}),
     ]
     assert compared(rows, "load")[4:] == [
         f"| long | {REFERENCE} | 1.00 | +0.0% | +0.0% | 1.00 |",
-        "| long | other | 0.50 | +0.0% | +0.0% | 1.00 |",
+        "| long | other | 0.50 | +10.0% | +0.0% | 1.00 |",
     ]
-    assert compared(rows, "load", "other")[4:][0] == f"| long | {REFERENCE} | 2.00 | +0.0% | +0.0% | 1.00 |"
+    assert compared(rows, "load", "other")[4:][0] == f"| long | {REFERENCE} | 2.00 | -9.1% | +0.0% | 1.00 |"
 
 
 def test_without_the_reference_nothing_is_compared() -> None:
     """A load that the reference did not run has no ratios."""
-    assert len(compared([row("long", "other")], "load")) == 4
+    assert len(compared([row("long", "other", {})], "load")) == 4
+
+
+def test_the_plot_shows_each_load_from_zero() -> None:
+    """Imbalance and throughput have a bar for each policy on each load, on axes with units that begin at 0."""
+    rows = [
+        row(load, policy, {"imbalance": [factor * imbalance], "tok/s": [factor * served]})
+        for load, factor in (("long", 1.0), ("mooncake", 3.0))
+        for policy, imbalance, served in ((REFERENCE, 400.0, 50.0), ("dlpm_balance", 100.0, 60.0))
+    ]
+    figure = Figure()
+    Fair().draw(rows, figure)
+    bars = [[bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] for axes in figure.axes]
+    assert bars == [[400, 100], [1200, 300], [50, 60], [150, 180]]
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["long", "mooncake"]
+    assert all(axes.get_xlim()[0] == 0 and "tokens" in axes.get_xlabel() for axes in figure.axes)

@@ -9,7 +9,8 @@ from types import FrameType
 
 import pytest
 
-from bench.lab.micro.profile import LOOP, ROUTER, STAGES, Measured, stage_of, stage_of_file, table
+from bench.lab.micro.own_router import ROUTER
+from bench.lab.micro.profile import LOOP, STAGES, Measured, stage_of, stage_of_file, table
 
 
 def test_a_file_belongs_to_the_first_stage_whose_path_fits() -> None:

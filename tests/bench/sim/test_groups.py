@@ -135,6 +135,17 @@ def test_the_whole_run_counts_what_was_put_off() -> None:
     assert whole["output_tokens_per_s"] == pytest.approx(600 / last)
 
 
+def test_without_a_drain_the_whole_run_ends_with_the_measured_time() -> None:
+    """Tokens of calls that have not ended are not counted over the shorter time until the last call that has."""
+    workload = Scripted((call(1, 10, 10), call(2, 10, 400)))
+    result = simulate(replace(scenario(workload, ranks=1), seconds=1.0, drain=False))
+    done, cut = result.records
+    assert done.finished is not None
+    assert cut.outcome is Outcome.UNFINISHED
+    output = done.output_tokens + cut.output_tokens
+    assert summarise(result)["whole_run"]["output_tokens_per_s"] == pytest.approx(output / 1.0)
+
+
 def test_an_oracle_knows_answers_whose_clients_set_no_limit() -> None:
     """The policy that is told the truth gets each answer's length from the simulation, not from the request."""
     calls = tuple(("a", Call(0.01 * number, own_prompt(number, 100 + 40 * number), 5 + number)) for number in range(20))

@@ -46,6 +46,7 @@ async def test_a_process_that_sleeps_is_silent_in_every_turn(activity: ProcessAc
 
 
 async def test_a_process_that_computes_without_an_end_is_silent_in_every_turn() -> None:
+    """It has a core all the time, and does not use it to report."""
     async with silent_process(ProcessActivity(True, hours * 3600.0) for hours in range(TURNS + 1)) as child:
         assert await silent_turns(child) == TURNS
 

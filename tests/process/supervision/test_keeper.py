@@ -5,13 +5,14 @@ import errno
 import signal
 import sys
 from itertools import count
+from pathlib import Path
 
 from router.config.settings import Settings
 from router.process.plan import ProcessPlan
 from router.process.supervision.child_process import ChildProcess, start_without_plan
 from router.process.supervision.keeper import Keeper, LivenessRules
 from router.process.supervision.standby import LONGEST_CALM_TURNS, Standby
-from tests.support.running import until
+from tests.support.running import TIMEOUT_S, until
 
 WAITS = (sys.executable, "-S", "-c", "print('alive', flush=True); input(); input()")
 """Has imported all that it needs, and then hangs."""
@@ -34,7 +35,8 @@ async def test_a_process_that_the_system_does_not_let_start_is_tried_again() -> 
     keeper = Keeper(start, LivenessRules())
     await keeper.start()
     keeping = asyncio.create_task(keeper.keep())
-    await asyncio.wait([keeping, asyncio.create_task(enough.wait())], return_when=asyncio.FIRST_COMPLETED)
+    third = asyncio.create_task(enough.wait())
+    await asyncio.wait([keeping, third], timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
     assert starts == [0, 1, 1]
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
@@ -42,14 +44,21 @@ async def test_a_process_that_the_system_does_not_let_start_is_tried_again() -> 
     await keeper.process.wait()
 
 
-async def test_a_standby_that_the_system_does_not_let_start_is_tried_again_later() -> None:
-    """The supervisor goes on without one."""
-    standby = Standby(("/nonexistent/python",))
+async def test_a_standby_that_the_system_does_not_let_start_is_tried_again_later(tmp_path: Path) -> None:
+    """The supervisor goes on without one until the system lets it start."""
+    python = tmp_path / "python"
+    standby = Standby((str(python), *WAITS[1:]))
     await standby.start()
-    assert standby.process is None
+    await standby.count_turn(calm=True)
+    refused = standby.process
+    python.symlink_to(sys.executable)
     for _ in range(LONGEST_CALM_TURNS):
         await standby.count_turn(calm=True)
-    assert standby.process is None
+    started = standby.process
+    assert refused is None
+    assert started is not None
+    standby.end()
+    await started.wait()
 
 
 async def test_a_standby_that_hangs_does_not_hold_up_the_next_run_of_the_scheduler() -> None:
