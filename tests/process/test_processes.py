@@ -379,6 +379,7 @@ async def test_the_control_plane_is_the_same_at_every_front(tmp_path: Path) -> N
     with two_fronts(tmp_path, "--admin-key", key) as router:
         async with client_of(router) as http:
             await stream(http, 5)
+            await check_at_rest(http)
             for _ in range(8):
                 usage = await get(http, "/v1/usage", **{"x-d2lpm-client-address": "10.1.2.3"})
                 assert usage["client"] == "address-127.0.0.1"

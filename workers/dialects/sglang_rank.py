@@ -42,7 +42,7 @@ class SglangRank:
         self._read_counts = (0, 0, 0)  # generated, hit and queried tokens at the last reading
 
     def after_step(self) -> None:
-        """Refresh the gauges if SGLang does so after this step. Not after a dummy step, which the engine does not count."""
+        """Refresh the gauges if SGLang does so after this step: not after a dummy step, which its scheduler skips."""
         if self.engine.counters.steps > self._steps and refreshes_after_step(self.engine):
             self._refresh()
         self._steps = self.engine.counters.steps
