@@ -26,6 +26,7 @@ from bench.report.records import Record, Result, ServiceSample
 from bench.report.summary import summarise
 from bench.workloads.parts.traffic import Call, Outcome
 from tests.bench.sim.simulated import Scripted, own_prompt
+from tests.support.running import TIMEOUT_S
 from tests.support.scripted_engine import DONE, event, scripted_engine, usage_chunk
 from tests.support.scripted_engine import Call as Received
 from tests.support.workers_http import eventually, series, worker
@@ -189,9 +190,12 @@ def test_ctrl_c_prints_the_finished_runs(tmp_path: Path) -> None:
     with worker() as url:
         line = [sys.executable, "-m", "bench", "neighbour", url, "--seconds", "900", "--json", str(out)]
         with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            asyncio.run(answered(url))
-            process.send_signal(signal.SIGINT)
-            output, log = process.communicate(timeout=60)
+            try:
+                asyncio.run(answered(url))
+                process.send_signal(signal.SIGINT)
+                output, log = process.communicate(timeout=TIMEOUT_S)
+            finally:
+                process.kill()
     assert (process.returncode, log, len(output.splitlines())) == (130, "", 1)
     assert json.loads(out.read_text())["rows"] == []
 
