@@ -206,6 +206,8 @@ class ScriptedEngine:
         self.port = port
         self._send_buffer = send_buffer
         self._server: asyncio.Server | None = None
+        self._place: socket.socket | None = None
+        """Keeps the port for this engine while it does not listen: connections are refused, and no one else gets it."""
         self._connections: set[AcceptedConnection] = set()
 
     @property
@@ -225,8 +227,12 @@ class ScriptedEngine:
 
     async def start(self) -> Self:
         """Start to listen; after `stop`, on the same port as before."""
+        if self._place is None:
+            self._place = socket.socket()
+            self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._place.bind((self.host, self.port))
+            self.port = self._place.getsockname()[1]
         self._server = await asyncio.get_running_loop().create_server(self._accept, self.host, self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def stop(self) -> None:
@@ -238,6 +244,12 @@ class ScriptedEngine:
         async with asyncio.timeout(TIMEOUT_S):
             await asyncio.gather(*(connection.lost.wait() for connection in self._connections))
         self._connections.clear()
+
+    async def close(self) -> None:
+        """Stop for good."""
+        await self.stop()
+        if self._place is not None:
+            self._place.close()
 
     def _accept(self) -> AcceptedConnection:
         self._connections = {connection for connection in self._connections if not connection.lost.is_set()}
@@ -276,4 +288,4 @@ async def scripted_engine(
     try:
         yield engine
     finally:
-        await engine.stop()
+        await engine.close()
