@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 from tempfile import mkdtemp
 from typing import Final, NamedTuple
 
@@ -135,13 +136,19 @@ async def _until_killed(load: Load, proxy: Server, state: Path, http: aiohttp.Cl
     """Load the router and kill it some time after a save; return the books read meanwhile.
 
     The last books are read after the last save and well before the next one, so that the books bound what was saved.
+    The router is stopped for the last look at that, or it could save once more before it is killed.
     """
     crowd, books = Crowd(proxy.url, time.monotonic), list[Books]()
     asking = asyncio.ensure_future(_ask(crowd, load, None))
     began = time.monotonic()
-    while time.monotonic() < began + load.seconds or not _covers(state, load, books[-1].at):
+    while True:
         await asyncio.sleep(LOOK)
         books.append(await _read(http, proxy))
+        if time.monotonic() >= began + load.seconds and _covers(state, load, books[-1].at):
+            proxy.signal(SIGSTOP)
+            if _covers(state, load, books[-1].at):
+                break
+            proxy.signal(SIGCONT)
     await proxy.end()
     crowd.over.set()
     await asking
