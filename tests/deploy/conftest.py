@@ -18,8 +18,8 @@ from .image import Image, build
 from .load import Load
 from .stack import Service
 
-START_SECONDS = 30.0
-TROUBLE_SECONDS = 30.0
+START_SECONDS = 120.0
+TROUBLE_SECONDS = 120.0
 QUEUED = 35
 """Requests that one client may have waiting: few enough that heavy clients have some refused."""
 SERVICES: pytest.StashKey[list[Service]] = pytest.StashKey()

@@ -16,7 +16,8 @@ from .processes import Server, wait_until
 StartRouter = Callable[..., Router]
 """Starts a router, given its name, its engines, and flags."""
 HERE = Path(__file__).parent
-ROUTER_START_SECONDS = 20.0
+ROUTER_START_SECONDS = 60.0
+HEALTHY_SECONDS = 60.0
 USUAL_FLEETS = "vllm", "sglang"
 SERVERS: pytest.StashKey[list[Server]] = pytest.StashKey()
 """All servers that this session has started."""
@@ -143,7 +144,9 @@ def router_of_all(start_router: StartRouter, fleet: str, running_fleet: tuple[En
 @pytest.fixture
 def router(router_of_all: Router, engines: tuple[Engine, ...]) -> Iterator[Router]:
     """Yield a router with default settings before all engines. The test fails if it leaves a request behind."""
-    wait_until(lambda: all(router_of_all.worker(engine)["healthy"] for engine in engines), 10, "all are healthy")
+    wait_until(
+        lambda: all(router_of_all.worker(engine)["healthy"] for engine in engines), HEALTHY_SECONDS, "all are healthy"
+    )
     yield router_of_all
     assert_nothing_left(router_of_all, engines)
 
@@ -178,7 +181,7 @@ def unpolled_router(start_router: StartRouter, engines: tuple[Engine, ...]) -> I
 
 def assert_nothing_left(router: Router, engines: tuple[Engine, ...]) -> None:
     """Check that soon after the last answer, neither the router nor an engine counts a request."""
-    wait_until(lambda: router.unfinished() == 0, 5, f"the {router.name} counts nothing as queued or running")
+    router.wait_settled()
     alive = [engine for engine in engines if engine.alive]
     wait = max([engine.drop_seconds for engine in alive], default=0)
     wait_until(lambda: all(engine.load() == Load(0, 0) for engine in alive), wait, "the engines are idle")

@@ -13,7 +13,7 @@ from typing import ClassVar
 from tests.support.processes import process_flags
 
 from .environment import ROOT, SGLANG, VLLM
-from .processes import Server, free_ports
+from .processes import Server, free_ports, wait_until
 from .wire import COMPLETIONS, WORKER_KEY, Json, call, get, listed, mapped
 
 SEQUENCES = 4
@@ -28,6 +28,8 @@ BLOCK_TOKENS = 32
 BLOCKS = 1100
 """Room for `SEQUENCES` requests of full length, so that none is ever preempted."""
 CONTEXT = 8192
+SETTLED_SECONDS = 20.0
+"""Timeout for the router to count nothing more after the last answer."""
 ENGINE_START_SECONDS = 180.0
 """A bound: half a minute is usual on two idle cores, alone or two at a time."""
 WIDE_SEQUENCES = 40
@@ -310,6 +312,10 @@ class Router(Server):
         return self._total("clients", "queued", "running") + self._total(
             "workers", "queued", "running", "unstarted_tokens"
         )
+
+    def wait_settled(self) -> None:
+        """Wait until the router counts no request, because the end of an answer reaches its client first."""
+        wait_until(lambda: self.unfinished() == 0, SETTLED_SECONDS, f"the {self.name} counts nothing")
 
     def _total(self, group: str, *counts: str) -> int:
         entries = mapped(self.get("/fairness")[group]).values()

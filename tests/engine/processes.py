@@ -26,16 +26,11 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str, seen: S
         time.sleep(0.02)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def free_ports(count: int) -> int:
     """Return the first of `count` free consecutive ports, below the range that the system uses for connections.
 
-    A server may take long to start, and until then its port is not taken.
+    A server may take long to start, and until then, and while it is dead, its port is not taken. A connection that took
+    it meanwhile could even be one to the dead server, which then reaches itself.
     """
     for _ in range(100):
         first = random.randrange(20_000, 32_000)
@@ -80,7 +75,7 @@ class Server:
     ) -> None:
         self.name = name
         self.log = log
-        self.port = free_port()
+        self.port = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         # setpriv ends the child if this process ends without cleaning up, as after SIGTERM.
         self._command = ["setpriv", "--pdeathsig", "TERM", *(part.format(port=self.port) for part in command)]

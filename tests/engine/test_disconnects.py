@@ -15,8 +15,8 @@ from .wire import COMPLETIONS, WORKER_KEY, Json, call, mapped
 
 pytestmark = pytest.mark.engine
 
-ROUTER_SECONDS = 2.0
-"""In this time the router notices that a client has left."""
+ROUTER_SECONDS = 20.0
+"""Timeout for the router to notice that a client has left, which is far shorter than the calls."""
 STATE_SECONDS = 30.0
 """Timeout for the state with which a test begins; on a busy machine a step may take long."""
 LONG: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 8000}

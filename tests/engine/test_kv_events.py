@@ -28,6 +28,8 @@ others.
 BEFORE_ALL = 100
 """Tokens that prompts may share without sharing a document."""
 EXACT = ("--token-budget=5", "--min-match-tokens=0")
+SEEN_SECONDS = 60.0
+"""Timeout for the router to see what an engine does."""
 MISJUDGED = 0.05
 """Share of the calls for which the mirror may be wrong by more than a block. It may always be wrong by one block,
 since it estimates the length of a prompt, and a cache keeps whole blocks.
@@ -58,7 +60,7 @@ def wait_until_complete(router: Router) -> None:
         metrics = get(f"{router.url}/metrics").body.decode()
         return re.search(r"^d2lpm_kv_events_complete\{[^}]*\} 1\.0$", metrics, re.MULTILINE) is not None
 
-    wait_until(complete, 10, "the engine's events are followed")
+    wait_until(complete, SEEN_SECONDS, "the engine's events are followed")
 
 
 def documents(order: Sequence[int]) -> Iterator[str]:
@@ -178,9 +180,9 @@ def test_a_restarted_engine_has_nothing(engine: Engine, router: Router) -> None:
     """Nothing is predicted for an engine that was killed and restarted; then predictions match its hits again."""
     visit(router, range(4))
     engine.kill()
-    wait_until(lambda: not router.worker(engine)["healthy"], 5, "the engine's death is seen")
+    wait_until(lambda: not router.worker(engine)["healthy"], SEEN_SECONDS, "the engine's death is seen")
     engine.start_and_wait()
-    wait_until(lambda: bool(router.worker(engine)["healthy"]), 10, "the engine is back")
+    wait_until(lambda: bool(router.worker(engine)["healthy"]), SEEN_SECONDS, "the engine is back")
     answer = ask(router, next(documents([3])), "And?")
     assert (predicted(answer), usage(answer)[1]) == (0, 0)
     wait_until_complete(router)

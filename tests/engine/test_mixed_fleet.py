@@ -8,7 +8,6 @@ import pytest
 from . import prompts
 from .conftest import StartRouter
 from .fleet import Engine, Router
-from .processes import wait_until
 from .streams import TOKENS, Stream, chats, run_all, texts
 from .test_prefixes import worker
 from .wire import CHAT, COMPLETIONS, Json, call, joined, without
@@ -68,7 +67,7 @@ def test_either_engine_continues_the_streams_of_the_other(
     assert [after[1:] for _, _, after in pairs] == [before[1:] for _, before, _ in pairs]
     exact = {path: [after == before for of, before, after in pairs if of == path] for path in ASKED}
     print(json.dumps({"killed": victim.dialect, "exact": exact, "tokens": TOKENS}))
-    wait_until(lambda: in_turn.unfinished() == 0, 5, "the router counts nothing as queued or running")
+    in_turn.wait_settled()
 
 
 def streams(router: Router) -> list[tuple[Router, Stream]]:

@@ -95,6 +95,7 @@ def test_charges_are_the_engines_usage(router: Router) -> None:
     document = prompts.text("account", words=200)
     answers = [ask(router, document, question, "accountant") for question in ("Who?", "When?", "Where to?")]
     counts = [usage(answer) for answer in answers]
+    router.wait_settled()
     charged = router.service(answers[0].headers["x-d2lpm-client"])
     assert charged["extend"] == sum(prompt - cached for prompt, cached, _ in counts)
     assert charged["cached"] == sum(cached for _, cached, _ in counts)
@@ -110,6 +111,7 @@ def test_a_stream_without_usage_is_charged(router: Router, engines: tuple[Engine
     body: Json = {**BODY, "temperature": 0.5, "prompt": texts, "n": 2}
     answer = call(router.url, COMPLETIONS, {**body, "stream": True}, "streamer")
     prompt = usage(call(engines[0].url, COMPLETIONS, body))[0]
+    router.wait_settled()
     charged = router.service(answer.headers["x-d2lpm-client"])
     assert int(str(charged["extend"])) + int(str(charged["cached"])) == prompt
     assert charged["output"] == 6 * 2 * 2

@@ -69,7 +69,8 @@ def output_of(response: Json) -> int:
 
 
 def charged(router: Router, client: str) -> tuple[int, int]:
-    """Return the input and output tokens charged to a client so far."""
+    """Return the input and output tokens charged to a client, once all calls have ended."""
+    router.wait_settled()
     service = router.service(client)
     return int(str(service["extend"])) + int(str(service["cached"])), int(str(service["output"]))
 

@@ -7,7 +7,6 @@ import pytest
 
 from .conftest import StartRouter
 from .fleet import Engine, Router
-from .processes import wait_until
 from .streams import TOKENS, Said, Stream, chats, run_all, texts
 from .wire import CHAT, COMPLETIONS
 
@@ -69,4 +68,5 @@ def test_every_stream_of_a_killed_worker_is_continued(
     assert exact[COMPLETIONS] >= ON_THE_VICTIM[COMPLETIONS] - 1
     if fleet == "wide vllm":
         assert exact[CHAT] >= ON_THE_VICTIM[CHAT] - 1
-    wait_until(lambda: not any(router.unfinished() for router in routers.values()), 5, "the routers count nothing")
+    for router in routers.values():
+        router.wait_settled()

@@ -212,5 +212,5 @@ def test_who_needs_the_key(sides: Sides) -> None:
 def test_a_body_that_is_not_said_to_be_json(server: Server) -> None:
     """A JSON body of another content type gets 400."""
     headers = {"content-type": "text/plain", "authorization": f"Bearer {WORKER_KEY}"}
-    answer = httpx.post(server.url + CHAT, content=json.dumps(BASE[CHAT]), headers=headers)
+    answer = httpx.post(server.url + CHAT, content=json.dumps(BASE[CHAT]), headers=headers, timeout=60)
     assert answer.status_code == 400
