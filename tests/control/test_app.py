@@ -69,6 +69,7 @@ async def test_fairness_has_its_documented_shape() -> None:
         async with running_router(policy="d2lpm", worker=workers, max_inflight=1) as router:
             async with router.post(chat(user="a", stream=True)) as first, router.post(chat(user="b")) as second:
                 call = await engine.call()
+                await router.until_waiting(1)
                 busy = await router.fairness()
                 await call.answer()
                 await first.read()

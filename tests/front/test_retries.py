@@ -15,6 +15,8 @@ from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, runnin
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, event, scripted_engine
 from tests.upstream.test_failing_workers import STREAMED, Act, close, garbage, half_a_head, no_json, reset, served
 
+SOON = 1.0
+"""A timeout in seconds: long compared with the stalls of a busy machine, in which an answer cannot pass either."""
 ERROR = event({"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "code": 500}})
 
 
@@ -107,7 +109,7 @@ async def test_a_worker_that_hangs_is_given_up() -> None:
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
-        running_router(one.url, two.url, policy="rr+fcfs", first_token_timeout=0.1, token_timeout=0.1) as router,
+        running_router(one.url, two.url, policy="rr+fcfs", first_token_timeout=SOON, token_timeout=SOON) as router,
     ):
         for stream in (True, False):
             async with router.post(chat(stream=stream, max_tokens=1)) as post:

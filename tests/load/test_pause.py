@@ -6,7 +6,8 @@ import pytest
 
 from tests.chaos.pause import Plan, objections, pause
 
-SHORT = ("--token-timeout", "0.4", "--first-token-timeout", "0.4", "--write-timeout", "0.4", "--body-timeout", "0.4")
+SHORT = ("--token-timeout", "1.5", "--first-token-timeout", "1.5", "--write-timeout", "1.5", "--body-timeout", "1.5")
+"""Timeouts shorter than the pause, and longer than a worker waits for a core on a busy machine."""
 
 
 @pytest.mark.parametrize("stopped", ["router", "worker"])

@@ -11,9 +11,17 @@ from tests.support.running import chat, emulated_workers
 
 
 def clients(url: str) -> Any:
-    """Return the clients of /fairness without their waiting times."""
-    clients = httpx.get(f"{url}/fairness", timeout=PATIENCE).json()["clients"]
+    """Return the clients of /fairness without their waiting times, once all calls have ended."""
+    while True:
+        clients = httpx.get(f"{url}/fairness", timeout=PATIENCE).json()["clients"]
+        if not any(entry["queued"] + entry["running"] for entry in clients.values()):
+            break
     return {name: (entry["weight"], entry["service"], entry["deficit"]) for name, entry in clients.items()}
+
+
+def saved_at(file: Path) -> int:
+    """Return when a file was saved, in nanoseconds since 1970; 0 if it was not yet."""
+    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def test_what_was_saved_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
@@ -28,8 +36,8 @@ def test_what_was_saved_before_a_kill_is_there_after_it(tmp_path: Path) -> None:
                 httpx.post(f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE).raise_for_status()
             before = clients(router.url)
             for _ in range(2):  # the first save may have begun before
-                saved = (state / FILE_NAME).stat().st_mtime_ns
-                while (state / FILE_NAME).stat().st_mtime_ns == saved:
+                saved = saved_at(state / FILE_NAME)
+                while saved_at(state / FILE_NAME) == saved:
                     httpx.get(f"{router.url}/health", timeout=PATIENCE)
             router.process.kill()
             router.process.wait(PATIENCE)

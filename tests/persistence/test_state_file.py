@@ -183,6 +183,7 @@ async def test_deficits_service_and_prefixes_survive_a_restart(tmp_path: Path) -
             async with router.post(chat(prompt, user="ann")) as post:
                 await (await engine.call()).answer(prompt=430, completion=7)
                 await post.read()
+            await router.until_all_ended()
             before = await router.fairness()
             hashed = router.hasher.prompt(b"x" * 128).key
         async with running_router(worker=[worker], **settings) as router:
@@ -195,6 +196,7 @@ async def test_deficits_service_and_prefixes_survive_a_restart(tmp_path: Path) -
                 await (await engine.call()).answer(prompt=430, completion=7)
                 assert int((await post.response()).headers["x-d2lpm-predicted-cached-tokens"]) > 300
                 await post.read()
+            await router.until_all_ended()
             assert (await router.fairness())["clients"]["user-ann"]["deficit"]["w"]["order"] < 0
     replayed = replay_file(journal)
     assert (replayed.runs, replayed.difference) == (2, None)

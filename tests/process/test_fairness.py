@@ -15,8 +15,8 @@ from tests.support.workers_http import eventually
 from .test_processes import calls_by_process, client_of, get, two_fronts
 
 WEIGHTS: Final = {"heavy": 2, "light": 1}
-AT_ONCE: Final = 12
-"""Calls that each client keeps open: more than the windows hold, so that both always have some waiting."""
+AT_ONCE: Final = 80
+"""Calls that each client keeps open: so many that both have some waiting also if the test gets no core for seconds."""
 WINDOW: Final = 2
 PLACES: Final = 2 * WINDOW
 """Calls that both workers take at a time."""
@@ -26,8 +26,8 @@ BOUND: Final = 2 * (INPUT + 2 * PLACES * OUTPUT + QUANTUM) + 2 * PLACES * INPUT
 
 In cost units: one per input token, two per output token.
 """
-STEPS: Final = ("--step-times", "2,0,0", "--speed", "1")
-"""Flags of workers that take 2 ms for each token of an answer."""
+STEPS: Final = ("--step-times", "4,0,0", "--speed", "1")
+"""Flags of workers that take 4 ms for each token of an answer."""
 
 
 async def ask_on(http: aiohttp.ClientSession, client: str, number: int, over: asyncio.Event) -> None:

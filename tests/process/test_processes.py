@@ -366,63 +366,61 @@ async def test_a_signal_drains_all_processes(tmp_path: Path) -> None:
 
 async def test_requests_with_one_id_are_told_apart(tmp_path: Path) -> None:
     """Twenty streams with one id, over both fronts: each answer has an id of its own, by which /explain finds it."""
-    async with two_fronts_of_one_engine(tmp_path) as (router, engine):
-        async with client_of(router, workers=1) as http:
-            body, headers = streamed_call(model="m"), {"x-request-id": "one"}
-            asked = [asyncio.create_task(http.post(CHAT, json=body, headers=headers).__aenter__()) for _ in range(20)]
-            calls = await begun(engine, 20)
-            answers = await asyncio.gather(*asked)
-            names = {answer.headers["x-request-id"] for answer in answers}
-            assert "one" in names
-            assert len(names) == 20
-            await asyncio.gather(*map(end, calls))
-            for answer in answers:
-                assert (await answer.read()).endswith(b"data: [DONE]\n\n")
-            await check_at_rest(http)
-            explained = [await get(http, f"/explain/{name}") for name in names]
-            assert [entry["state"] for entry in explained] == ["finished"] * 20
+    async with two_fronts_of_one_engine(tmp_path) as (router, engine), client_of(router, workers=1) as http:
+        body, headers = streamed_call(model="m"), {"x-request-id": "one"}
+        asked = [asyncio.create_task(http.post(CHAT, json=body, headers=headers).__aenter__()) for _ in range(20)]
+        calls = await begun(engine, 20)
+        answers = await asyncio.gather(*asked)
+        names = {answer.headers["x-request-id"] for answer in answers}
+        assert "one" in names
+        assert len(names) == 20
+        await asyncio.gather(*map(end, calls))
+        for answer in answers:
+            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+        await check_at_rest(http)
+        explained = [await get(http, f"/explain/{name}") for name in names]
+        assert [entry["state"] for entry in explained] == ["finished"] * 20
 
 
 async def test_fronts_refuse_new_calls_while_the_scheduler_stands_still(tmp_path: Path) -> None:
     """With 429 and a time to wait; the streams in flight go on, and end well once the scheduler runs again."""
-    async with two_fronts_of_one_engine(tmp_path) as (router, engine):
-        async with client_of(router, workers=1) as http:
-            running = [asyncio.create_task(stream(http, 200)) for _ in range(4)]
-            calls = await begun(engine, 4)
-            asked: list[asyncio.Task[tuple[int, str | None]]] = []
+    async with two_fronts_of_one_engine(tmp_path) as (router, engine), client_of(router, workers=1) as http:
+        running = [asyncio.create_task(stream(http, 200)) for _ in range(4)]
+        calls = await begun(engine, 4)
+        asked: list[asyncio.Task[tuple[int, str | None]]] = []
 
-            async def ask() -> tuple[int, str | None]:
-                async with http.post(CHAT, json=streamed_call(model="m")) as response:
-                    await response.read()
-                    return response.status, response.headers.get("retry-after")
+        async def ask() -> tuple[int, str | None]:
+            async with http.post(CHAT, json=streamed_call(model="m")) as response:
+                await response.read()
+                return response.status, response.headers.get("retry-after")
 
-            async def one_is_refused() -> bool:
-                asked.append(asyncio.create_task(ask()))
-                return bool((await asyncio.wait(asked, timeout=0.1, return_when=asyncio.FIRST_COMPLETED))[0])
+        async def one_is_refused() -> bool:
+            asked.append(asyncio.create_task(ask()))
+            return bool((await asyncio.wait(asked, timeout=0.1, return_when=asyncio.FIRST_COMPLETED))[0])
 
-            stopped = processes_of(router)["scheduler"]
-            router.process.send_signal(signal.SIGSTOP)  # or it would end the scheduler, which is silent
-            os.kill(stopped, signal.SIGSTOP)
-            try:
-                await eventually(one_is_refused)
-                assert await get(http, "/health") == {"status": "ok"}
-            finally:
-                os.kill(stopped, signal.SIGCONT)
-                router.process.send_signal(signal.SIGCONT)
-            answering = asyncio.create_task(answer_all(engine))
-            answers = await asyncio.gather(*asked)
-            assert set(answers) == {(429, "2"), (200, None)}
+        stopped = processes_of(router)["scheduler"]
+        router.process.send_signal(signal.SIGSTOP)  # or it would end the scheduler, which is silent
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            await eventually(one_is_refused)
+            assert await get(http, "/health") == {"status": "ok"}
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+            router.process.send_signal(signal.SIGCONT)
+        answering = asyncio.create_task(answer_all(engine))
+        answers = await asyncio.gather(*asked)
+        assert set(answers) == {(429, "2"), (200, None)}
 
-            async def counted() -> bool:
-                counts = await metric(http, "d2lpm_scheduler_lag_refusals_total")
-                return counts.get("") == answers.count((429, "2"))
+        async def counted() -> bool:
+            counts = await metric(http, "d2lpm_scheduler_lag_refusals_total")
+            return counts.get("") == answers.count((429, "2"))
 
-            await eventually(counted)
-            await asyncio.gather(*map(end, calls))
-            assert all(answer.endswith(b"data: [DONE]\n\n") for answer in await asyncio.gather(*running))
-            assert (await stream(http, 5)).endswith(b"data: [DONE]\n\n")
-            await check_at_rest(http)
-            answering.cancel()
+        await eventually(counted)
+        await asyncio.gather(*map(end, calls))
+        assert all(answer.endswith(b"data: [DONE]\n\n") for answer in await asyncio.gather(*running))
+        assert (await stream(http, 5)).endswith(b"data: [DONE]\n\n")
+        await check_at_rest(http)
+        answering.cancel()
 
 
 async def test_the_control_plane_is_the_same_at_every_front(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_workers_listen_inside_the_context_and_not_afterwards() -> None:
     with start_emulated_workers(2) as workers:
         assert len({worker.url for worker in workers}) == 2
         for worker in workers:
-            assert worker.model in httpx.get(f"{worker.url}/v1/models").text
+            assert worker.model in httpx.get(f"{worker.url}/v1/models", timeout=60).text
     for worker in workers:
         with pytest.raises(ConnectionRefusedError):
             connect(worker.url)

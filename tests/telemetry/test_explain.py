@@ -181,6 +181,7 @@ async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
             await first.read()
             await (await engine.call()).answer()
             await second.read()
+        await router.until_all_ended()
         done = await explanation_of(router, "first")
         assert done.keys() == {
             *("request", "client", "model", "policy", "state", "reason", "retry_after_s", "times"),
@@ -202,6 +203,7 @@ async def test_a_generated_id_is_explained() -> None:
         await (await engine.call()).answer()
         name = (await post.response()).headers["x-request-id"]
         await post.read()
+        await router.until_all_ended()
         assert (await explanation_of(router, name))["state"] == "finished"
 
 

@@ -1,6 +1,7 @@
 """Workers that fail, refuse, die and recover: what their clients receive and are charged."""
 
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -115,6 +116,7 @@ async def test_descriptors_that_run_out_are_no_fault_of_the_worker() -> None:
     """Without a free descriptor the call raises NoWorker, which blames no worker and lets the client wait."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with scripted_engine() as engine:
+        gc.collect()  # or it might close a file that another test has left, during the call
         free = os.dup(0)
         os.close(free)  # the lowest number that is free: all below it are in use
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
@@ -261,6 +263,7 @@ async def test_an_error_with_status_200_is_an_error() -> None:
         async with router.post(chat()) as post:
             await (await engine.call()).respond(200, body)
             assert await post.read() == body
+        await router.until_all_ended()
         async with router.http.get("/metrics") as response:
             assert 'model="m",outcome="failed"} 1.0' in await response.text()
 

@@ -387,7 +387,7 @@ async def test_a_hung_worker_is_skipped() -> None:
     async with (
         scripted_engine() as one,
         scripted_engine() as two,
-        running_router(one.url, two.url, policy="rr+fcfs", silence_timeout=0.3) as router,
+        running_router(one.url, two.url, policy="rr+fcfs", silence_timeout=1.0) as router,
         router.post(chat(stream=True)) as hanging,
     ):
         call = await one.call()

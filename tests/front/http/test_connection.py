@@ -6,7 +6,7 @@ import json
 import socket
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from random import Random
 
@@ -23,8 +23,8 @@ from router.front.http.connection_limits import Connections, FrontLimits
 from tests.support.running import CHAT, TIMEOUT_S, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, ScriptedEngine, chunk, scripted_engine, usage_chunk
 
-SOON = 0.15
-"""Timeouts in seconds. Tests wait for their effect, however long it takes."""
+SOON = 0.5
+"""Timeouts in seconds. Tests wait for their effect, however long it takes, and others must be served meanwhile."""
 
 
 @asynccontextmanager
@@ -316,8 +316,8 @@ async def test_too_many_early_bytes_cut_the_connection() -> None:
         writer.write(request_bytes("one", stream=True))
         call = await engine.call()
         writer.write(b"x" * 200_000)
-        with pytest.raises(ConnectionError):
-            await read_to_end(reader)
+        with suppress(ConnectionError):  # unless the router had read all that had arrived
+            assert await read_to_end(reader) == b""
         await call.wait_closed()
 
 
