@@ -21,11 +21,11 @@ from bench.live.command import load_warnings
 from bench.live.player import Player
 from bench.live.recorder import LiveResult
 from bench.report.records import Record
-from bench.report.summary import summarise
+from bench.report.summary import Summary, summarise
 from bench.sim.scenario import Scenario, WorkerSpec
 from bench.sim.simulation import Simulation
 from bench.workloads.parts.spec import parse_spec
-from bench.workloads.parts.traffic import Call, Client, Ending, Outcome
+from bench.workloads.parts.traffic import Call, Client, Ending, Outcome, Workload
 from bench.workloads.registry import WORKLOADS
 from tests.bench.sim.simulated import Scripted, own_prompt
 from tests.support.running import running_router
@@ -319,6 +319,7 @@ SAME = "documents:documents=12,tokens=4000,client_count=3,rate=0,concurrency=3,o
 """Nine of the twelve documents fit into each of the two caches: all hit as long as each stays at one worker."""
 KV_TOKENS = 36_000
 WARMUP, END = 8.0, 38.0
+RUNS = 4
 
 
 def test_virtual_time_and_sockets_agree() -> None:
@@ -326,15 +327,25 @@ def test_virtual_time_and_sockets_agree() -> None:
 
     Over sockets time is real, and where processes are late to run, the figures depend on the machine. So steps are slow
     and requests long compared with the delays of a busy machine, and the caches have room for another document: without
-    that, a tie in time would decide which one is evicted, and it would miss from then on.
+    that, a tie in time would decide which one is evicted, and it would miss from then on. A machine that was too busy
+    all the same has a lower throughput, so one of several runs must have the right one.
     """
     workload = parse_spec(SAME, WORKLOADS)
     scenario = Scenario("d2lpm", workload, (WorkerSpec(HARDWARE, kv_tokens=KV_TOKENS),) * 2, END, WARMUP)
     simulated = summarise(Simulation(scenario).run())
+    wanted = pytest.approx(simulated["throughput_tokens_per_s"], rel=0.1)
+    throughputs: list[float] = []
+    while wanted not in throughputs and len(throughputs) < RUNS:
+        summary = over_sockets(workload)
+        assert summary["hit_rate"] == pytest.approx(simulated["hit_rate"], abs=0.03)
+        throughputs.append(summary["throughput_tokens_per_s"])
+    assert wanted in throughputs
+
+
+def over_sockets(workload: Workload) -> Summary:
+    """Run the workload before a fleet of processes, where no call may fail."""
     flags = ("--speed", str(SPEED), "--hardware", HARDWARE, "--kv-tokens", str(KV_TOKENS))
     with fleet(2, flags, ("--policy", "d2lpm", "--poll-interval", str(0.5 / SPEED))) as url:
         live = asyncio.run(run_load(LiveLoad(url, workload, END, WARMUP, speed=SPEED, stream_interval=20)))
-    summary = live.summary()
     assert not live.failures
-    assert summary["hit_rate"] == pytest.approx(simulated["hit_rate"], abs=0.03)
-    assert summary["throughput_tokens_per_s"] == pytest.approx(simulated["throughput_tokens_per_s"], rel=0.1)
+    return live.summary()
