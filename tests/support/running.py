@@ -31,7 +31,7 @@ from .processes import needs_one_process, process_count
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
-TIMEOUT_S: Final = 60.0
+TIMEOUT_S: Final = 120.0
 """Seconds after which a wait fails the test instead of blocking it forever."""
 
 

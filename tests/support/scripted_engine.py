@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 """Seconds after which a wait fails the test instead of blocking it forever."""
 VLLM_METRICS = b"""\
 vllm:num_requests_running{engine="0",model_name="m"} 0.0

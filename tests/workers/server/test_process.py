@@ -12,6 +12,9 @@ import pytest
 
 from workers.settings import WorkerSettings, parse_settings
 
+PATIENCE = 120.0
+"""Seconds after which a process counts as hung."""
+
 
 @contextmanager
 def worker(*arguments: str) -> Iterator[subprocess.Popen[str]]:
@@ -40,10 +43,10 @@ def test_a_signal_ends_it_quietly_with_a_stream_open(number: signal.Signals) -> 
         body = b'{"prompt": "hi", "stream": true, "max_tokens": 30000, "ignore_eos": true}'
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"{url}/v1/completions", body, headers)
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
             response.readline()
             process.send_signal(number)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out, err) == (0, "", "")
 
 
@@ -51,11 +54,11 @@ def test_it_ends_with_its_parent() -> None:
     """The worker exits at the end of its standard input."""
     with worker("--dialect", "sglang", "--model", "tiny", "--exit-with-parent") as process:
         url = ready_url(process)
-        with urllib.request.urlopen(f"{url}/ready", timeout=30) as response:
+        with urllib.request.urlopen(f"{url}/ready", timeout=PATIENCE) as response:
             assert response.status == 200
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=PATIENCE) == 0
 
 
 def test_a_signal_before_the_server_runs_is_not_lost() -> None:
@@ -63,7 +66,7 @@ def test_a_signal_before_the_server_runs_is_not_lost() -> None:
     with worker("--dialect", "sglang", "--model", "tiny") as process:
         ready_url(process)
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=PATIENCE) == 0
 
 
 def test_every_setting_is_a_flag() -> None:
