@@ -10,7 +10,7 @@ from typing import Final
 
 CLIENTS: Final = 10
 TOKENS: Final = 16
-PATIENCE: Final = 30.0
+PATIENCE: Final = 60.0
 """Seconds after which a call has failed."""
 BODY: Final = b'{"model":"m","stream":true,"max_tokens":%d,"messages":[{"role":"user","content":"hello"}]}' % TOKENS
 

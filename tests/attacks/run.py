@@ -18,9 +18,9 @@ MEMORY: Final = 2**30
 RSS_MIB: Final = 600
 SLOWER: Final = 2.0
 """Limit of the p95, as a multiple of the p95 beside the same attack on a sink."""
-SOON: Final = 20.0
+SOON: Final = 60.0
 """Seconds after an attack within which nothing of it may be left."""
-START: Final = 60.0
+START: Final = 180.0
 PACKAGE: Final = "tests.attacks"
 """The package that holds the modules run here, from the root of the repository."""
 SETTLE: Final = 1.0

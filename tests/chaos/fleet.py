@@ -13,7 +13,7 @@ import aiohttp
 
 from .processes import Server, worker
 
-READY_SECONDS: Final = 30.0
+READY_SECONDS: Final = 180.0
 """Seconds in which a router must find its workers."""
 LOOK_SECONDS: Final = 0.25
 

@@ -16,7 +16,7 @@ from .service import Window, recovered
 TRIES: Final = 3
 """Workers at which the router tries a request by default."""
 CUTTING: Final = frozenset({Kind.KILL, Kind.LEAVE, Kind.RESET})
-RESTART: Final = 5.0
+RESTART: Final = 15.0
 """Seconds that a restarted process may take to listen again."""
 SHARE: Final = 0.99
 """Least share of completed streams, of those whose worker failed and that another worker can continue."""

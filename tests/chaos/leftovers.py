@@ -16,7 +16,7 @@ from router.core.scheduler import Scheduler
 
 from .processes import get_json, sockets
 
-SOON: Final = 20.0
+SOON: Final = 60.0
 """Seconds in which all must be at rest: engines close unused connections after 5, and SGLang aborts after 2."""
 GAUGES: Final = re.compile(
     r"^(d2lpm_(?:client_queued_requests|client_running_requests|worker_queued_requests|worker_running_requests"

@@ -18,7 +18,7 @@ from tests.support.processes import process_flags
 from .asks import MODEL
 
 SPEAKS: Final = re.compile(r"(?:workers: \S+ \S+ on|d2lpm: listening on) http://[^:]+:(?P<port>\d+)")
-PATIENCE: Final = 120.0
+PATIENCE: Final = 180.0
 """Seconds in which a process must begin to listen."""
 LOOK: Final = 0.05
 """Seconds between two polls of a condition."""
@@ -26,7 +26,7 @@ LOOK_SECONDS: Final = 1.0
 """Seconds after which a look at the router is given up."""
 LISTENS: Final = "0A"
 """The state of a listening socket in /proc/net/tcp."""
-END: Final = 10.0
+END: Final = 60.0
 """Seconds that a process has to exit after SIGTERM."""
 
 

@@ -26,7 +26,7 @@ GROWTH: Final = 0.05
 """Ratio by which memory may grow from a fifth of the run to its end."""
 FROM: Final = 0.2
 """Share of the run after which everything must be constant."""
-REST_SECONDS: Final = 15.0
+REST_SECONDS: Final = 60.0
 """Seconds in which the router comes to rest: unused connections to workers close after 3 s."""
 STARTS: Final = 8
 """Looks before the first request: polls come and go, and the most that they have open is no leak."""

@@ -19,7 +19,6 @@ from tests.support.publishing import WORKER
 from tests.support.running import TIMEOUT_S, RunningRouter, chat, emulated_workers, running_router, until
 from tests.support.workers_http import eventually
 
-
 FIRST_COMPARED = 14
 """The question after which predictions are exact: before, a worker may have published nothing yet."""
 

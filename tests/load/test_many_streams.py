@@ -51,7 +51,7 @@ def test_a_wrong_charge_is_a_violation() -> None:
 
 async def test_paced_streams_through_two_fronts_are_whole(tmp_path: Path) -> None:
     """Each is complete, in order and charged exactly, whichever front has it."""
-    result = await run(Plan(streams=60, pace=20.0, seconds=1.5, direct=5), tmp_path)
+    result = await run(Plan(streams=60, pace=20.0, seconds=3.0, direct=5), tmp_path)
     assert result.objections == []
     assert len(result.routed) == 60
     assert len(result.direct) == 5

@@ -105,5 +105,6 @@ async def test_a_thousand_streams_at_once(workers: list[Worker]) -> None:
             streams = [asyncio.ensure_future(answer(router, number)) for number in range(STREAMS)]
             await until(lambda: len(router.scheduler.attempts) == STREAMS)
         assert await asyncio.gather(*streams) == expected
+        await router.until_all_ended()
         report = await router.fairness()
         assert sum(entry["service"]["output"] for entry in report["clients"].values()) == STREAMS * TOKENS
