@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, Signals
 from typing import Any, Final
@@ -24,6 +24,8 @@ LOOK: Final = 0.05
 """Seconds between two polls of a condition."""
 LOOK_SECONDS: Final = 1.0
 """Seconds after which a look at the router is given up."""
+GONE: Final = (FileNotFoundError, ProcessLookupError)
+"""What it raises to read a file of a process that has ended; the second one if it ended after the file was opened."""
 LISTENS: Final = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 END: Final = 60.0
@@ -117,8 +119,14 @@ def router(log: Path, workers: Sequence[str], *flags: str) -> Server:
 
 def sockets(pid: int) -> int:
     """Count the sockets that a process has open."""
-    links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()]
-    return sum(link.startswith("socket:") for link in links)
+    return sum(link.startswith("socket:") for link in _open_files(pid))
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    """Yield what each open file of a process is, except of those that it closes meanwhile."""
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            yield os.readlink(each)
 
 
 def router_processes(pid: int) -> dict[str, int]:
@@ -139,7 +147,7 @@ def _words(pid: str) -> list[str]:
     """Return the command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-    except FileNotFoundError:
+    except GONE:
         return []
 
 
@@ -147,7 +155,7 @@ def runs(pid: int) -> bool:
     """Return whether a process runs; one that has ended and is not waited for does not."""
     try:
         return _stat(pid)[0] != "Z"
-    except FileNotFoundError:
+    except GONE:
         return False
 
 
@@ -158,13 +166,13 @@ def cpu_ticks(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return what the kernel says of a process, from its state on. Raises FileNotFoundError if there is none."""
+    """Return what the kernel says of a process, from its state on. Raises one of `GONE` if there is none."""
     return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
 
 
 def connections(pid: int, port: int) -> int:
     """Count the connections of clients that a process has accepted at this port."""
-    inodes = {os.readlink(each).removeprefix("socket:[").rstrip("]") for each in Path(f"/proc/{pid}/fd").iterdir()}
+    inodes = {link.removeprefix("socket:[").rstrip("]") for link in _open_files(pid)}
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text("ascii").splitlines()[1:]]
     return sum(int(row[1].split(":")[1], 16) == port and row[3] != LISTENS and row[9] in inodes for row in rows)
 
