@@ -16,6 +16,8 @@ import httpx
 from .wire import get
 
 STOP_SECONDS = 10.0
+FIRST_PORTS = iter(random.sample(range(20_000, 32_000, 2), 6_000))
+"""Ports in a random order, each tried once: those given before may not be taken yet."""
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str, seen: Sequence[object] = ()) -> None:
@@ -32,8 +34,7 @@ def free_ports(count: int) -> int:
     A server may take long to start, and until then, and while it is dead, its port is not taken. A connection that took
     it meanwhile could even be one to the dead server, which then reaches itself.
     """
-    for _ in range(100):
-        first = random.randrange(20_000, 32_000)
+    for first in FIRST_PORTS:
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for port in range(first, first + count):
                 held.enter_context(socket.create_server(("", port)))

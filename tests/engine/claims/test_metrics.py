@@ -45,7 +45,7 @@ def twice(server: Server, what: str) -> tuple[Page, Page]:
     for _ in range(2):
         assert call(server.url, COMPLETIONS, body).status == 200
     finished = f"{'vllm' if VLLM.name in str(before.names) else 'sglang'}:generation_tokens_total"
-    wait_until(lambda: read(server).total(finished) >= before.total(finished) + 2 * OUTPUT, 10, "both are counted")
+    wait_until(lambda: read(server).total(finished) >= before.total(finished) + 2 * OUTPUT, 60, "both are counted")
     return before, read(server)
 
 
@@ -113,7 +113,7 @@ def test_a_stream_that_is_left(sides: Sides, server: Server) -> None:
             "sglang:num_aborted_requests_total"
         )
 
-    wait_until(ended, 15, "the engine has ended it")
+    wait_until(ended, 60, "the engine has ended it")
     after = read(server)
     if sides.dialect == "vllm":
         assert after.total("vllm:request_success_total") == before.total("vllm:request_success_total")
