@@ -115,7 +115,7 @@ class Engine(Server):
     """Cache granularity in tokens: a block is cached as a whole or not at all."""
     ready_path: ClassVar[str]
     drop_seconds: ClassVar[float]
-    """How long it may take to stop a request whose client has left, in any state, with two seconds to spare."""
+    """How long it may take to stop a request whose client has left, in any state, with five seconds to spare."""
 
     events_port = 0
     """The port of its KV events; 0 if there is none. The next port replays past ones."""
@@ -139,7 +139,7 @@ class VllmEngine(Engine):
     dialect = "vllm"
     block_tokens = BLOCK_TOKENS
     ready_path = "/health"
-    drop_seconds = 2.0
+    drop_seconds = 5.0
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class SglangEngine(Engine):
     dialect = "sglang"
     block_tokens = 16
     ready_path = "/ready"
-    drop_seconds = 4.0 + 2.0  # it checks every 4 s for the client of a request without output
+    drop_seconds = 4.0 + 5.0  # it checks every 4 s for the client of a request without output
 
     def __init__(
         self,

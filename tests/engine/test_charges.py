@@ -25,7 +25,7 @@ KINDS = ("charged_input", "charged_output", "computed_input", "computed_output")
 STATE_SECONDS = 30.0
 LEFT_AFTER = 1.5
 """Seconds after which the client of a whole answer disconnects."""
-SPARE = 2.0
+SPARE = 5.0
 """Seconds of an engine's `drop_seconds` that are a margin."""
 
 
