@@ -73,8 +73,8 @@ class SchedulerView:
     def decode_seconds(self, worker: WorkerId) -> float:
         return self._states[worker].service_rate.decode_seconds
 
-    def models(self, worker: WorkerId) -> Collection[str]:
-        return self._states[worker].worker.models
+    def shared_routes(self, worker: WorkerId) -> Collection[str]:
+        return self._states[worker].worker.shared_routes
 
     def reorders(self, worker: WorkerId) -> bool:
         return self._states[worker].worker.reorders

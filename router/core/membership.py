@@ -83,6 +83,12 @@ class Membership:
             case _:
                 assert_never(event)
 
+    def note_unpinned(self) -> None:
+        """Note that a request can name no rank: from the first one on, some workers serve what others do not."""
+        if not self._cluster.had_unpinned:
+            self._cluster.had_unpinned = True
+            self._fairness.set_alike(alike=self._cluster.alike)
+
     def on_failure(self, worker: WorkerId, fault: Fault, now: float) -> None:
         """Note that a call failed at a worker, after the attempt there has been closed."""
         if fault is Fault.BROKEN:
@@ -124,14 +130,16 @@ class Membership:
             self._eject(worker, now, now)
 
     def _eject(self, worker: WorkerId, until: float, now: float) -> bool:
-        """Eject a worker; returns False if it cannot be spared."""
+        """Eject a worker, and those that step together with it; returns False if they cannot be spared."""
         if worker in self._cluster.ejected:
             self._cluster.eject(worker, until)
             return True
         if not self._cluster.can_spare(worker):
             return False
-        self._cluster.eject(worker, until)
-        self._requeue(self._policy.worker_left(worker, now), now)
+        for each in self._cluster.group(worker):
+            if each not in self._cluster.ejected:
+                self._cluster.eject(each, until)
+                self._requeue(self._policy.worker_left(each, now), now)
         return True
 
     def forget_if_gone(self, state: WorkerState) -> None:

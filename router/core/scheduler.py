@@ -233,6 +233,8 @@ class Scheduler:
         if request.id in self._requests:
             raise ValueError(f"request {request.id} is live")
         self.clients.remember(request.client, request.weight)
+        if not request.pinned:
+            self.membership.note_unpinned()
         if not self.cluster.candidates(request):
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:

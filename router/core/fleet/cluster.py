@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, islice
+from math import inf
 
 from router.core.fleet.health import DEFAULT_RULES, Condition, HealthRules, SilenceTimeout
 from router.core.fleet.service_rate import FleetRates
@@ -10,7 +11,7 @@ from router.core.fleet.window import Window
 from router.core.fleet.worker_index import WorkerIndex
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.events import WorkerReported
-from router.core.model.request import Request, Worker, WorkerId, own_route
+from router.core.model.request import Request, Takes, Worker, WorkerId, own_route, unpinned_route
 from router.core.predict.output_predictions import OutputPredictions
 
 DEPARTED_LIMIT = 256
@@ -52,6 +53,10 @@ class Cluster:
         """Ejected workers and the earliest time of their readmission: an open breaker, or silence until they answer."""
         self.held = False
         """Whether no worker may be sent anything, see `Held`."""
+        self._has_ranks = False
+        """Whether there ever were ranks behind a common URL. Before, no request is unpinned."""
+        self.had_unpinned = False
+        """Whether there ever was an unpinned request."""
         self.silent_workers: list[WorkerId] = []
         """Workers found silent. Some may have answered since, or be gone."""
 
@@ -64,38 +69,49 @@ class Cluster:
     def __getitem__(self, worker: WorkerId) -> WorkerState:
         return self._states[worker]
 
-    def serving(self, model: str) -> Mapping[WorkerId, int]:
-        """Return the workers that a request for this model may be sent to, in the order in which they joined, each with
-        its number in this order. Never changes: the next call may return another object.
+    def serving(self, route: str) -> Mapping[WorkerId, int]:
+        """Return the workers that requests of this shared route may be sent to, in the order in which they joined, each
+        with its number in this order. Never changes: the next call may return another object.
         """
-        found = self._serving.get(model)
+        found = self._serving.get(route)
         if found is None:
-            found = {s.worker.id: s.joined for s in self._states.values() if self._serves(s, model)}
+            found = {s.worker.id: s.joined for s in self._states.values() if self._serves(s, route)}
             if found:  # clients can invent any number of model names, so unknown ones are not cached
-                self._serving[model] = found
+                self._serving[route] = found
         return found
 
     def candidates(self, request: Request) -> Mapping[WorkerId, int]:
         """Return the workers that this request may be sent to, as `serving` does."""
-        serving = self.serving(request.model)
+        serving = self.serving(request.shared_route)
         if request.worker is None:
             return serving
         return {request.worker: serving[request.worker]} if request.worker in serving else {}
 
     def routes(self, worker: WorkerId) -> frozenset[str]:
-        """Return the routes of a worker's requests: its models, and one route of its own."""
+        """Return the routes of a worker's requests: the shared ones, and one of its own."""
         found = self._routes.get(worker)
         if found is None:
-            found = self._routes[worker] = self._states[worker].worker.models | {own_route(worker)}
+            known = self._states[worker].worker
+            found = known.shared_routes | {own_route(worker)}
+            if self._has_ranks and known.takes is Takes.ALL:
+                found |= frozenset(map(unpinned_route, known.models))
+            self._routes[worker] = found
         return found
 
-    def _serves(self, state: WorkerState, model: str) -> bool:
-        return not state.left and state.worker.id not in self.ejected and model in state.worker.models
+    def _serves(self, state: WorkerState, route: str) -> bool:
+        if state.left or state.worker.id in self.ejected:
+            return False
+        worker = state.worker
+        if route in worker.shared_routes:
+            return True
+        return worker.takes is Takes.ALL and any(route == unpinned_route(model) for model in worker.models)
 
     @property
     def alike(self) -> bool:
-        """Whether all present workers, ejected or not, serve the same models."""
-        return len({state.worker.models for state in self._states.values() if not state.left}) <= 1
+        """Whether all present workers, ejected or not, serve the same requests, as far as any were seen."""
+        present = [state.worker for state in self._states.values() if not state.left]
+        seen = [worker for worker in present if worker.takes is not Takes.UNPINNED or self.had_unpinned]
+        return len({worker.shared_routes for worker in seen}) <= 1
 
     def in_use(self, worker: WorkerId) -> bool:
         """Return whether a worker is sent requests: it is present and not ejected."""
@@ -103,8 +119,17 @@ class Cluster:
         return state is not None and not state.left and worker not in self.ejected
 
     def can_spare(self, worker: WorkerId) -> bool:
-        """Return whether every model of a worker is also served by another worker."""
-        return all(len(self.serving(model)) > 1 for model in self._states[worker].worker.models)
+        """Return whether all requests of a worker, and of those that step together with it, have another worker."""
+        group = self.group(worker)
+        routes = {route for each in group for route in self._states[each].worker.shared_routes}
+        return all(any(each not in group for each in self.serving(route)) for route in routes)
+
+    def group(self, worker: WorkerId) -> list[WorkerId]:
+        """Return the present workers that step together with a worker, itself among them."""
+        barrier = self._states[worker].worker.barrier
+        if barrier is None:
+            return [worker]
+        return [each for each, state in self._states.items() if state.worker.barrier == barrier and not state.left]
 
     def eject(self, worker: WorkerId, until: float) -> None:
         """Send a worker nothing until this time, nor before it answers, because its breaker opened or it is silent."""
@@ -121,15 +146,22 @@ class Cluster:
         state.refresh(now)
 
     def to_readmit(self, now: float) -> list[WorkerId]:
-        """Return the ejected workers whose time is over, or without which one of their models is
-        served by no worker.
+        """Return the ejected workers whose time is over, and that of all that step together with them, or without which
+        some of their requests have no worker.
         """
         return [
             worker
-            for worker, until in self.ejected.items()
-            if (until <= now and not self._states[worker].silent)
-            or not all(self.serving(model) for model in self._states[worker].worker.models)
+            for worker in self.ejected
+            if self._readmission(worker) <= now
+            or not all(self.serving(route) for route in self._states[worker].worker.shared_routes)
         ]
+
+    def _readmission(self, worker: WorkerId) -> float:
+        """When a worker may be readmitted, with all that step together with it; infinite while one of them is silent."""
+        group = self.group(worker)
+        if any(self._states[each].silent for each in group):
+            return inf
+        return max(self.ejected.get(each, -inf) for each in group)
 
     def to_eject(self) -> list[WorkerId]:
         """Return the silent workers that are not ejected yet."""
@@ -160,6 +192,9 @@ class Cluster:
             state.set_kv_capacity(worker.kv_tokens)
         self._serving.clear()
         self._routes.pop(worker.id, None)
+        if worker.takes is not Takes.ALL and not self._has_ranks:
+            self._has_ranks = True
+            self._routes.clear()
 
     def leave(self, worker: WorkerId) -> None:
         """Send a worker nothing more, and forget it once nothing runs there."""
@@ -217,9 +252,8 @@ class Cluster:
     def next_deadline(self) -> float:
         """When time alone changes something here; infinite if never."""
         deadline = self.index.next_deadline
-        for worker, until in self.ejected.items():
-            if until < deadline and not self._states[worker].silent:
-                deadline = until
+        for worker in self.ejected:
+            deadline = min(deadline, self._readmission(worker))
         return deadline
 
     def advance(self, now: float) -> None:

@@ -4,6 +4,7 @@ Tokens are the engine's tokens. Before the engine has reported usage they are es
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NewType
 
 from router.core.model.block_key import BlockKey
@@ -51,16 +52,40 @@ class Request:
 
     If set, `prompts` are only a part of what the engine reads.
     """
+    pinned: bool = True
+    """Whether the call can name the data-parallel rank that serves it. Only known to be False, and only of importance,
+    where the model is served by ranks behind a common URL.
+    """
+
+    @property
+    def shared_route(self) -> str:
+        """The route that all workers have that may serve such requests, whichever worker stores its conversation."""
+        return self.model if self.pinned else unpinned_route(self.model)
 
     @property
     def route(self) -> str:
         """The route that a worker must have to be sent this request."""
-        return self.model if self.worker is None else own_route(self.worker)
+        return self.shared_route if self.worker is None else own_route(self.worker)
+
+
+def unpinned_route(model: str) -> str:
+    """Return the route of requests for a model that cannot name a rank. No model has such a name."""
+    return f"\0unpinned\0{model}"
 
 
 def own_route(worker: WorkerId) -> str:
     """Return the route of requests that only this worker may serve. No model has such a name."""
     return f"\0{worker}"
+
+
+class Takes(StrEnum):
+    """Which requests a worker serves, where several data-parallel ranks are behind one URL."""
+
+    ALL = "all"
+    PINNED = "pinned"
+    """One of the ranks: requests that name it."""
+    UNPINNED = "unpinned"
+    """The URL as a whole: requests that can name no rank, so that the engine chooses one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +112,12 @@ class Worker:
     """Workers with equal ids step together: each of their steps lasts as long as the slowest worker's. None if the
     engine waits for no other.
     """
+    takes: Takes = Takes.ALL
+
+    @property
+    def shared_routes(self) -> frozenset[str]:
+        """The routes of the requests that it may be sent, as far as they are not bound to it alone."""
+        return self.models if self.takes is not Takes.UNPINNED else frozenset(map(unpinned_route, self.models))
 
 
 @dataclass(frozen=True, slots=True)

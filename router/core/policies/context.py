@@ -111,8 +111,8 @@ class FleetView(Protocol):
     def chunks_held(self, request: Request, workers: Mapping[WorkerId, object]) -> HeldChunks:
         """Return what `watch` would, without watching the request."""
 
-    def models(self, worker: WorkerId) -> Collection[str]:
-        """Names that the worker answers to, adapters included."""
+    def shared_routes(self, worker: WorkerId) -> Collection[str]:
+        """The routes that the worker has by the models that it serves, as all workers that do the same."""
 
     def routes(self, worker: WorkerId) -> Collection[str]:
         """The routes (`Request.route`) whose requests may be sent to the worker."""

@@ -327,9 +327,9 @@ class DlpmHome(Policy):
             since = now - self._parameters.engine_lpm_seconds
             if self._awaiting_first_token[worker].has_eligible_since(since, self._eligibility.priority_class):
                 return
-        models = self._view.models(worker)
-        if not self._view.in_flight(worker) or not self._refill_hold.is_held(models, now):
-            self._refill_hold.on_refill(models, self._eligibility.refill(routes), now)
+        shared = self._view.shared_routes(worker)
+        if not self._view.in_flight(worker) or not self._refill_hold.is_held(shared, now):
+            self._refill_hold.on_refill(shared, self._eligibility.refill(routes), now)
 
     def _next_copied(self) -> Choice | None:
         """The first request of the longest queue of a worker without room, if its client's deficit there is used up,

@@ -93,7 +93,7 @@ class RunningCalls:
 
 
 class Period:
-    """The time since the last refill for a set of models, and the work that the refill admitted."""
+    """The time since the last refill for a set of routes, and the work that the refill admitted."""
 
     __slots__ = ("admitted", "began", "invalidations", "recheck_at", "until", "value_ratio", "value_ratio_at")
 
@@ -128,7 +128,7 @@ class RefillHold:
         self._cost = cost
         self._running: dict[WorkerId, RunningCalls] = {}
         self._periods: dict[frozenset[str], Period] = {}
-        """By the set of models of the workers that ask."""
+        """By the set of shared routes of the workers that ask."""
         self._admitted_in: dict[ClientId, Period] = {}
         self._holding: set[Period] = set()
         self._invalidations = 0
@@ -179,37 +179,37 @@ class RefillHold:
         """Forget a client without requests."""
         self._admitted_in.pop(client, None)
 
-    def on_refill(self, models: Collection[str], clients: Collection[ClientId], now: float) -> None:
-        """Start a new period: a refill for these models made these clients eligible."""
-        period = self._period(models)
+    def on_refill(self, routes: Collection[str], clients: Collection[ClientId], now: float) -> None:
+        """Start a new period: a refill for these routes made these clients eligible."""
+        period = self._period(routes)
         period.began, period.admitted, period.until = now, NO_WORK, -inf
         self._holding.discard(period)
         for client in clients:
             self._admitted_in[client] = period
 
-    def is_held(self, models: Collection[str], now: float) -> bool:
-        """Whether a refill for these models must be delayed now."""
-        period = self._period(models)
+    def is_held(self, routes: Collection[str], now: float) -> bool:
+        """Whether a refill for these routes must be delayed now."""
+        period = self._period(routes)
         if self._exponent == inf or not period.admitted.requests:
             return False
         if period.recheck_at <= now or period.until <= now or period.invalidations != self._invalidations:
             period.recheck_at, period.invalidations = now + RECHECK_SECONDS, self._invalidations
-            period.until = period.began + self._hold_seconds(period, models, now)
+            period.until = period.began + self._hold_seconds(period, routes, now)
         if period.until <= now:
             self._holding.discard(period)
             return False
         self._holding.add(period)
         return True
 
-    def _period(self, models: Collection[str]) -> Period:
-        return self._periods.setdefault(frozenset(models), Period())
+    def _period(self, routes: Collection[str]) -> Period:
+        return self._periods.setdefault(frozenset(routes), Period())
 
-    def _hold_seconds(self, period: Period, models: Collection[str], now: float) -> float:
+    def _hold_seconds(self, period: Period, routes: Collection[str], now: float) -> float:
         """How many seconds after a refill the next one may come."""
         view, cost = self._view, self._cost
-        workers = list(dict.fromkeys(worker for model in models for worker in view.serving(model)))
+        workers = list(dict.fromkeys(worker for route in routes for worker in view.serving(route)))
         running, weight = self._eligible_work(workers)
-        others = self._eligibility.ineligible_weight({*models, *map(own_route, workers)})
+        others = self._eligibility.ineligible_weight({*routes, *map(own_route, workers)})
         price = period.admitted.price(cost)
         if not weight or not others or price <= 0.0:
             return 0.0
