@@ -261,6 +261,10 @@ class WorkerCard:
     """The fields that it has refused although its version should accept them, by path."""
     block_tokens: int | None = None
     """Tokens in a block of its cache while its KV events are followed, else None."""
+    rank: int | None = None
+    """The data-parallel rank that calls to its URL must name; None if they name none."""
+    has_ranks: bool = False
+    """Whether several ranks are behind its URL, so that a client's call must not name one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,12 @@ def one_model_each(aliases: tuple[str, ...]) -> tuple[str, ...]:
     return aliases
 
 
+def own_name(url: str, rank: int | None) -> str:
+    """Return the id of a worker that has no other."""
+    netloc = urlsplit(url).netloc
+    return netloc if rank is None else f"{netloc}@{rank}"
+
+
 class WorkerAddress(BaseModel):
     """The address of one engine. A plain string is its URL."""
 
@@ -165,13 +171,19 @@ class WorkerAddress(BaseModel):
     url: Annotated[str, AfterValidator(root_url)]
     api_key: SecretStr | None = None
     """API key sent to this worker instead of `worker_api_key`."""
-    id: str = Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$", default_factory=lambda given: urlsplit(given["url"]).netloc)
-    """Name in metrics and headers; by default host and port."""
+    rank: NonNegativeInt | None = None
+    """Its data-parallel rank, if each rank has a URL of its own."""
+    id: str = Field(
+        pattern=r"^[A-Za-z0-9._:-]{1,64}$", default_factory=lambda given: own_name(given["url"], given["rank"])
+    )
+    """Name in metrics and headers; by default host and port, and @rank if it has one."""
     kv_events: Annotated[str | None, Field(pattern=ZMQ_ENDPOINT)] = None
     """Endpoint of its KV events, such as tcp://host:5557; by default the worker is asked for it."""
     kv_replay: Annotated[str | None, Field(pattern=ZMQ_ENDPOINT)] = None
     """Endpoint that replays past KV events."""
     kv_topic: str = ""
+    group: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")] = None
+    """Ranks that name the same group step together; none: its ranks wait for no other."""
 
     @model_validator(mode="before")
     @classmethod
@@ -211,7 +223,7 @@ class Settings(PolicyGroups):
     held bytes."""
     worker: Annotated[tuple[WorkerAddress, ...], AfterValidator(distinct)] = ()
     """URL of a vLLM or SGLang server; repeatable. In YAML an entry can also be {url, api_key, id, kv_events, kv_replay,
-    kv_topic}."""
+    kv_topic, rank, group}."""
     worker_api_key: Annotated[SecretStr | None, Field(min_length=1)] = None
     """API key sent to workers that have no key of their own. Prefer the environment or the file to a flag."""
     alias: Annotated[tuple[Annotated[str, AfterValidator(alias_pair)], ...], AfterValidator(one_model_each)] = ()
@@ -222,6 +234,12 @@ class Settings(PolicyGroups):
     workers_file: Path | None = None
     """YAML file with a list of workers, in the form of `worker`. It is read again when it changes: a worker that is
     gone is drained, and a file with a mistake changes nothing."""
+    ranks: Literal["auto", "off"] | PositiveInt = "auto"
+    """Data-parallel ranks behind each URL, each of which is a worker. auto: as the engine reports. off: a URL is one
+    worker, and its engine chooses the rank."""
+    barrier: Literal["auto", "off"] = "auto"
+    """Which ranks step together. auto: those of one URL, unless its engine says that they do not, and those that name
+    the same `group`. off: none."""
     discovery_interval: PositiveFloat = 5.0
     """Seconds between two lookups of `worker_dns` and `workers_file`."""
     emulate: Annotated[int, Field(ge=0, le=64)] = 0
@@ -354,6 +372,9 @@ class Settings(PolicyGroups):
     stored_responses: NonNegativeInt = 20_000
     """Stored responses (/v1/responses) whose worker and client are remembered. Beyond it, the client with most of them
     loses its oldest."""
+    strict: bool = False
+    """Refuse (400) a call whose body chooses what the router chooses, such as a rank, instead of dropping that
+    field."""
     background_responses: bool = False
     """Serve `background` responses, which engines compute after they have answered. They count against the client's
     limits and bill until they are computed."""

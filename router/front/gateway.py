@@ -17,6 +17,7 @@ from router.api.body.call import NOT_STORED, Call, Head
 from router.api.body.checks import check_vocabulary, check_weight
 from router.api.body.edits import rename, with_cache_salt
 from router.api.body.fields import BYTE_ORDER_MARK
+from router.api.body.steering import refuse_steering
 from router.api.endpoints.azure import with_deployment
 from router.api.endpoints.other import request_target
 from router.api.endpoints.responses import stored_id
@@ -36,6 +37,7 @@ from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.relay import Relay, RelaySettings
 from router.front.stored.calls import ResponseCalls
 from router.upstream.connections import ServedModel, WorkerConnections
+from router.upstream.ranks.pinning import can_name_rank
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +148,8 @@ class Gateway:
     ) -> None:
         """Parse a call whose body is complete, check its limits and relay it."""
         arrived = self._scheduler_client.clock()
+        if self._settings.strict:
+            await self._slots.run(hold.owner, len(body), partial(_refuse_steering, body))
         if self._isolation is not None:
             body = await self._salt(self._isolation, exchange, body, hold.owner)
         body, call, served = await self._parse(family, exchange.head, body, hold.owner, exchange.deployment)
@@ -160,7 +164,7 @@ class Gateway:
         blocks: tuple[BlockKey, ...] = ()
         if served.block_sizes and family.tokenizable:
             blocks = await self._block_keys(call.path, body, call.model)
-        request = self._request(exchange, call, identity, blocks, worker)
+        request = self._request(exchange, call, served, identity, blocks, worker)
         overhead = self._scheduler_client.clock() - arrived
         relay = Relay(
             request,
@@ -225,7 +229,13 @@ class Gateway:
         return renamed, family.parse(head, renamed, self._hasher, ids=ids)
 
     def _request(
-        self, exchange: Exchange, call: Call, identity: Identity, blocks: tuple[BlockKey, ...], worker: WorkerId | None
+        self,
+        exchange: Exchange,
+        call: Call,
+        served: ServedModel,
+        identity: Identity,
+        blocks: tuple[BlockKey, ...],
+        worker: WorkerId | None,
     ) -> Request:
         if RequestId(exchange.request_id) in self._scheduler_client:
             exchange.request_id = new_request_id()
@@ -244,12 +254,18 @@ class Gateway:
             answers=min(max(1, call.choices * len(call.prompts)), TOKEN_COUNT_LIMIT),
             computed_anew_by=call.computed_anew_by,
             worker=worker,
+            pinned=not served.rank_engines or can_name_rank(call.path, served.rank_engines),
         )
 
 
 def _budget_owner(identity: Identity | None, address: str | None) -> str:
     """Return the owner whose budget a call counts against: an authenticated client, otherwise the address."""
     return address or "" if identity is None or identity.anonymous else f"client {identity.client}"
+
+
+def _refuse_steering(body: bytes) -> None:
+    _check_size(body)
+    refuse_steering(body)
 
 
 def _check_size(body: bytes) -> None:

@@ -11,6 +11,7 @@ from router.api.answer.outline import Outline
 from router.api.answer.stream_reader import Answer, StreamReader
 from router.api.body.call import Call
 from router.api.body.edits import AddedFields, fields_named_in
+from router.api.body.steering import without_steering
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
 from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import ResponseReader, is_running
@@ -30,6 +31,7 @@ from router.front.verdict import fault_of, is_switched_off, lacks_path, worker_r
 from router.upstream.accepted_fields import BAD_REQUEST
 from router.upstream.connections import WorkerConnections
 from router.upstream.http_client import IdleTimeouts, WorkerResponse
+from router.upstream.ranks.pinning import with_rank
 
 HEARTBEAT = b": waiting for a worker\n\n"
 EVENT_TYPE = b"text/event-stream"
@@ -53,6 +55,8 @@ class RelaySettings:
     """Whether headers tell the client which worker serves its request, and why."""
     continuation: Literal["ids", "text", "off"] = "ids"
     """How another worker continues a stream whose worker failed."""
+    strict: bool = False
+    """Whether calls are refused that choose for themselves what the router chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +300,7 @@ class Relay:
         Fields count as refused only if the second call succeeds. So a client cannot make a worker seem to refuse a
         field by naming it in a bad call.
         """
-        encode = partial(self._call.additions.put, body, added)
+        encode = partial(self._encode, worker, path, body, added)
         sent = encode() if len(body) <= INLINE_BYTES else await asyncio.to_thread(encode)
         upstream = self._upstream = await self._connections.forward(
             *(worker, path, sent, self._known_as, idle_timeouts),
@@ -315,6 +319,12 @@ class Relay:
             names = frozenset([field.value for field in refused])
             self._scheduler_client.report(FieldsRefused(worker, path, names))
         return again
+
+    def _encode(self, worker: WorkerId, path: str, body: bytes, added: AddedFields) -> bytes:
+        """Return the body as this worker gets it. It names the worker's rank if the engine reads that there."""
+        body = self._call.additions.put(body, added)
+        card = self._connections[worker]
+        return with_rank(without_steering(body), card.engine, path, card.rank) if card.has_ranks else body
 
     def _close_upstream(self) -> None:
         """End the call to the current worker, if there is one."""

@@ -79,7 +79,9 @@ def build_front(settings: Settings, secret: bytes, drain: Drain, clock: Callable
         PromptHasher(secret),
         budget,
         settings.body_limit,
-        RelaySettings(settings.policy, settings.heartbeat, settings.response_headers, settings.continuation),
+        RelaySettings(
+            settings.policy, settings.heartbeat, settings.response_headers, settings.continuation, settings.strict
+        ),
         tokenizer.keys,
         drain,
         ResponseCalls(scheduler_client, worker_connections, background, allow_background=settings.background_responses),

@@ -19,7 +19,7 @@ from router.core.fleet.stored_responses import StoredResponse, StoredResponses
 from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.core.model.cost import LinearCost
 from router.core.model.events import ChargedRequest
-from router.core.model.request import Worker, WorkerId
+from router.core.model.request import Takes, Worker, WorkerId
 from router.core.model.saved import Fleet, LiveRequests, Piece
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
@@ -30,11 +30,12 @@ from router.kv_events.setup import KvEvents, build_kv_events
 from router.persistence.journal import Journal, open_journal
 from router.persistence.state_file import SavedState, StateFile, StateLine, load, new_header, set_aside, usable_pieces
 from router.process.services import SchedulerServices
-from router.upstream.directory import WorkerDirectory, WorkerEndpoint
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint, server_of
 from router.upstream.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers
 from router.upstream.flag_check import FlagWarnings
 from router.upstream.flag_rules import RouterNeeds
 from router.upstream.poller import Poller
+from router.upstream.ranks.rank_rules import RankRules
 from router.upstream.worker_registry import OperatorChanges, WorkerDrain, WorkerRegistry, endpoint_of
 
 
@@ -92,7 +93,7 @@ def build_scheduler(
     host.attach(workers.flag_warnings, workers.registry)
     stored = StoredResponses(settings.stored_responses)
     stored.restore(responses)
-    services = SchedulerServices(host, directory, stored)
+    services = SchedulerServices(host, directory, stored, workers.poller.mark_unreachable)
     host.set_services(services)
     return SchedulerSide(
         *(secret, host, directory, workers, kv_events, stored, services, journal),
@@ -190,12 +191,10 @@ def _worker_services(
     settings: Settings, directory: WorkerDirectory, host: SchedulerHost, resolve: Resolve, saved: SavedRun | None
 ) -> WorkerServices:
     drain = WorkerDrain(host.feed)
-    poller = Poller(directory, drain.feed, settings.poll_interval)
+    poller = Poller(directory, drain.feed, settings.poll_interval, RankRules(settings.ranks, settings.barrier))
     runs = host.scheduler.cluster.__contains__
     fleet = {} if saved is None else saved.fleet
-    worker_registry = WorkerRegistry(
-        directory, poller, drain, runs, lambda worker: _endpoint(worker, settings, fleet.get(WorkerId(worker.id)))
-    )
+    worker_registry = WorkerRegistry(directory, poller, drain, runs, lambda worker: _endpoint(worker, settings, fleet))
     if saved is not None:
         worker_registry.repeat(saved.changes)
     advice = FlagWarnings(directory, RouterNeeds(settings.min_match_tokens, settings.isolate != "none"))
@@ -203,12 +202,19 @@ def _worker_services(
     return WorkerServices(poller, drain, worker_registry, discovery, advice)
 
 
-def _endpoint(worker: WorkerAddress, settings: Settings, known: Worker | None) -> WorkerEndpoint:
-    """Return the endpoint of a worker. If it is known from an earlier run, it is assumed to be healthy."""
+def _endpoint(worker: WorkerAddress, settings: Settings, fleet: Mapping[WorkerId, Worker]) -> WorkerEndpoint:
+    """Return the endpoint of a worker. If it is known from an earlier run, it is assumed to be healthy, with its ranks.
+
+    `fleet`: the workers of that run.
+    """
     endpoint = endpoint_of(worker, settings)
-    if known is not None:
+    if (known := fleet.get(endpoint.id)) is not None:
         endpoint.healthy = endpoint.assumed = True
-        endpoint.models = known.models
+        endpoint.models, endpoint.barrier = known.models, known.barrier
+        ranks = [each for each in fleet.values() if each.takes is Takes.PINNED and server_of(each.id) == endpoint.id]
+        endpoint.ranks = tuple([endpoint.new_rank(each.rank) for each in ranks if each.rank is not None])
+        for rank, each in zip(endpoint.ranks, ranks, strict=True):
+            rank.barrier = each.barrier
     return endpoint
 
 

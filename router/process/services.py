@@ -24,7 +24,6 @@ from router.channel.messages import (
 )
 from router.core.clients.rate_limits import RateLimits
 from router.core.fleet.stored_responses import StoredResponse, StoredResponses
-from router.core.model.events import WorkerLeft
 from router.core.model.request import WorkerId
 from router.telemetry.front_metrics import FrontMeasurements
 from router.upstream.directory import WorkerDirectory
@@ -33,7 +32,14 @@ from router.upstream.directory import WorkerDirectory
 class SchedulerServices(FrontServices):
     """Keeps the clients' limits and the stored responses, and takes note of what fronts report about workers."""
 
-    def __init__(self, host: SchedulerHost, directory: WorkerDirectory, stored: StoredResponses) -> None:
+    def __init__(
+        self,
+        host: SchedulerHost,
+        directory: WorkerDirectory,
+        stored: StoredResponses,
+        mark_unreachable: Callable[[WorkerId], None],
+    ) -> None:
+        """`mark_unreachable`: reports that a worker refused a connection."""
         self.limits = RateLimits()
         self.measurements = FrontMeasurements()
         self._calls: defaultdict[FrontLink, set[TicketId]] = defaultdict(set)
@@ -41,6 +47,7 @@ class SchedulerServices(FrontServices):
         self._host = host
         self._directory = directory
         self._stored = stored
+        self._mark_unreachable = mark_unreachable
         self._clock: Callable[[], float] = host.clock
 
     def take(self, front: FrontLink, fact: Fact) -> None:
@@ -50,8 +57,7 @@ class SchedulerServices(FrontServices):
                 self.limits.end_call((front, ticket), tokens, self._clock())
             case UnreachableWorker(worker):
                 # Move the requests that wait for this worker, before each fails to connect too.
-                self._directory.mark_unreachable(worker)
-                self._host.feed(WorkerLeft(worker))
+                self._mark_unreachable(worker)
             case FieldsRefused(worker, path, fields):
                 self._directory.refuse_fields(worker, path, fields)
             case ResponseStored(response, client, worker):

@@ -12,6 +12,7 @@ from router.core.model.request import RequestId, WorkerId
 from router.errors import NoWorker
 from router.upstream.accepted_fields import AcceptedFields
 from router.upstream.http_client import UNLIMITED, IdleTimeouts, WorkerClient, WorkerResponse
+from router.upstream.ranks.pinning import rank_header
 
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -39,6 +40,8 @@ class ServedModel(NamedTuple):
     """The smallest vocabulary, in token ids; None if no worker reports its own."""
     block_sizes: frozenset[int] = frozenset()
     """Block sizes, in tokens, of the workers whose KV events are followed."""
+    rank_engines: frozenset[str] = frozenset()
+    """The engines of which several ranks are behind one URL."""
 
 
 UNLISTED: Final = ServedModel()
@@ -74,18 +77,27 @@ class WorkerConnections:
         self._models.clear()
         if isinstance(change, WorkerRemoved):
             if (gone := self._workers.pop(change.worker, None)) is not None:
-                gone.client.close()
+                self._close_unused(gone.client)
             return
         card = change.card
         fields = AcceptedFields(card.engine, card.version, _fields(card.refused_fields))
         known = self._workers.get(card.id)
         if known is None:
-            client = WorkerClient(card.url, self._connect_timeout)
+            client = self._client(card.url)
             self._workers[card.id] = ConnectedWorker(card, fields, client)
         else:
             if not card.healthy or card.version != known.card.version:
                 known.fingerprint = None  # the engine may have restarted with other settings
             known.card, known.fields = card, fields
+
+    def _client(self, url: str) -> WorkerClient:
+        """Return the client of a URL, which all its ranks use."""
+        clients = (worker.client for worker in self if worker.card.url == url)
+        return next(clients, None) or WorkerClient(url, self._connect_timeout)
+
+    def _close_unused(self, client: WorkerClient) -> None:
+        if all(worker.client is not client for worker in self):
+            client.close()
 
     def served(self, model: str) -> ServedModel | None:
         """Return the model as the workers serve it, whether or not they are healthy; None if no worker lists it.
@@ -99,7 +111,8 @@ class WorkerConnections:
             return None if any(worker.card.models for worker in self) else UNLISTED
         vocabularies = [card.vocabulary for card in cards if card.vocabulary is not None]
         sizes = frozenset([card.block_tokens for card in cards if card.block_tokens is not None])
-        served = self._models[model] = ServedModel(min(vocabularies, default=None), sizes)
+        ranked = frozenset([card.engine for card in cards if card.has_ranks])
+        served = self._models[model] = ServedModel(min(vocabularies, default=None), sizes, ranked)
         return served
 
     def any_model(self) -> str:
@@ -156,6 +169,8 @@ class WorkerConnections:
         """
         to = self._workers[worker]
         headers = {**passed, "content-type": content_type, "x-request-id": request, **to.authorization}
+        if to.card.rank is not None:
+            headers |= rank_header(to.card.engine, path, to.card.rank)
         return to.client.send(method, path, headers, body, timeouts)
 
 

@@ -18,6 +18,9 @@ from router.errors import WorkerBroke
 
 MODELS_PATH: Final = "/v1/models"
 COMPLETIONS_PATH: Final = "/v1/completions"
+LOADS_PATH: Final = "/v1/loads"
+MOST_RANKS: Final = 1024
+"""Data-parallel ranks behind one URL."""
 _RANGE: Final = re.compile(rb"logit_bias[^\[\]]{0,40}\[0, (\d{1,18})\]")
 
 
@@ -48,6 +51,10 @@ class EngineInfo:
     """True if it keeps a prefix cache; vLLM reports this in its metrics instead."""
     embeds: bool = False
     """True if it computes embeddings only; such an SGLang crashes on a chat or completion."""
+    ranks: frozenset[int] | None = None
+    """Its data-parallel ranks; None if it does not report them here."""
+    lockstep: bool | None = None
+    """Whether its ranks step together; None if it does not report that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,10 @@ class Dialect:
     refusal_names_vocabulary: bool = False
     """True if it refuses `out_of_vocabulary_call` and names the range of token ids; False if it checks every id itself,
     so that the router need not."""
+    rank_label: bytes = b""
+    """The label of its metrics that tells the data-parallel rank."""
+    counts_prompts_by_rank: bool = True
+    """Whether its counts of prompts and of hits have this label, too."""
     flush_path: str | None = None
     """A POST to this path empties its prefix cache, if the operator has allowed that."""
 
@@ -105,6 +116,7 @@ def read_engine_info(body: bytes) -> EngineInfo:
     """Read the answer to an engine's `info_path`."""
     info = read_object(body)
     version, batch = info.get("version"), info.get("chunked_prefill_size")
+    count, lockstep = info.get("dp_size"), info.get("enable_dp_attention")
     return EngineInfo(
         version=version if isinstance(version, str) else None,
         reorders=info.get("schedule_policy", "fcfs") != "fcfs",
@@ -112,7 +124,34 @@ def read_engine_info(body: bytes) -> EngineInfo:
         disaggregated=info.get("disaggregation_mode") in ("prefill", "decode"),
         caches=info.get("disable_radix_cache") is not True,
         embeds=info.get("is_embedding") is True,
+        ranks=frozenset(range(count)) if type(count) is int and 0 < count <= MOST_RANKS else None,
+        lockstep=lockstep if isinstance(lockstep, bool) else None,
     )
+
+
+def reported_ranks(body: bytes, label: bytes) -> frozenset[int] | None:
+    """Return the data-parallel ranks that an answer with metrics has series of; None if it has none with this label."""
+    found = {_rank(labels, label) for labels, _ in _samples(b"\n" + body, RANKED_METRICS[label][0])}
+    return frozenset([rank for rank in found if rank is not None]) or None
+
+
+def pages_by_rank(path: str, body: bytes, label: bytes) -> dict[int, bytes]:
+    """Split an answer with loads or metrics into one answer for each data-parallel rank, with only what is read."""
+    if path == LOADS_PATH:
+        loads = read_object(body).get("loads")
+        ranks = [load for load in loads if isinstance(load, dict)] if isinstance(loads, list) else []
+        return {load["dp_rank"]: orjson.dumps({"loads": [load]}) for load in ranks if type(load.get("dp_rank")) is int}
+    text, pages = _whole_lines(body), dict[int, list[bytes]]()
+    for name in RANKED_METRICS[label]:
+        for labels, value in _samples(text, name):
+            if (rank := _rank(labels, label)) is not None:
+                pages.setdefault(rank, []).append(b"%b%b %b\n" % (name, labels, value))
+    return {rank: b"".join(lines) for rank, lines in pages.items()}
+
+
+def _rank(labels: bytes, label: bytes) -> int | None:
+    rank = _whole(_labels(labels).get(label))
+    return rank if rank is not None and rank < MOST_RANKS else None
 
 
 def out_of_vocabulary_call(model: str) -> bytes:
@@ -258,21 +297,50 @@ VLLM: Final = Dialect(
     cache_path="/metrics",
     read_cache=_vllm_cache,
     read_work=_vllm_work,
+    rank_label=b"engine",
     flush_path="/reset_prefix_cache",
 )
 SGLANG: Final = Dialect(
     "sglang",
     "/ready",  # its /health generates a token and sleeps a second
-    {"/v1/loads": _sglang_loads, "/metrics": _sglang_metrics},
+    {LOADS_PATH: _sglang_loads, "/metrics": _sglang_metrics},
     info_path="/server_info",
     cache_path="/metrics",
     read_cache=_sglang_cache,
     read_work=_sglang_work,
     refusal_names_vocabulary=True,
+    rank_label=b"dp_rank",
+    counts_prompts_by_rank=False,
     flush_path="/flush_cache",
 )
 GENERIC: Final = Dialect("generic", MODELS_PATH, {})
 """An engine that speaks OpenAI's API and reports nothing about its load."""
+
+
+RANKED_METRICS: Final[Mapping[bytes, tuple[bytes, ...]]] = {
+    VLLM.rank_label: (
+        b"vllm:num_requests_running",
+        b"vllm:cache_config_info",
+        b"vllm:num_requests_waiting",
+        b"vllm:engine_sleep_state",
+        b"vllm:prompt_tokens_created",
+        b"vllm:prompt_tokens_total",
+        b"vllm:prompt_tokens_by_source_total",
+        b"vllm:prefix_cache_hits_total",
+        b"vllm:generation_tokens_total",
+        b"vllm:kv_block_idle_before_evict_seconds_sum",
+        b"vllm:kv_block_idle_before_evict_seconds_count",
+    ),
+    SGLANG.rank_label: (
+        b"sglang:max_total_num_tokens",
+        b"sglang:num_running_reqs",
+        b"sglang:num_queue_reqs",
+        b"sglang:page_size",
+        b"sglang:evicted_tokens_total",
+        b"sglang:realtime_tokens_total",
+    ),
+}
+"""The metrics that are read and have a label with the rank, by this label; the first is always present."""
 
 
 # Prometheus text. Engines send hundreds of kilobytes of histograms, several times a second for each worker, so only

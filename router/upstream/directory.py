@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
 
 from router.api.body.edits import AddedFields, Addition
 from router.channel.messages import WorkerCard, WorkerChanged, WorkerRemoved
-from router.core.model.request import WorkerId
+from router.core.model.request import BarrierId, Takes, WorkerId
 from router.upstream.accepted_fields import AcceptedFields
 from router.upstream.kv_endpoints import KvPublisher
 
@@ -42,6 +42,41 @@ class WorkerEndpoint:
     """Tokens in a block of its cache while its KV events are followed, else None."""
     sources: tuple[KvPublisher, ...] = ()
     """Where it publishes its KV events, if the settings say so; if empty, the worker is asked."""
+    group: str | None = None
+    """The group that the settings name for its ranks."""
+    rank: int | None = None
+    """Its data-parallel rank; None if its URL has one engine, or it is the URL as a whole."""
+    barrier: BarrierId | None = None
+    """The group with which it steps, as far as the engine was asked."""
+    server: WorkerId | None = None
+    """If it is one of several ranks behind a URL, the worker that is this URL as a whole."""
+    ranks: tuple["WorkerEndpoint", ...] = ()
+    """If it is a URL as a whole, its ranks."""
+
+    @property
+    def takes(self) -> Takes:
+        """Which calls it serves."""
+        if self.server is not None:
+            return Takes.PINNED
+        return Takes.UNPINNED if self.ranks else Takes.ALL
+
+    @property
+    def health_group(self) -> BarrierId | None:
+        """The group without which it is of no use; that of its ranks for a URL as a whole."""
+        return self.ranks[0].barrier if self.ranks else self.barrier
+
+    def new_rank(self, rank: int) -> "WorkerEndpoint":
+        """Return the endpoint of one of its ranks."""
+        sources = tuple(each.of_rank(rank) for each in self.sources[:1])
+        own = replace(self, id=rank_id(self.id, rank), rank=rank, server=self.id, ranks=())
+        own.sources, own.block_tokens = sources, None
+        return own
+
+    def share_facts(self) -> None:
+        """Copy what polls have found out about the URL to its ranks."""
+        for rank in self.ranks:
+            for name in OF_THE_URL:
+                setattr(rank, name, getattr(self, name))
 
     @property
     def authorization(self) -> dict[str, str]:
@@ -65,7 +100,24 @@ class WorkerEndpoint:
             self.fields.version,
             refused,
             self.block_tokens,
+            self.rank if self.server is not None else None,
+            self.takes is not Takes.ALL,
         )
+
+
+def rank_id(server: WorkerId, rank: int) -> WorkerId:
+    """Return the id of a rank behind a URL. No URL as a whole has such an id."""
+    return WorkerId(f"{server}@{rank}")
+
+
+def server_of(rank: WorkerId) -> WorkerId:
+    """Return the URL as a whole by the id of one of its ranks."""
+    return WorkerId(rank.rpartition("@")[0])
+
+
+_OWN: Final = frozenset({"id", "sources", "block_tokens", "rank", "barrier", "server", "ranks"})
+OF_THE_URL: Final = tuple(each.name for each in fields(WorkerEndpoint) if each.name not in _OWN)
+"""The fields that all ranks of a URL have in common."""
 
 
 class WorkerDirectory:
@@ -101,32 +153,69 @@ class WorkerDirectory:
         """
         if endpoint.assumed:
             return
+        endpoint.share_facts()
+        for rank in endpoint.ranks:
+            self._publish(rank)
+        self._publish(endpoint)
+
+    def _publish(self, endpoint: WorkerEndpoint) -> None:
         if (card := endpoint.card()) != self._published.get(endpoint.id):
             self._published[endpoint.id] = card
             self._announce(WorkerChanged(card))
 
     def add(self, endpoint: WorkerEndpoint) -> None:
         """Add a worker, whose id must be unused."""
-        self._endpoints[endpoint.id] = endpoint
+        for each in (*endpoint.ranks, endpoint):
+            self._endpoints[each.id] = each
         self.publish(endpoint)
 
     def remove(self, worker: WorkerId) -> None:
-        """Remove a worker that has no request in flight."""
-        del self._endpoints[worker]
-        self._published.pop(worker, None)
-        self._announce(WorkerRemoved(worker))
+        """Remove a worker, and its ranks. None of them has a request in flight."""
+        for each in self.behind(worker):
+            del self._endpoints[each.id]
+            self._published.pop(each.id, None)
+            self._announce(WorkerRemoved(each.id))
 
-    def mark_unreachable(self, worker: WorkerId) -> None:
-        """Mark a worker that refused a connection as down, until it answers a poll. Ignored if it was removed."""
+    def behind(self, worker: WorkerId) -> Sequence[WorkerEndpoint]:
+        """Return all workers behind the URL of a worker, ranks first, also those that the engine no longer has; none
+        for an unknown worker.
+        """
         endpoint = self._endpoints.get(worker)
-        if endpoint is not None and endpoint.healthy:
-            log.warning("worker %s refuses connections; its queue is reassigned", worker)
-            endpoint.healthy = endpoint.assumed = False
-            self.publish(endpoint)
+        if endpoint is None:
+            return ()
+        server = endpoint.server or worker
+        ranks = [each for each in self._endpoints.values() if each.server == server]
+        return (*ranks, self._endpoints[server])
+
+    def set_ranks(self, server: WorkerEndpoint, ranks: Iterable[int]) -> None:
+        """Set which ranks a URL has. One that it no longer has stays known until the URL is removed."""
+        known = {each.rank: each for each in self.behind(server.id) if each.server is not None}
+        for gone in known.values():
+            gone.healthy, gone.barrier = False, None
+        server.ranks = tuple([known.get(rank) or server.new_rank(rank) for rank in sorted(ranks)])
+        for gone in known.values():
+            if gone not in server.ranks:
+                self._publish(gone)
+        for rank in server.ranks:
+            self._endpoints.setdefault(rank.id, rank)
+
+    def mark_unreachable(self, worker: WorkerId) -> Sequence[WorkerId]:
+        """Mark the URL of a worker that refused a connection as down, until it answers a poll. Ignored if it was
+        removed.
+
+        Returns all workers behind the URL.
+        """
+        behind = self.behind(worker)
+        if behind and (server := behind[-1]).healthy:
+            log.warning("worker %s refuses connections; its queue is reassigned", server.id)
+            server.healthy = server.assumed = False
+            self.publish(server)
+        return [each.id for each in behind]
 
     def refuse_fields(self, worker: WorkerId, path: str, fields: Iterable[str]) -> None:
         """Stop adding these fields to calls to this path of a worker, which has refused them."""
-        endpoint = self._endpoints.get(worker)
+        behind = self.behind(worker)
+        endpoint = behind[-1] if behind else None
         refused: AddedFields = frozenset(map(Addition, fields))
         if endpoint is not None and not refused <= endpoint.fields.refused.get(path, frozenset()):
             names = ", ".join(sorted(each.value for each in refused))

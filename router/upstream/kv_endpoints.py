@@ -22,6 +22,16 @@ class KvPublisher(NamedTuple):
     """The address that replays past messages; None if there is none."""
     topic: bytes = b""
 
+    def of_rank(self, rank: int) -> "KvPublisher":
+        """Return the publisher of a later rank, if this is that of rank 0: each rank uses the next port."""
+        replay = None if self.replay is None else _next_port(self.replay, rank)
+        return self._replace(endpoint=_next_port(self.endpoint, rank), replay=replay)
+
+
+def _next_port(endpoint: str, steps: int) -> str:
+    head, colon, port = endpoint.rpartition(":")
+    return f"{head}{colon}{int(port) + steps}" if port.isdigit() else endpoint
+
 
 def read_vllm_sources(body: bytes, host: str) -> tuple[KvPublisher, ...]:
     """Return the publishers of a vLLM at `host`, from its /kv_event_sources: one configuration per rank."""

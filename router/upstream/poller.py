@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Self
 
 import httpx
@@ -29,14 +30,18 @@ from router.upstream.dialects import (
     context_tokens,
     detect_dialect,
     out_of_vocabulary_call,
+    pages_by_rank,
     read_cards,
     read_engine_info,
     read_models,
     read_parents,
     read_vocabulary,
+    reported_ranks,
 )
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.poll_client import fetch, fetch_any_status, polling_client
+from router.upstream.ranks.barrier_health import BarrierHealth
+from router.upstream.ranks.rank_rules import RankRules
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +59,22 @@ POLLS_PER_MODEL_LIST = 20
 class Poller:
     """Polls every worker while the context is entered, and feeds an event to the scheduler for each change."""
 
-    def __init__(self, directory: WorkerDirectory, feed: Callable[[Event], None], interval: float) -> None:
-        """`interval`: seconds between two polls of a worker."""
-        self._feed = feed
-        self._publish = directory.publish
-        self._probes = {endpoint.id: WorkerProbe(endpoint, feed, directory.publish) for endpoint in directory.endpoints}
+    def __init__(
+        self,
+        directory: WorkerDirectory,
+        feed: Callable[[Event], None],
+        interval: float,
+        rules: RankRules = RankRules(),  # noqa: B008 - frozen
+    ) -> None:
+        """`interval`: seconds between two polls of a worker; `rules`: which ranks are workers of their own."""
+        self._directory = directory
+        self._rules = rules
+        self._health = BarrierHealth(directory, feed)
+        self._probes: dict[WorkerId, WorkerProbe] = {}
+        """By worker, ranks excluded: one for each URL."""
+        for endpoint in directory.endpoints:
+            if endpoint.server is None:
+                self._probes[endpoint.id] = self._probe(endpoint)
         self._interval = interval
         self._tasks: dict[WorkerId, tuple[asyncio.Task[None], ...]] = {}
         """For each worker a task that polls its health and one that polls its load, so that slow metrics do not delay
@@ -89,7 +105,8 @@ class Poller:
         if not workers:
             return
         async with polling_client() as client:
-            polls = [asyncio.create_task(self._probes[worker].poll_health(client)) for worker in workers]
+            probes = dict.fromkeys(self._probe_of(worker) for worker in workers)
+            polls = [asyncio.create_task(probe.poll_health(client)) for probe in probes]
             await asyncio.wait(polls, timeout=seconds)
             for poll in polls:
                 poll.cancel()
@@ -97,19 +114,31 @@ class Poller:
 
     def add(self, endpoint: WorkerEndpoint) -> None:
         """Poll one more worker, the first time at once if the context is entered."""
-        probe = self._probes[endpoint.id] = WorkerProbe(endpoint, self._feed, self._publish)
+        probe = self._probes[endpoint.id] = self._probe(endpoint)
         if self._client is not None:
             self._tasks[endpoint.id] = self._start_polling(self._client, probe, 0.0)
 
     def remove(self, worker: WorkerId) -> None:
-        """Stop polling a worker; no event about it follows."""
+        """Stop polling a worker and its ranks; no event about them follows."""
         self._probes.pop(worker).stop()
+        for each in self._directory.behind(worker):
+            self._health.forget(each.id)
         for task in self._tasks.pop(worker, ()):
             task.cancel()
 
+    def removed(self) -> None:
+        """Go on without a worker that was removed from the directory."""
+        self._health.complete()
+
     def unusable_answers(self) -> Mapping[WorkerId, int]:
         """The number of answers about load and cache that could not be used, by worker."""
-        return {probe.worker: probe.unusable_answers for probe in self._probes.values()}
+        probes = self._probes.values()
+        return {each.id: probe.unusable_answers for probe in probes for each in (probe.endpoint, *probe.ranks)}
+
+    def mark_unreachable(self, worker: WorkerId) -> None:
+        """Report a worker that refused a connection as gone, with all ranks of its URL, until it answers a poll."""
+        for each in self._directory.mark_unreachable(worker):
+            self._health.feed(WorkerLeft(each))
 
     async def flush(self, worker: WorkerId) -> None:
         """Have a worker empty its prefix cache, and report that to the scheduler.
@@ -118,7 +147,13 @@ class Poller:
         """
         if self._client is None:
             raise WorkerBroke(f"Worker {worker} is not polled.")
-        await self._probes[worker].flush(self._client)
+        await self._probe_of(worker).flush(self._client)
+
+    def _probe(self, endpoint: WorkerEndpoint) -> "WorkerProbe":
+        return WorkerProbe(endpoint, self._health.feed, self._directory, self._rules)
+
+    def _probe_of(self, worker: WorkerId) -> "WorkerProbe":
+        return self._probes[self._directory[worker].server or worker]
 
     def _start_polling(
         self, client: httpx.AsyncClient, probe: "WorkerProbe", pause: float
@@ -142,15 +177,22 @@ Poll = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 class WorkerProbe:
-    """Polls one worker and remembers what the polls so far have shown."""
+    """Polls one URL and remembers what the polls so far have shown. Its ranks, if it has several, are workers, too."""
 
     def __init__(
-        self, endpoint: WorkerEndpoint, feed: Callable[[Event], None], publish: Callable[[WorkerEndpoint], None]
+        self, endpoint: WorkerEndpoint, feed: Callable[[Event], None], directory: WorkerDirectory, rules: RankRules
     ) -> None:
-        """`publish`: reports a changed endpoint to the fronts, before they are sent calls for it."""
+        """`directory`: reports a changed endpoint to the fronts, before they are sent calls for it."""
         self._endpoint = endpoint
         self._feed = feed
-        self._publish = publish
+        self._publish: Callable[[WorkerEndpoint], None] = directory.publish
+        self._set_ranks: Callable[[WorkerEndpoint, Iterable[int]], None] = directory.set_ranks
+        self._rules = rules
+        self._info = EngineInfo()
+        self._joined: dict[WorkerId, WorkerJoined] = {}
+        """The last join events of the workers behind the URL, while they are up."""
+        self._ignored_ranks: frozenset[int] = frozenset()
+        """Ranks that were named in the log because they are not used."""
         self._dialect: Dialect | None = None
         self._load_path: str | None = None
         self._cache_path: str | None = None
@@ -170,10 +212,17 @@ class WorkerProbe:
         """Report nothing more, even if a poll is under way."""
         self._feed = lambda _: None
         self._publish = lambda _: None
+        self._set_ranks = lambda _server, _ranks: None
 
     @property
-    def worker(self) -> WorkerId:
-        return self._endpoint.id
+    def endpoint(self) -> WorkerEndpoint:
+        """The URL as a whole."""
+        return self._endpoint
+
+    @property
+    def ranks(self) -> tuple[WorkerEndpoint, ...]:
+        """Its ranks, if they are workers of their own."""
+        return self._endpoint.ranks
 
     async def poll(self, client: httpx.AsyncClient) -> None:
         """Poll health, models and load once, and feed events for what changed."""
@@ -200,6 +249,8 @@ class WorkerProbe:
             self._answers.set()
             self._polls_since_load += 1
             if not self._load_readable or self._polls_since_load >= POLLS_WITHOUT_LOAD:
+                for rank in self.ranks:
+                    self._feed(WorkerAnswered(rank.id))
                 self._feed(WorkerAnswered(self._endpoint.id))
 
     async def poll_load(self, client: httpx.AsyncClient) -> None:
@@ -225,6 +276,7 @@ class WorkerProbe:
         if models != self._endpoint.models or not self._endpoint.healthy or self._endpoint.assumed:
             info = await self._read_engine_info(client)
             vocabulary = await self._read_vocabulary(client, models, info)
+            reported = await self._read_ranks(client, info)
             # No await from here on: when anyone sees the endpoint as healthy, the scheduler must know the worker.
             if not self._endpoint.healthy:
                 log.info("worker %s is up and serves %s", self._endpoint.id, ", ".join(sorted(models)))
@@ -233,19 +285,83 @@ class WorkerProbe:
             self._endpoint.fields.set_engine(engine, info.version)
             self._endpoint.embeds = info.embeds
             self._endpoint.vocabulary = vocabulary
-            self._publish(self._endpoint)
-            self._feed(
-                WorkerJoined(
-                    Worker(
-                        self._endpoint.id,
-                        models,
-                        reorders=info.reorders,
-                        engine=engine,
-                        batch_tokens=info.batch_tokens,
-                        caches=info.caches,
-                    )
-                )
+            self._info = info
+            self._join(reported)
+
+    def _join(self, reported: frozenset[int] | None) -> None:
+        """Report the URL as joined, or it and its ranks. `reported`: the ranks of the engine, None if it does not say.
+
+        A rank that the engine no longer has has left.
+        """
+        endpoint, info = self._endpoint, self._info
+        used = frozenset[int]() if endpoint.rank is not None else self._rules.used(reported)
+        self._name_ranks(reported, used)
+        if used or endpoint.ranks:
+            self._set_ranks(endpoint, used)
+        for each in endpoint.ranks or (endpoint,):
+            several = bool(endpoint.ranks) or endpoint.rank is not None
+            each.barrier = self._rules.barrier_of(
+                endpoint.id, endpoint.group, several=bool(endpoint.ranks), lockstep=info.lockstep if several else None
             )
+        if endpoint.ranks:
+            endpoint.barrier = None
+        self._publish(endpoint)
+        workers = [self._worker(each) for each in (*endpoint.ranks, endpoint)]
+        takes = {worker.id: worker.takes for worker in workers}
+        for gone, joined in list(self._joined.items()):
+            if takes.get(gone) is not joined.worker.takes:
+                self._leave(gone)
+        for worker in workers:
+            self._joined[worker.id] = WorkerJoined(worker)
+            self._feed(self._joined[worker.id])
+
+    def _worker(self, endpoint: WorkerEndpoint) -> Worker:
+        info = self._info
+        return Worker(
+            endpoint.id,
+            endpoint.models,
+            reorders=info.reorders,
+            engine=endpoint.fields.engine,
+            batch_tokens=info.batch_tokens,
+            caches=info.caches,
+            rank=endpoint.rank,
+            barrier=endpoint.barrier,
+            takes=endpoint.takes,
+        )
+
+    def _leave(self, worker: WorkerId) -> None:
+        self._joined.pop(worker, None)
+        self._feed(WorkerLeft(worker))
+
+    def _name_ranks(self, reported: frozenset[int] | None, used: frozenset[int]) -> None:
+        """Log the ranks that the settings name and the engine lacks, and those that have left."""
+        missing = self._rules.out_of_range(reported)
+        if missing and missing != self._ignored_ranks:
+            named = ", ".join(map(str, sorted(missing)))
+            log.warning("worker %s has no rank %s: it is not used", self._endpoint.id, named)
+        self._ignored_ranks = missing
+        for rank in self.ranks:
+            if rank.rank not in used:
+                log.warning("worker %s is gone: its engine no longer has this rank", rank.id)
+
+    @property
+    def _asks_for_ranks(self) -> bool:
+        """Whether it matters which ranks the engine has, and the engine may say so."""
+        labelled = self._dialect is not None and bool(self._dialect.rank_label)
+        return labelled and self._rules.ranks != "off" and self._endpoint.rank is None
+
+    async def _read_ranks(self, client: httpx.AsyncClient, info: EngineInfo) -> frozenset[int] | None:
+        """Return the engine's data-parallel ranks; None if it does not say, or nobody wants to know."""
+        dialect = self._dialect
+        if dialect is None or not self._asks_for_ranks:
+            return None
+        if info.ranks is not None or dialect.cache_path is None:
+            return info.ranks
+        try:
+            return reported_ranks(await self._get(client, dialect.cache_path), dialect.rank_label)
+        except (httpx.HTTPError, WorkerBroke) as error:
+            log.debug("%s: %s", self._endpoint.id, error)
+            return None
 
     async def _read_engine_info(self, client: httpx.AsyncClient) -> EngineInfo:
         if self._dialect is None or self._dialect.info_path is None:
@@ -284,9 +400,14 @@ class WorkerProbe:
             return False
         try:
             body = await self._get(client, path)
-            load = dialect.load_readers[path](body)
+            read = dialect.load_readers[path]
             page = body if path == self._cache_path else None
-            self._report_load(load, *await self._read_cache(client, dialect, page))
+            if not self._follows_ranks(dialect, path, body):
+                self._report_load(read(body), *await self._read_cache(client, dialect, page))
+                return True
+            if page is None and self._cache_path is not None:
+                page = await self._read_cache_page(client)
+            self._report_ranks(dialect, read, path, body, page)
             return True
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.NOT_FOUND:
@@ -298,18 +419,40 @@ class WorkerProbe:
             self._warn_of_metrics(error)
         return False
 
-    async def _read_cache(
-        self, client: httpx.AsyncClient, dialect: Dialect, page: bytes | None
-    ) -> tuple[CacheReport | None, WorkReport | None]:
-        """Return what the worker reports about its cache and its work, each None if nothing.
+    def _follows_ranks(self, dialect: Dialect, path: str, body: bytes) -> bool:
+        """Return whether the URL has several ranks, after a look at whether they have changed."""
+        # An engine that reports its ranks elsewhere, or is asked for none, is not looked at with every poll.
+        if path == dialect.cache_path and self._info.ranks is None and self._asks_for_ranks and self._joined:
+            reported = reported_ranks(body, dialect.rank_label)
+            if reported is not None and self._rules.used(reported) != frozenset(rank.rank for rank in self.ranks):
+                self._join(reported)
+        return bool(self.ranks)
 
-        `page` is the answer with the load, if the cache is reported on the same page.
-        """
-        if self._cache_path is None:
-            return None, None
+    def _report_ranks(
+        self, dialect: Dialect, read: Callable[[bytes], ReportedLoad], path: str, body: bytes, page: bytes | None
+    ) -> None:
+        """Report the load of each rank, and that the URL answers. `page`: the answer about the cache."""
+        self._polls_since_load = 0
+        label = dialect.rank_label
+        loads = pages_by_rank(path, body, label)
+        caches = {} if page is None or self._cache_path is None else pages_by_rank(self._cache_path, page, label)
+        for rank in self.ranks:
+            if rank.rank not in loads:
+                self._feed(WorkerAnswered(rank.id))
+                continue
+            load, cache, work = read(loads[rank.rank]), None, None
+            if (own := caches.get(rank.rank)) is not None:
+                cache, work = dialect.read_cache(own), dialect.read_work(own)
+                if dialect.counts_prompts_by_rank is False:
+                    cache = replace(cache, computed_tokens=None, hit_tokens=None)
+            self._feed(WorkerReported(rank.id, load.running, load.waiting, load.kv_tokens, cache, load.places, work))
+        self._feed(WorkerAnswered(self._endpoint.id))
+
+    async def _read_cache_page(self, client: httpx.AsyncClient) -> bytes | None:
+        """Return the answer about the cache; None if there is none."""
+        assert self._cache_path is not None
         try:
-            body = await self._get(client, self._cache_path) if page is None else page
-            return dialect.read_cache(body), dialect.read_work(body)
+            return await self._get(client, self._cache_path)
         except httpx.HTTPStatusError as error:
             if error.response.status_code == httpx.codes.NOT_FOUND:
                 self._cache_path = None
@@ -317,7 +460,24 @@ class WorkerProbe:
                 self._warn_of_metrics(error)
         except (httpx.HTTPError, WorkerBroke) as error:
             self._warn_of_metrics(error)
-        return None, None
+        return None
+
+    async def _read_cache(
+        self, client: httpx.AsyncClient, dialect: Dialect, page: bytes | None
+    ) -> tuple[CacheReport | None, WorkReport | None]:
+        """Return what the worker reports about its cache and its work, each None if nothing.
+
+        `page` is the answer with the load, if the cache is reported on the same page.
+        """
+        if page is None and self._cache_path is not None:
+            page = await self._read_cache_page(client)
+        if page is None:
+            return None, None
+        try:
+            return dialect.read_cache(page), dialect.read_work(page)
+        except WorkerBroke as error:
+            self._warn_of_metrics(error)
+            return None, None
 
     def _report_load(self, load: ReportedLoad, cache: CacheReport | None, work: WorkReport | None) -> None:
         self._polls_since_load = 0
@@ -347,6 +507,8 @@ class WorkerProbe:
         if response.is_error or b'"success":false' in response.content.replace(b" ", b""):
             answer = f"POST {path} was answered with {response.status_code}"
             raise WorkerBroke(f"Worker {self._endpoint.id} did not empty its cache: {answer}.")
+        for rank in self.ranks:
+            self._feed(Evicted(rank.id))
         self._feed(Evicted(self._endpoint.id))
 
     async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
@@ -361,4 +523,5 @@ class WorkerProbe:
             log.warning("worker %s is down; its queue is reassigned: %s", self._endpoint.id, reason)
             self._endpoint.healthy = self._endpoint.assumed = False
             self._publish(self._endpoint)
-            self._feed(WorkerLeft(self._endpoint.id))
+            for each in (*self.ranks, self._endpoint):
+                self._leave(each.id)

@@ -70,7 +70,14 @@ def endpoint_of(worker: WorkerAddress, settings: Settings) -> WorkerEndpoint:
     sources: tuple[KvPublisher, ...] = ()
     if worker.kv_events is not None:
         sources = (KvPublisher(worker.kv_events, worker.kv_replay, worker.kv_topic.encode()),)
-    return WorkerEndpoint(WorkerId(worker.id), worker.url, key.get_secret_value() if key else None, sources=sources)
+    return WorkerEndpoint(
+        WorkerId(worker.id),
+        worker.url,
+        key.get_secret_value() if key else None,
+        sources=sources,
+        group=worker.group,
+        rank=worker.rank,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,24 +200,29 @@ class WorkerRegistry:
         """Keep a worker; if it was leaving, put it back as it was."""
         was_drained = self._leaving.pop(WorkerId(worker.id), None)
         if was_drained is False:
-            self._drain.resume(WorkerId(worker.id))
+            for each in self._directory.behind(WorkerId(worker.id)):
+                self._drain.resume(each.id)
 
     def _begin_leaving(self, worker: WorkerAddress) -> None:
         worker_id = WorkerId(worker.id)
         if worker_id not in self._leaving:
             log.info("worker %s is being drained, then removed from the fleet", worker.id)
             self._leaving[worker_id] = worker_id in self._drain.drained
-            self._drain.drain(worker_id)
+            for each in self._directory.behind(worker_id):
+                self._drain.drain(each.id)
             self._remove_drained()
 
     def _remove_drained(self) -> None:
         """Remove the leaving workers that have no request in flight any more."""
-        gone = [worker for worker in self._leaving if not self._is_in_use(worker)]
+        behind = self._directory.behind
+        gone = [each for each in self._leaving if not any(self._is_in_use(rank.id) for rank in behind(each))]
         for worker in gone:
             del self._leaving[worker]
             self._known.pop(self._directory[worker].url)
             self._poller.remove(worker)
+            for each in behind(worker):
+                self._drain.forget(each.id)
             self._directory.remove(worker)
-            self._drain.forget(worker)
+            self._poller.removed()
         if gone:
             self._reconcile()  # a source may name a removed worker again with another key or id

@@ -157,7 +157,7 @@ class Cluster:
         ]
 
     def _readmission(self, worker: WorkerId) -> float:
-        """When a worker may be readmitted, with all that step together with it; infinite while one of them is silent."""
+        """When a worker may be readmitted, with its whole group; infinite while one of that is silent."""
         group = self.group(worker)
         if any(self._states[each].silent for each in group):
             return inf
