@@ -56,7 +56,9 @@ class WorkerSettings:
     hide_capacity: Annotated[bool, "do not report the size of the KV pool and the batch limit"] = False
     measure: Annotated[bool, "measure the engine's own queue; GET /emulated/queue reads it, POST resets it"] = False
     kv_events: Annotated[
-        int | None, "port that publishes KV events; the next port replays past ones; 0 picks free ports"
+        int | None,
+        "port that publishes KV events, and each rank's at the next one; the ports after these replay past events; 0 "
+        "picks free ports",
     ] = None
     exit_with_parent: Annotated[bool, "exit when standard input is closed"] = False
 
@@ -151,6 +153,6 @@ def _check(settings: WorkerSettings) -> None:
         raise ValueError("step_times and rank_steps exclude each other")
     if settings.ranks < 1:
         raise ValueError("ranks must be at least 1")
-    if settings.ranks > 1 and (settings.measure or settings.kv_events is not None):
-        raise ValueError("measure and kv_events are for a single engine, not for ranks")
+    if settings.ranks > 1 and settings.measure:
+        raise ValueError("measure is for a single engine, not for ranks")
     settings.engine_config()

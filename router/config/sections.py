@@ -18,7 +18,7 @@ SECTIONS: Final = (
     Section(
         "Workers",
         ("worker", "worker_api_key", "worker_dns", "emulate"),
-        ("alias", "workers_file", "discovery_interval", "poll_interval"),
+        ("alias", "workers_file", "discovery_interval", "poll_interval", "ranks", "barrier"),
     ),
     Section(
         "Scheduling",
@@ -39,7 +39,7 @@ SECTIONS: Final = (
     Section(
         "Clients",
         ("clients", "admin_key"),
-        ("admin_on_public", "identity", "trusted_header", "trusted_proxy", "isolate", "response_headers"),
+        ("admin_on_public", "identity", "trusted_header", "trusted_proxy", "isolate", "response_headers", "strict"),
     ),
     Section(
         "Prefix cache",

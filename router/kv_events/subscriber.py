@@ -31,7 +31,7 @@ from router.core.model.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from router.core.model.request import RequestId, WorkerId
+from router.core.model.request import RequestId, Takes, WorkerId
 from router.errors import WorkerBroke
 from router.kv_events.stream import EventStream, FaultLog, StreamLimits
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
@@ -89,7 +89,7 @@ class WorkerFollower:
 
     async def run(self, context: zmq.asyncio.Context, client: httpx.AsyncClient) -> None:
         """Follow the worker until cancelled; returns at once if it publishes nothing."""
-        sources = self.endpoint.sources or await self._find_sources(client)
+        sources = self.endpoint.sources or self._of_rank(await self._find_sources(client))
         if not sources:
             log.info(
                 "worker %s publishes no KV events: its cache is estimated from the requests sent there, empty at first",
@@ -137,6 +137,12 @@ class WorkerFollower:
     def _on_restart(self) -> None:
         log.info("worker %s has restarted, by its KV events: its cache is empty", self.endpoint.id)
         self._feed(Evicted(self.endpoint.id))
+
+    def _of_rank(self, sources: tuple[KvPublisher, ...]) -> tuple[KvPublisher, ...]:
+        """Return the publisher of this rank; all of them if the worker is no rank behind a common URL."""
+        if self.endpoint.server is None:
+            return sources
+        return tuple([source for source in sources if source.rank == self.endpoint.rank])
 
     async def _find_sources(self, client: httpx.AsyncClient) -> tuple[KvPublisher, ...]:
         """Ask where the worker publishes, until it answers."""
@@ -225,7 +231,7 @@ class KvEventSubscriber:
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - nothing else counts
         match event:
-            case WorkerJoined(worker):
+            case WorkerJoined(worker) if worker.takes is not Takes.UNPINNED:
                 self._start(worker.id)
             case WorkerLeft(worker_id):
                 self._stop(worker_id)

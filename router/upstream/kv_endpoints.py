@@ -21,11 +21,12 @@ class KvPublisher(NamedTuple):
     replay: str | None = None
     """The address that replays past messages; None if there is none."""
     topic: bytes = b""
+    rank: int = 0
 
     def of_rank(self, rank: int) -> "KvPublisher":
         """Return the publisher of a later rank, if this is that of rank 0: each rank uses the next port."""
         replay = None if self.replay is None else _next_port(self.replay, rank)
-        return self._replace(endpoint=_next_port(self.endpoint, rank), replay=replay)
+        return self._replace(endpoint=_next_port(self.endpoint, rank), replay=replay, rank=rank)
 
 
 def _next_port(endpoint: str, steps: int) -> str:
@@ -37,8 +38,8 @@ def read_vllm_sources(body: bytes, host: str) -> tuple[KvPublisher, ...]:
     """Return the publishers of a vLLM at `host`, from its /kv_event_sources: one configuration per rank."""
     ranks = read_object(body)
     sources = []
-    for rank in sorted(ranks, key=lambda name: int(name) if re.fullmatch(r"[0-9]{1,9}", name) else 0):
-        config = ranks[rank]
+    for rank, name in sorted((int(name) if re.fullmatch(r"[0-9]{1,9}", name) else 0, name) for name in ranks):
+        config = ranks[name]
         if not isinstance(config, dict):
             raise WorkerBroke("A worker's source of KV events is not an object.")
         if config.get("publisher") == "zmq" and config.get("enable_kv_cache_events"):
@@ -48,6 +49,7 @@ def read_vllm_sources(body: bytes, host: str) -> tuple[KvPublisher, ...]:
                     reachable(config.get("endpoint"), host),
                     None if replay is None else reachable(replay, host),
                     topic.encode(),
+                    rank,
                 )
             )
     return tuple(sources)
@@ -73,6 +75,7 @@ def read_sglang_sources(body: bytes, host: str) -> tuple[KvPublisher, ...]:
             reachable(f"tcp://{named}:{port + rank}", host),
             reachable(f"tcp://{named}:{replay + rank}", host) if type(replay) is int else None,
             topic,
+            rank,
         )
         for rank in range(count)
     )

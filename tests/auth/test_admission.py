@@ -35,7 +35,7 @@ class Door:
         self.now = 0.0
         scheduler = Scheduler(POLICIES["rr+fcfs"], SchedulerSettings(), Parameters(), Random(0))
         self.host = SchedulerHost(scheduler, [], lambda: self.now)
-        self.services = SchedulerServices(self.host, WorkerDirectory(), StoredResponses())
+        self.services = SchedulerServices(self.host, WorkerDirectory(), StoredResponses(), lambda _: None)
         self.host.set_services(self.services)
         scheduler_client = SchedulerClient(self.host.clock)
         connect(scheduler_client, self.host, encoded=True)

@@ -23,7 +23,7 @@ class ServicesScene:
     def __init__(self) -> None:
         scheduler = Scheduler(POLICIES["rr+fcfs"], SchedulerSettings(), Parameters(), Random(0))
         self.host = SchedulerHost(scheduler, [], lambda: 0.0)
-        self.services = SchedulerServices(self.host, WorkerDirectory(), StoredResponses(10))
+        self.services = SchedulerServices(self.host, WorkerDirectory(), StoredResponses(10), lambda _: None)
         self.host.set_services(self.services)
         self.received: list[SchedulerMessage] = []
 

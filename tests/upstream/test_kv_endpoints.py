@@ -17,7 +17,7 @@ def test_the_publishers_of_a_vllm_are_read() -> None:
     }
     assert read_vllm_sources(_json(ranks), "gpu1") == (
         KvPublisher("tcp://gpu1:5557", "tcp://10.0.0.7:6000", b"kv"),
-        KvPublisher("tcp://gpu1:5558", None, b"kv"),
+        KvPublisher("tcp://gpu1:5558", None, b"kv", 1),
     )
     assert read_vllm_sources(b"{}", "gpu1") == ()
 
@@ -28,7 +28,7 @@ def test_the_publishers_of_an_sglang_are_read() -> None:
     body = _json({"kv_events": info | {"replay_endpoint_port_base": 6000}})
     assert read_sglang_sources(body, "::1") == (
         KvPublisher("tcp://[::1]:5557", "tcp://[::1]:6000", b"kv"),
-        KvPublisher("tcp://[::1]:5558", "tcp://[::1]:6001", b"kv"),
+        KvPublisher("tcp://[::1]:5558", "tcp://[::1]:6001", b"kv", 1),
     )
     assert read_sglang_sources(_json({"kv_events": None}), "gpu1") == ()
     assert read_sglang_sources(b"{}", "gpu1") == ()

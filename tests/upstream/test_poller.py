@@ -24,6 +24,7 @@ from router.errors import WorkerBroke
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.poll_client import MAX_ANSWER_BYTES
 from router.upstream.poller import MISSED_POLLS, POLLS_PER_MODEL_LIST, Poller, WorkerProbe
+from router.upstream.ranks.rank_rules import RankRules
 from tests.support.scripted_engine import VLLM_METRICS, ScriptedEngine, scripted_engine
 
 
@@ -55,7 +56,13 @@ async def watched(*models: str) -> AsyncIterator[Watch]:
     async with scripted_engine(*models) as engine, httpx.AsyncClient() as client:
         backend = WorkerEndpoint(WorkerId("w"), engine.url)
         events: list[Event] = []
-        yield Watch(engine, backend, events, WorkerProbe(backend, events.append, lambda _: None), client)
+        yield Watch(
+            engine,
+            backend,
+            events,
+            WorkerProbe(backend, events.append, WorkerDirectory([backend]), RankRules()),
+            client,
+        )
 
 
 async def test_a_worker_joins_with_its_models_and_reports_its_load() -> None:
@@ -245,13 +252,13 @@ vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0.0
 
 
 async def test_cache_metrics_are_reported() -> None:
-    """Load and cache are read from one request of the metrics page."""
+    """Load and cache are read from one request of the metrics page, after the one that told the ranks."""
     async with watched() as watch:
         watch.engine.poll_answers["/metrics"] = (200, VLLM_METRICS + CACHE_METRICS)
         _, reported = await watch.fed()
         assert isinstance(reported, WorkerReported)
         assert reported.cache == CacheReport(16, 1.5e9, 500.0, 100.0)
-        assert [call.path for call in watch.engine.polls].count("/metrics") == 1
+        assert [call.path for call in watch.engine.polls].count("/metrics") == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ engine whatever has not finished. A second task per call watches for the client'
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ from workers.server.loop import CallEnded, EngineLoop, Mailbox
 from workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from workers.server.kv_events import KvPublisher
+    from workers.server.kv_events import KvPublisher, RankPublishers
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class WorkerApp:
         }
         self._wire: Wire
         self._routes: Routes
-        self.publisher = _publisher(settings, engine)
+        self.publisher = _publisher(settings, engines)
         steps = [] if self.publisher is None else [self.publisher.after_step]
         if isinstance(engine, SglangEngine):
             descriptor = None if self.publisher is None else self.publisher.descriptor()
@@ -244,12 +244,14 @@ class WorkerApp:
         return Response()
 
 
-def _publisher(settings: WorkerSettings, engine: Engine) -> "KvPublisher | None":
+def _publisher(settings: WorkerSettings, engines: Sequence[Engine]) -> "KvPublisher | RankPublishers | None":
     if settings.kv_events is None:
         return None
-    from workers.server.kv_events import KvPublisher  # noqa: PLC0415 - it needs an optional extra
+    from workers.server.kv_events import KvPublisher, RankPublishers  # noqa: PLC0415 - they need an optional extra
 
-    return KvPublisher(engine, settings.dialect, settings.host, settings.kv_events)
+    if len(engines) == 1:
+        return KvPublisher(engines[0], settings.dialect, settings.host, settings.kv_events)
+    return RankPublishers(engines, settings.dialect, settings.host, settings.kv_events)
 
 
 async def _take(mailbox: Mailbox, choices: list[Choice]) -> list[Choice]:

@@ -1,11 +1,13 @@
 """I/O: publish what an emulated cache stores and drops over ZeroMQ, as vLLM and SGLang do.
 
 A message is a topic, a number and a batch of events; a second socket replays past messages. Left out: offloading,
-adapters, and the ports of several data-parallel ranks.
+and adapters.
 """
 
+import asyncio
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, Final
 
@@ -18,6 +20,8 @@ from workers.engine.engine import Engine
 from workers.engine.model import Dialect
 
 TOPIC: Final = "kv-events"
+FIRST_PORT, LAST_PORT = 20_000, 30_000
+"""Where free ports in a row are looked for: below those that systems give to outgoing connections."""
 KEPT: Final = 10_000
 """Past messages kept for replay."""
 END: Final = (-1).to_bytes(8, "big", signed=True)
@@ -26,11 +30,22 @@ END: Final = (-1).to_bytes(8, "big", signed=True)
 class KvPublisher:
     """Publishes the KV events of an engine at `port`, and past messages at `replay_port`."""
 
-    def __init__(self, engine: Engine, dialect: Dialect, host: str, port: int, kept: int = KEPT) -> None:
-        """Listen on both ports. Raises RuntimeError if the engine has been used.
+    def __init__(
+        self,
+        engine: Engine,
+        dialect: Dialect,
+        host: str,
+        port: int,
+        kept: int = KEPT,
+        replay_port: int | None = None,
+        rank: int = 0,
+    ) -> None:
+        """Listen on both ports. Raises RuntimeError if the engine has been used, and zmq.ZMQError for a taken port.
 
-        `port`: 0 picks two free ports; otherwise past messages are at the next port. `kept`: past messages to keep.
+        `port`: 0 picks two free ports; otherwise past messages are at the next port, or at `replay_port`. `kept`: past
+        messages to keep. `rank`: the data-parallel rank of the engine.
         """
+        self._rank = rank
         self._engine = engine
         self._vllm = dialect == "vllm"
         self._log = engine.log_blocks()
@@ -39,8 +54,12 @@ class KvPublisher:
         self._context = zmq.asyncio.Context()
         self._live = zmq.Context(self._context).socket(zmq.PUB)
         self._replay = self._context.socket(zmq.ROUTER)
-        self.port = _bind(self._live, host, port)
-        self.replay_port = _bind(self._replay, host, port + 1 if port else 0)
+        try:
+            self.port = _bind(self._live, host, port)
+            self.replay_port = _bind(self._replay, host, replay_port or (port + 1 if port else 0))
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     def after_step(self) -> None:
         """Publish new events if the engine does so after this step."""
@@ -51,7 +70,7 @@ class KvPublisher:
         """Publish new events, if there are any."""
         events = self._log.take()
         if events:
-            payload = msgpack.packb([time.time(), [self._encoded(event) for event in events], 0])
+            payload = msgpack.packb([time.time(), [self._encoded(event) for event in events], self._rank])
             number = next(self._numbers).to_bytes(8, "big")
             self._past.append((number, payload))
             self._live.send_multipart([TOPIC.encode(), number, payload])
@@ -84,7 +103,7 @@ class KvPublisher:
             "max_queue_size": 100_000,
             "topic": TOPIC,
         }
-        return {"0": config}
+        return {str(self._rank): config}
 
     def descriptor(self) -> dict[str, Any]:
         """Return the part of SGLang's /server_info about KV events."""
@@ -122,6 +141,58 @@ class KvPublisher:
     def _names(self, hashes: Any) -> list[int]:
         """Return the block hashes as published: unsigned by vLLM, signed by SGLang."""
         return [hash_ % 2**64 for hash_ in hashes] if self._vllm else list(hashes)
+
+
+class RankPublishers:
+    """Publishes the KV events of several ranks, each at the port after that of the rank before."""
+
+    def __init__(self, engines: Sequence[Engine], dialect: Dialect, host: str, port: int) -> None:
+        """Listen on all ports, of past messages after those of the last rank. Raises as `KvPublisher` does.
+
+        `port`: 0 picks free ports.
+        """
+        self._ranks = [*_in_a_row(engines, dialect, host, port)] if port else _anywhere(engines, dialect, host)
+
+    def after_step(self) -> None:
+        """Publish the new events of each rank whose engine does so after this step."""
+        for rank in self._ranks:
+            rank.after_step()
+
+    async def serve_replay(self) -> None:
+        """Answer requests for past messages until cancelled."""
+        await asyncio.gather(*(rank.serve_replay() for rank in self._ranks))
+
+    def close(self) -> None:
+        """Close all sockets; unsent messages are lost."""
+        for rank in self._ranks:
+            rank.close()
+
+    def sources(self) -> dict[str, Any]:
+        """Return the answer of vLLM's /kv_event_sources."""
+        return {name: config for rank in self._ranks for name, config in rank.sources().items()}
+
+    def descriptor(self) -> dict[str, Any]:
+        """Return the part of SGLang's /server_info about KV events."""
+        return {**self._ranks[0].descriptor(), "dp_size": len(self._ranks)}
+
+
+def _in_a_row(engines: Sequence[Engine], dialect: Dialect, host: str, port: int) -> Iterator[KvPublisher]:
+    for rank, engine in enumerate(engines):
+        yield KvPublisher(engine, dialect, host, port + rank, replay_port=port + len(engines) + rank, rank=rank)
+
+
+def _anywhere(engines: Sequence[Engine], dialect: Dialect, host: str) -> list[KvPublisher]:
+    """Listen on free ports in a row, wherever there are as many."""
+    for port in range(FIRST_PORT, LAST_PORT, 2 * len(engines)):
+        ranks: list[KvPublisher] = []
+        try:
+            ranks.extend(_in_a_row(engines, dialect, host, port))
+        except zmq.ZMQError:
+            for rank in ranks:
+                rank.close()
+        else:
+            return ranks
+    raise RuntimeError(f"no {2 * len(engines)} ports in a row are free")
 
 
 def _of_vllm(blocks: int) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from router.core.model.events import Event, WorkerJoined
 from router.core.model.request import WorkerId
 from router.errors import BadRequest
 from router.upstream.dialects import read_vocabulary
-from router.upstream.directory import WorkerEndpoint
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.poller import WorkerProbe
+from router.upstream.ranks.rank_rules import RankRules
 from tests.support.running import CHAT, COMPLETIONS, chat, running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine
 
@@ -62,7 +63,9 @@ async def test_a_worker_is_healthy_only_once_it_has_joined() -> None:
         as_sglang(engine)
         engine.forwards_vocabulary_probes = True
         endpoint, events = WorkerEndpoint(WorkerId("w"), engine.url), list[Event]()
-        polling = asyncio.create_task(WorkerProbe(endpoint, events.append, lambda _: None).poll_health(client))
+        polling = asyncio.create_task(
+            WorkerProbe(endpoint, events.append, WorkerDirectory([endpoint]), RankRules()).poll_health(client)
+        )
         probe = await engine.call()
         assert (endpoint.healthy, events) == (False, [])
         await probe.respond(400, REFUSAL)

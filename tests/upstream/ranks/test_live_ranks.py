@@ -6,10 +6,11 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 import aiohttp
+import orjson
 import pytest
 
 from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, running_router
-from tests.support.workers_http import eventually, worker
+from tests.support.workers_http import call, eventually, worker
 
 RANKS: Final = 3
 LABELS: Final = {
@@ -90,3 +91,107 @@ async def test_each_call_is_served_by_the_rank_that_the_router_chose(
             after = await generated(dialect, url)
             assert [each for each in range(RANKS) if after[each] > before[each]] == [rank]
     assert all(await generated(dialect, url))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/responses", {"model": "m", "input": "Hi", "max_output_tokens": 3}), ("/v1/messages", None)],
+)
+async def test_a_path_that_can_name_no_rank_counts_on_none(ranks: tuple[str, str], path: str, body: Any) -> None:
+    """Such a call goes to the URL as a whole, while the ranks have nothing in flight."""
+    _, url = ranks
+    given = body or {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}
+    async with running_router(url) as router:
+        await until_up(router, RANKS + 1)
+        assert await answered(router, given, path) == url.removeprefix("http://")
+        assert await answered(router, short_chat()) != url.removeprefix("http://")
+
+
+@pytest.mark.parametrize("name", ["routed_dp_rank", "data_parallel_rank", r"routed_dp\u005frank"])
+async def test_a_client_cannot_name_a_rank(ranks: tuple[str, str], name: str) -> None:
+    """Fields and headers that name a rank change nothing, however they are written and how often."""
+    dialect, url = ranks
+    async with running_router(url, policy="rr+fcfs") as router:
+        await until_up(router, RANKS + 1)
+        for path, rest in ((CHAT, short_chat()), (COMPLETIONS, text())):
+            for number in range(RANKS):
+                before = await generated(dialect, url)
+                members = ",".join(f'"{name}":{rank}' for rank in (9, 2, 1))
+                body = ('{"temperature":0,' + members + "," + orjson.dumps(rest).decode()[1:]).encode()
+                response = await router.post(
+                    body, path, **{"x-data-parallel-rank": "1", "x-override-routed-dp-rank": "1"}
+                ).response()
+                assert response.status == 200, await response.read()
+                await response.read()
+                rank = int(response.headers["x-d2lpm-worker"].rpartition("@")[2])
+                after = await generated(dialect, url)
+                assert [each for each in range(RANKS) if after[each] > before[each]] == [rank], number
+
+
+@pytest.mark.parametrize("field", ["routed_dp_rank", "data_parallel_rank"])
+async def test_a_strict_router_refuses_a_call_that_names_a_rank(ranks: tuple[str, str], field: str) -> None:
+    """The error names the field; a call without it is served."""
+    _, url = ranks
+    async with running_router(url, strict=True) as router:
+        await until_up(router, RANKS + 1)
+        response = await router.post(short_chat(**{field: 0})).response()
+        assert (response.status, (await response.json())["error"]["param"]) == (400, field)
+        await answered(router, short_chat())
+
+
+async def test_without_ranks_a_field_is_passed_on_unchanged() -> None:
+    """A URL with one engine gets the client's bytes, also a field that names a rank."""
+    with worker(dialect="sglang", model="m") as url:
+        async with running_router(url) as router:
+            await until_up(router, 1)
+            await answered(router, short_chat(routed_dp_rank=0))
+            await answered(router, short_chat(routed_dp_rank=1), status=400)
+
+
+async def test_ranks_that_are_switched_off_are_one_worker(ranks: tuple[str, str]) -> None:
+    """The engine chooses the rank, and the worker's id is that of its URL."""
+    _, url = ranks
+    async with running_router(url, ranks="off") as router:
+        await until_up(router, 1)
+        assert await answered(router, short_chat()) == url.removeprefix("http://")
+
+
+async def test_kv_events_tell_what_each_rank_holds(dialect: str) -> None:
+    """A prompt that was computed on one rank, unseen by the router, is known to be there, and sent there."""
+    prompts = [f"The long beginning number {rank} of a prompt. " * 60 for rank in range(RANKS)]
+    with worker(dialect=dialect, ranks=RANKS, model="m", kv_events=0) as url:
+        async with running_router(url, policy="d2lpm", token_budget=30.0) as router, aiohttp.ClientSession() as http:
+            await until_up(router, RANKS + 1)
+
+            async def followed() -> int:
+                fed = router.scheduler.prefixes.blocks
+                return len([worker for worker in router.scheduler.cluster.states if fed.complete(worker)])
+
+            async def pinned(rank: int, prompt: str) -> None:
+                header = "x-data-parallel-rank" if dialect == "vllm" else "x-override-routed-dp-rank"
+                await call(http, url + CHAT, short_chat(prompt), 200, **{header: str(rank)})
+
+            for rank, prompt in enumerate(prompts):
+                await pinned(rank, prompt)
+
+            async def all_followed() -> bool:
+                return await followed() == RANKS
+
+            await eventually(all_followed)
+            for rank, prompt in reversed(list(enumerate(prompts))):
+                response = await router.post(short_chat(prompt)).response()
+                await response.read()
+                assert response.headers["x-d2lpm-worker"].endswith(f"@{rank}")
+                assert int(response.headers["x-d2lpm-predicted-cached-tokens"]) > 500
+
+
+async def test_a_rank_out_of_range_is_named_and_not_used(
+    ranks: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of five ranks that the settings name, the three of the engine are workers."""
+    _, url = ranks
+    address = url.removeprefix("http://")
+    async with running_router(url, ranks=5) as router:
+        await until_up(router, RANKS + 1)
+        assert await worker_ids(router) == [address, *(f"{address}@{rank}" for rank in range(RANKS))]
+    assert f"worker {address} has no rank 3, 4" in caplog.text
