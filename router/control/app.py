@@ -169,7 +169,8 @@ def _health(
         """Readiness: 503 while no worker is alive, and once the router shuts down."""
         if drain.begun:
             raise ShuttingDown
-        alive = sum(endpoint.healthy and endpoint.id not in drained for endpoint in directory.endpoints)
+        workers = [endpoint for endpoint in directory.endpoints if not endpoint.ranks and endpoint.id not in drained]
+        alive = sum(map(directory.is_up, workers))
         if not alive:
             raise NoWorker("No worker is alive.")
         return {"workers": alive}
@@ -229,7 +230,7 @@ def _worker_entry(endpoint: WorkerEndpoint, report: WorkerReport, *, drained: bo
     return {
         "id": endpoint.id,
         "url": endpoint.url,
-        "healthy": endpoint.healthy,
+        "healthy": report.healthy,
         "drained": drained,
         "models": sorted(endpoint.models),
         "engine": endpoint.fields.engine,
@@ -238,7 +239,16 @@ def _worker_entry(endpoint: WorkerEndpoint, report: WorkerReport, *, drained: bo
         "refused_fields": _names(endpoint.fields.refused),
         "breaker": report.breaker,
         "cache": report.cache,
-    }
+    } | _rank_entry(endpoint)
+
+
+def _rank_entry(endpoint: WorkerEndpoint) -> dict[str, Any]:
+    """Return what is shown only of ranks, and of the URL of several ranks as a whole."""
+    if endpoint.ranks:
+        return {"takes": "calls that can name no rank", "ranks": [rank.id for rank in endpoint.ranks]}
+    return (
+        {} if endpoint.rank is None and endpoint.barrier is None else {"rank": endpoint.rank, "group": endpoint.barrier}
+    )
 
 
 def _names(fields: Mapping[str, AddedFields]) -> dict[str, list[str]]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -15,7 +15,7 @@ from router.core.fleet.health import Condition
 from router.core.model.commands import Deficit
 from router.core.model.cost import NOTHING, Tokens
 from router.core.model.load import Limits
-from router.core.model.request import ClientId, GroupId, WorkerId
+from router.core.model.request import BarrierId, ClientId, GroupId, WorkerId
 from router.core.scheduler import Scheduler
 from router.telemetry.turn_report import NO_ROUND, NO_WAIT, RoundReport, WaitReport, round_report, wait_report
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
@@ -174,6 +174,29 @@ class WorkerReport:
     """State of its circuit breaker, or `silent`; None while it is away."""
     work: WorkerWorkReport | None = None
     """Its work, as charged and as counted by the engine; None while it is away."""
+    context_tokens: int = 0
+    """Tokens of its requests in flight, which a decode step reads: prompts, cached or not, and output so far."""
+    rank: int | None = None
+    """Its data-parallel rank; None if its URL has one engine, or it is the URL of several ranks as a whole."""
+    barrier: BarrierId | None = None
+    """The group with which it steps; None if it waits for no other worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierReport:
+    """Ranks that step together, by L, the context tokens of each."""
+
+    ranks: int
+    """How many there are."""
+    most_tokens: int
+    """The largest L, which each step waits for."""
+    imbalance_tokens: int
+    """The largest L less the smallest."""
+    imbalance_sum_tokens: int
+    """The sum over the ranks of what each lacks to the largest L."""
+    idle_share: float | None
+    """That sum over the number of ranks times the largest L: the share of the ranks' attention time that is idle. None
+    while nothing is in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +219,8 @@ class FairnessReport:
     """Rounds in which every active client is served."""
     waits: WaitReport = NO_WAIT
     """The longest waits."""
+    barriers: dict[BarrierId, BarrierReport] | None = None
+    """The groups of ranks that step together; left out if there is none."""
 
 
 _REPORT: Final = TypeAdapter(FairnessReport)
@@ -229,7 +254,8 @@ async def fairness_report(
     workers = await worker_reports(scheduler, directory, unread)
     lag = max((each.lag for each in client_turns), default=0.0)
     waits = wait_report(client_turns, longest, rounds.fair_s)
-    return FairnessReport(policy, jain, clients, forgotten, workers, lag, round_report(rounds), waits)
+    barriers = barrier_reports(workers.values()) or None
+    return FairnessReport(policy, jain, clients, forgotten, workers, lag, round_report(rounds), waits, barriers)
 
 
 def _client(
@@ -277,14 +303,32 @@ async def worker_reports(
     """Build the reports of all workers, one per turn of the event loop."""
     reports = {}
     for endpoint in directory.endpoints:
-        reports[endpoint.id] = _worker(endpoint, scheduler, unread.get(endpoint.id, 0))
+        healthy = directory.is_up(endpoint)
+        reports[endpoint.id] = _worker(endpoint, scheduler, unread.get(endpoint.id, 0), healthy=healthy)
         await asyncio.sleep(0)
     return reports
 
 
+def barrier_reports(workers: Iterable[WorkerReport]) -> dict[BarrierId, BarrierReport]:
+    """Return the reports of all groups whose ranks step together."""
+    loads: dict[BarrierId, list[int]] = {}
+    for worker in workers:
+        if worker.barrier is not None:
+            loads.setdefault(worker.barrier, []).append(worker.context_tokens)
+    return {barrier: _barrier(tokens) for barrier, tokens in loads.items()}
+
+
+def _barrier(loads: Sequence[int]) -> BarrierReport:
+    most = max(loads)
+    lacking = len(loads) * most - sum(loads)
+    return BarrierReport(
+        len(loads), most, most - min(loads), lacking, lacking / (len(loads) * most) if most > 0 else None
+    )
+
+
 async def report_json(report: FairnessReport) -> bytes:
     """Encode the report as JSON, a batch of clients per turn of the event loop."""
-    rest = _REPORT.dump_json(replace(report, clients={}))
+    rest = _REPORT.dump_json(replace(report, clients={}), exclude=None if report.barriers else {"barriers"})
     clients = []
     for batch in _batches([*report.clients.items()]):
         clients.append(_CLIENTS.dump_json(dict(batch))[1:-1])
@@ -344,15 +388,15 @@ def _rounded(tokens: float | None) -> int | None:
     return None if tokens is None else round(tokens)
 
 
-def _worker(endpoint: WorkerEndpoint, scheduler: Scheduler, unread: int) -> WorkerReport:
+def _worker(endpoint: WorkerEndpoint, scheduler: Scheduler, unread: int, *, healthy: bool) -> WorkerReport:
     if endpoint.id not in scheduler.cluster:
-        return WorkerReport(endpoint.url, endpoint.healthy, 0, 0, 0, None, None, None, None, unread=unread)
+        return WorkerReport(endpoint.url, healthy, 0, 0, 0, None, None, None, None, unread=unread, rank=endpoint.rank)
     state = scheduler.cluster[endpoint.id]
     properties = scheduler.policy.properties
     queue = None if properties.pooled else endpoint.id
     return WorkerReport(
         url=endpoint.url,
-        healthy=endpoint.healthy,
+        healthy=healthy,
         queued=scheduler.backlog.length(endpoint.id),
         running=state.load.requests,
         unstarted_tokens=state.load.unstarted_tokens,
@@ -364,4 +408,7 @@ def _worker(endpoint: WorkerEndpoint, scheduler: Scheduler, unread: int) -> Work
         unread=unread,
         breaker=SILENT if state.silent else state.health.condition,
         work=_work(state.work),
+        context_tokens=state.context_tokens,
+        rank=endpoint.rank,
+        barrier=None if state.left else state.worker.barrier,
     )

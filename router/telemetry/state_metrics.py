@@ -11,6 +11,7 @@ from router.core.model.request import ClientId, WorkerId
 from router.telemetry.exposition import Row, TextFamily
 from router.telemetry.report import (
     BREAKER_STATES,
+    BarrierReport,
     ClientReport,
     FairnessReport,
     Service,
@@ -184,6 +185,11 @@ WORKER_GAUGES: Final[WorkerMetrics[WorkerReport]] = (
         "Uncached input tokens without a first token that the worker's window allows in flight.",
         lambda w: w.window.unstarted_tokens if w.window else None,
     ),
+    (
+        "d2lpm_worker_context_tokens",
+        "Context tokens in flight at a data-parallel rank: prompts, cached or not, and output so far.",
+        lambda w: w.context_tokens if w.rank is not None or w.barrier is not None else None,
+    ),
     ("d2lpm_worker_kv_tokens", "Capacity of the worker's KV cache in tokens.", lambda w: w.kv_tokens),
     (
         "d2lpm_service_gap_cost_units",
@@ -201,6 +207,36 @@ WORKER_GAUGES: Final[WorkerMetrics[WorkerReport]] = (
         lambda w: w.work.charged_of_computed if w.work else None,
     ),
 )
+BARRIER_GAUGES: Final[Sequence[tuple[TextFamily, Callable[[BarrierReport], float | None]]]] = (
+    (
+        TextFamily(
+            GaugeMetricFamily,
+            "d2lpm_group_imbalance_tokens",
+            "Context tokens of the fullest rank of a group that steps together, less those of the lightest.",
+            ("group",),
+        ),
+        lambda b: b.imbalance_tokens,
+    ),
+    (
+        TextFamily(
+            GaugeMetricFamily,
+            "d2lpm_group_imbalance_sum_tokens",
+            "Context tokens that the ranks of a group lack to its fullest, summed over the ranks.",
+            ("group",),
+        ),
+        lambda b: b.imbalance_sum_tokens,
+    ),
+    (
+        TextFamily(
+            GaugeMetricFamily,
+            "d2lpm_group_idle_ratio",
+            "Share of the attention time of a group's ranks in which they wait for the fullest.",
+            ("group",),
+        ),
+        lambda b: b.idle_share,
+    ),
+)
+"""Groups of ranks that step together."""
 
 
 class StateCollector(Collector):
@@ -226,6 +262,7 @@ class StateCollector(Collector):
         yield from _turns(report)
         yield from self._clients(report)
         yield from _workers(report)
+        yield from _barriers(report)
         yield from self._work(report)
         yield from _caches(report)
 
@@ -335,6 +372,14 @@ def _workers(report: FairnessReport) -> Iterator[Metric]:
         if entry.breaker is not None
         for state in BREAKER_STATES
     )
+
+
+def _barriers(report: FairnessReport) -> Iterator[Metric]:
+    if report.barriers is None:
+        return
+    for family, value in BARRIER_GAUGES:
+        values = [(group, value(each)) for group, each in report.barriers.items()]
+        yield from family.parts(((group,), amount) for group, amount in values if amount is not None)
 
 
 def _by_worker(

@@ -187,6 +187,13 @@ class WorkerDirectory:
         ranks = [each for each in self._endpoints.values() if each.server == server]
         return (*ranks, self._endpoints[server])
 
+    def is_up(self, endpoint: WorkerEndpoint) -> bool:
+        """Return whether a worker answers polls, and so do all that step together with it."""
+        group = endpoint.health_group
+        if group is None or not endpoint.healthy:
+            return endpoint.healthy
+        return all(each.healthy for each in self._endpoints.values() if each.health_group == group)
+
     def set_ranks(self, server: WorkerEndpoint, ranks: Iterable[int]) -> None:
         """Set which ranks a URL has. One that it no longer has stays known until the URL is removed."""
         known = {each.rank: each for each in self.behind(server.id) if each.server is not None}
