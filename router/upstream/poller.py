@@ -150,6 +150,8 @@ class Poller:
         await self._probe_of(worker).flush(self._client)
 
     def _probe(self, endpoint: WorkerEndpoint) -> "WorkerProbe":
+        if not endpoint.ranks:  # a group waits also for those that have never answered
+            endpoint.barrier = self._rules.barrier_of(endpoint.id, endpoint.group, several=False, lockstep=None)
         return WorkerProbe(endpoint, self._health.feed, self._directory, self._rules)
 
     def _probe_of(self, worker: WorkerId) -> "WorkerProbe":

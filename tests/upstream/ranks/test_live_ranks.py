@@ -1,9 +1,12 @@
 """The router before engines with several data-parallel ranks behind one URL: each rank is a worker of its own."""
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
-from typing import Any, Final
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Thread
+from typing import Any, Final, cast
 
 import aiohttp
 import orjson
@@ -11,6 +14,9 @@ import pytest
 
 from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, running_router
 from tests.support.workers_http import call, eventually, worker
+from workers.engine.model import Dialect
+from workers.server.process import WorkerServer
+from workers.settings import WorkerSettings
 
 RANKS: Final = 3
 LABELS: Final = {
@@ -27,7 +33,7 @@ def text(prompt: str = "Once", **more: object) -> dict[str, object]:
 
 def short_chat(content: str = "Hello", **more: object) -> dict[str, object]:
     """A body for `CHAT` with an answer of three tokens."""
-    return chat(content, max_tokens=3, ignore_eos=True, **more)
+    return chat(content, **{"max_tokens": 3, "ignore_eos": True, **more})
 
 
 async def generated(dialect: str, url: str) -> list[float]:
@@ -63,6 +69,25 @@ async def until_up(router: RunningRouter, count: int) -> None:
         return len(await worker_ids(router)) == count
 
     await eventually(up)
+
+
+@contextmanager
+def running_engine(dialect: str, ranks: int = RANKS) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Run an engine in a thread. Yields its URL, and what stops it and waits until it has ended."""
+    server = WorkerServer(
+        WorkerSettings(dialect=cast("Dialect", dialect), port=0, model="m", hardware="instant", ranks=ranks)
+    )
+    thread = Thread(target=asyncio.run, args=(server.run(),))
+    thread.start()
+
+    def stop() -> None:
+        server.stop()
+        thread.join()
+
+    try:
+        yield server.url, stop
+    finally:
+        stop()
 
 
 @pytest.fixture(params=["vllm", "sglang"])
@@ -195,3 +220,76 @@ async def test_a_rank_out_of_range_is_named_and_not_used(
         await until_up(router, RANKS + 1)
         assert await worker_ids(router) == [address, *(f"{address}@{rank}" for rank in range(RANKS))]
     assert f"worker {address} has no rank 3, 4" in caplog.text
+
+
+async def test_a_dead_engine_takes_all_its_ranks_along(dialect: str) -> None:
+    """Once a URL is gone, none of its ranks is sent anything, and calls go to another engine."""
+    with worker(dialect=dialect, model="m") as other, running_engine(dialect) as (url, stop):
+        async with running_router(url, other, policy="rr+fcfs") as router:
+            await until_up(router, RANKS + 2)
+            stop()
+            for _ in range(2 * RANKS):
+                assert await answered(router, short_chat()) == other.removeprefix("http://")
+            assert await worker_ids(router) == [other.removeprefix("http://")]
+
+
+async def test_ranks_with_a_url_each_die_together(dialect: str) -> None:
+    """One of a group that is gone stops all; a worker outside of the group goes on."""
+    with (
+        worker(dialect=dialect, model="m") as other,
+        worker(dialect=dialect, model="m") as first,
+        running_engine(dialect, ranks=1) as (second, stop),
+    ):
+        group = [{"url": url, "rank": rank, "group": "moe"} for rank, url in enumerate((first, second))]
+        async with running_router(*group, other, policy="rr+fcfs") as router:
+            await until_up(router, 3)
+            served = {await answered(router, short_chat()) for _ in range(6)}
+            ids = [f"{url.removeprefix('http://')}@{rank}" for rank, url in enumerate((first, second))]
+            assert served == {*ids, other.removeprefix("http://")}
+            stop()
+            await until_up(router, 1)
+            assert {await answered(router, short_chat()) for _ in range(6)} == {other.removeprefix("http://")}
+
+
+async def test_a_group_waits_until_all_its_ranks_are_up(dialect: str) -> None:
+    """Of two URLs of a group, one that is up alone serves nothing."""
+    with worker(dialect=dialect, model="m") as first, socket.create_server(("127.0.0.1", 0)) as nobody:
+        missing = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        nobody.close()
+        group = [{"url": url, "rank": rank, "group": "moe"} for rank, url in enumerate((first, missing))]
+        async with running_router(*group) as router:
+            assert (await router.post(short_chat()).response()).status == 503
+            assert await worker_ids(router) == []
+
+
+async def samples(router: RunningRouter, metric: str) -> dict[str, float]:
+    """Return the samples of a metric of the router, by the value of its first label."""
+    async with router.http.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    found = [re.match(rf'{metric}{{\w+="([^"]*)".*}} (\S+)$', line) for line in lines]
+    return {each[1]: float(each[2]) for each in found if each}
+
+
+async def test_metrics_show_the_load_of_each_rank_and_of_its_group(dialect: str) -> None:
+    """With one long and one short prompt in flight, loads, imbalance and idle share are theirs; then all is zero."""
+    with worker(dialect=dialect, ranks=RANKS, model="m", rank_steps="20,0") as url:
+        address = url.removeprefix("http://")
+        async with running_router(url, policy="rr+fcfs") as router:
+            await until_up(router, RANKS + 1)
+            bodies = [short_chat("word " * words, stream=True, max_tokens=2000) for words in (400, 100)]
+            async with router.post(bodies[0]) as first, router.post(bodies[1]) as second:
+                await first.response()
+                await second.response()
+                loads = await samples(router, "d2lpm_worker_context_tokens")
+                assert loads.keys() == {f"{address}@{rank}" for rank in range(RANKS)}
+                low, middle, high = sorted(loads.values())
+                assert (low, middle > 100, high > 2 * middle) == (0.0, True, True)
+                report = (await router.fairness())["barriers"][address]
+                assert report["ranks"] == RANKS
+                assert report["imbalance_tokens"] >= high
+                assert report["imbalance_sum_tokens"] > report["imbalance_tokens"]
+                assert 0.4 < (await samples(router, "d2lpm_group_idle_ratio"))[address] < 0.7
+            await router.until_all_ended()
+            assert set((await samples(router, "d2lpm_worker_context_tokens")).values()) == {0.0}
+            assert await samples(router, "d2lpm_group_imbalance_tokens") == {address: 0.0}
+            assert await samples(router, "d2lpm_group_idle_ratio") == {}
