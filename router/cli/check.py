@@ -13,6 +13,7 @@ from router.errors import ConfigError
 from router.upstream.discovery import DnsSource, read_workers, resolve
 from router.upstream.flag_check import WorkerCheck, check_workers
 from router.upstream.flag_rules import Finding, RouterNeeds
+from router.upstream.ranks.rank_rules import RankRules
 from router.upstream.worker_registry import endpoint_of
 
 LARGE_FLEET: Final = 8
@@ -38,7 +39,9 @@ def _check(file: str) -> int:
     for finding in findings:
         print(f"{finding.seen}; {finding.change}")
     endpoints = [endpoint_of(worker, settings) for worker in workers]
-    checks = asyncio.run(check_workers(endpoints, RouterNeeds(settings.min_match_tokens, settings.isolate != "none")))
+    rules = RankRules(settings.ranks, settings.barrier)
+    needs = RouterNeeds(settings.min_match_tokens, settings.isolate != "none", rules)
+    checks = asyncio.run(check_workers(endpoints, needs))
     for line in (*worker_lines(checks), *fleet_lines(checks)):
         print(line)
     return 1 if findings or any(worker.findings for worker in checks) else 0

@@ -1,12 +1,14 @@
 """The command `d2lpm serve`: runs the router until a signal arrives."""
 
 import argparse
+import asyncio
 import json
 import os
 import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 from router.config.settings import Settings, WorkerAddress
 from router.config.sources import ABOUT, add_flags, load
@@ -17,6 +19,13 @@ from router.process.single import build
 from router.process.supervision.supervisor import process_count, supervise
 from router.runtime.command_line import INTERRUPTED
 from router.runtime.emulate import EmulatedWorker, start_emulated_workers
+from router.upstream.discovery import read_workers
+from router.upstream.ranks.first_look import any_step_together
+from router.upstream.ranks.rank_rules import RankRules
+from router.upstream.worker_registry import endpoint_of
+
+BALANCING: Final = "dlpm_balance"
+"""The default policy where ranks step together."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +51,7 @@ def _serve(settings: Settings) -> int:
         start_emulated_workers(settings.emulate) as workers,
     ):
         joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
-        settings = settings.model_copy(update={"worker": joined})
+        settings = with_default_policy(settings.model_copy(update={"worker": joined}))
         greeting = _greeting(listener, settings.policy, len(joined), workers)
         processes = process_count(settings.processes)
         if processes > 1:
@@ -55,6 +64,22 @@ def _serve(settings: Settings) -> int:
         server.run(accept_sockets(listener))
         return 0
     return INTERRUPTED
+
+
+def with_default_policy(settings: Settings) -> Settings:
+    """Return the settings with the policy that balances, if none is set and ranks of workers step together.
+
+    Only what the settings say and workers answer now counts: the scheduler keeps its policy for good.
+    """
+    if "policy" in settings.model_fields_set:
+        return settings
+    rules = RankRules(settings.ranks, settings.barrier)
+    endpoints = [endpoint_of(worker, settings) for worker in settings.worker]
+    if settings.workers_file is not None:
+        endpoints += [endpoint_of(worker, settings) for worker in read_workers(settings.workers_file)]
+    if not asyncio.run(any_step_together(endpoints, rules)):
+        return settings
+    return settings.model_copy(update={"policy": BALANCING})
 
 
 def _listener(settings: Settings) -> socket.socket:

@@ -222,8 +222,8 @@ class Settings(PolicyGroups):
     clients and relay answers. auto: one for each core. Each front has an equal part of the limits on connections and
     held bytes."""
     worker: Annotated[tuple[WorkerAddress, ...], AfterValidator(distinct)] = ()
-    """URL of a vLLM or SGLang server; repeatable. In YAML an entry can also be {url, api_key, id, kv_events, kv_replay,
-    kv_topic, rank, group}."""
+    """URL of a vLLM or SGLang server; repeatable. In YAML also {url, api_key, id, kv_events, kv_replay, kv_topic, rank,
+    group}."""
     worker_api_key: Annotated[SecretStr | None, Field(min_length=1)] = None
     """API key sent to workers that have no key of their own. Prefer the environment or the file to a flag."""
     alias: Annotated[tuple[Annotated[str, AfterValidator(alias_pair)], ...], AfterValidator(one_model_each)] = ()
@@ -250,7 +250,7 @@ class Settings(PolicyGroups):
         AfterValidator(known_policy),
         Field(
             description=f"Scheduling policy: {', '.join(NAMED)}; or PLACEMENT+ORDER, with placement "
-            f"{', '.join(PLACEMENTS)} and order {', '.join(ORDERS)}."
+            f"{', '.join(PLACEMENTS)} and order {', '.join(ORDERS)}. Unset, it is dlpm_balance if ranks step together."
         ),
     ] = "dlpm_home"
     extend_weight: PositiveFloat = 1.0
@@ -293,7 +293,7 @@ class Settings(PolicyGroups):
     trusted_proxy: tuple[Annotated[str, AfterValidator(network)], ...] = LOOPBACK
     """Address, or network such as 10.0.0.0/8, from which `trusted_header` is accepted; repeatable."""
     clients: Path | None = None
-    """YAML file with the keys, weights and limits of clients and groups (see `d2lpm keys`), read again when it
+    """YAML file with keys, weights and limits of clients and groups (see `d2lpm keys`), read again when it
     changes. Without it, keys name clients but are not checked."""
     isolate: Literal["none", "client", "group"] = "none"
     """Keep the cached prefixes of each client, or of each group, apart, so that timing does not reveal what others

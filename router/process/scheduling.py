@@ -197,7 +197,8 @@ def _worker_services(
     worker_registry = WorkerRegistry(directory, poller, drain, runs, lambda worker: _endpoint(worker, settings, fleet))
     if saved is not None:
         worker_registry.repeat(saved.changes)
-    advice = FlagWarnings(directory, RouterNeeds(settings.min_match_tokens, settings.isolate != "none"))
+    needs = RouterNeeds(settings.min_match_tokens, settings.isolate != "none")
+    advice = FlagWarnings(directory, needs, balances=settings.policy != "dlpm_home")
     discovery = _discovery(settings, worker_registry, resolve, goes_on=saved is not None)
     return WorkerServices(poller, drain, worker_registry, discovery, advice)
 

@@ -13,13 +13,21 @@ from router.api.body.edits import NO_FIELDS, Addition, Additions, fields_named_i
 from router.api.endpoints.chat import PATH as CHAT
 from router.core.model.commands import Command
 from router.core.model.events import Event, WorkerJoined
-from router.core.model.request import WorkerId
+from router.core.model.request import Takes, Worker, WorkerId
 from router.errors import WorkerBroke
 from router.upstream.accepted_fields import BAD_REQUEST, AcceptedFields
-from router.upstream.dialects import MODELS_PATH, EngineInfo, detect_dialect, read_engine_info, read_models
+from router.upstream.dialects import (
+    MODELS_PATH,
+    EngineInfo,
+    detect_dialect,
+    read_engine_info,
+    read_models,
+    reported_ranks,
+)
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.flag_rules import Finding, RouterNeeds, WorkerAnswers, cache_sizes, findings
 from router.upstream.poll_client import fetch, fetch_any_status, polling_client
+from router.upstream.ranks.rank_rules import RankRules
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +89,34 @@ async def check_worker(
         card.append(f"its cache holds {sizes.kv_tokens} tokens")
     if sizes.block_tokens is not None:
         card.append(f"in blocks of {sizes.block_tokens}")
-    return WorkerCheck(endpoint.id, ", ".join(card), findings(answers, needs), [*_notes(fields)])
+    found = list(findings(answers, needs))
+    if endpoint.rank is None and (reported := _reported_ranks(answers, info)) is not None:
+        card += _ranks(endpoint, info, reported, needs.ranks)
+        if missing := needs.ranks.out_of_range(reported):
+            seen = f"has no rank {', '.join(map(str, sorted(missing)))}"
+            found.append(Finding(seen, "correct ranks, or start it with more"))
+    return WorkerCheck(endpoint.id, ", ".join(card), found, [*_notes(fields)])
+
+
+def _reported_ranks(answers: WorkerAnswers, info: EngineInfo) -> frozenset[int] | None:
+    label = answers.dialect.rank_label
+    if info.ranks is not None or answers.metrics is None or not label:
+        return info.ranks
+    return reported_ranks(answers.metrics, label)
+
+
+def _ranks(endpoint: WorkerEndpoint, info: EngineInfo, reported: frozenset[int], rules: RankRules) -> list[str]:
+    """Return what the card says about the ranks; nothing of a single one."""
+    if len(reported) < 2:
+        return []
+    used = rules.used(reported)
+    card = [
+        f"it has {len(reported)} ranks, {'each a worker' if used == reported else f'of which {len(used)} are used'}"
+    ]
+    if used:
+        barrier = rules.barrier_of(endpoint.id, endpoint.group, several=True, lockstep=info.lockstep)
+        card.append("which wait for no other" if barrier is None else f"which step together in group {barrier}")
+    return card
 
 
 def _unanswered(endpoint: WorkerEndpoint, error: Exception) -> Finding:
@@ -166,7 +201,9 @@ class FlagWarnings:
 
     event_types: ClassVar[Collection[type[Event]]] = (WorkerJoined,)
 
-    def __init__(self, directory: WorkerDirectory, needs: RouterNeeds) -> None:
+    def __init__(self, directory: WorkerDirectory, needs: RouterNeeds, *, balances: bool = True) -> None:
+        """`balances`: whether the policy keeps the loads of ranks even, or was chosen although it does not."""
+        self._balances = balances
         self._directory = directory
         self._needs = needs
         self._warned: dict[WorkerId, Sequence[Finding]] = {}
@@ -187,9 +224,22 @@ class FlagWarnings:
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - see `Observer`
         """Start a check of a worker that joins."""
         if isinstance(event, WorkerJoined):
+            self._advise_on_policy(event.worker)
+            if event.worker.takes is Takes.PINNED:
+                return  # its URL as a whole has the same flags
             task = asyncio.create_task(self._check(self._directory[event.worker.id]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _advise_on_policy(self, worker: Worker) -> None:
+        """Log once that ranks step together, if the policy was chosen before that was known."""
+        if worker.barrier is not None and not self._balances:
+            self._balances = True
+            log.warning(
+                "the ranks of group %s step together, and this policy does not keep their loads even: restart the "
+                "router now that they are up, or with --policy dlpm_balance",
+                worker.barrier,
+            )
 
     async def _check(self, endpoint: WorkerEndpoint) -> None:
         """Check a worker and log its findings, unless they are the same as the last time."""

@@ -12,6 +12,7 @@ import orjson
 from router.errors import WorkerBroke
 from router.upstream.accepted_fields import unsalted_paths
 from router.upstream.dialects import SGLANG, VLLM, Dialect, read_engine_info
+from router.upstream.ranks.rank_rules import RankRules
 
 BLOCK_TOKENS: Final = 16
 """The recommended block size: few tokens of a shared prefix are lost in its last block, and KV events stay few."""
@@ -33,6 +34,8 @@ class RouterNeeds(NamedTuple):
     """The least tokens of a shared prefix that count as a match."""
     isolated: bool = False
     """Whether clients must not share prefixes (--isolate)."""
+    ranks: RankRules = RankRules()
+    """Which ranks of an engine are used."""
 
 
 @dataclass(frozen=True, slots=True)
