@@ -35,6 +35,7 @@ LAB: Final[Mapping[str, str]] = {
     "picture": "bench.lab.picture.command",
     "prefix-memory": "bench.lab.micro.prefix_memory",
     "profile": "bench.lab.micro.profile",
+    "ranks": "bench.lab.balance.live",
     "request-path": "bench.lab.micro.request_path",
     "window": "bench.lab.micro.window_live",
 }

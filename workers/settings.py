@@ -54,7 +54,11 @@ class WorkerSettings:
     seed: Annotated[int, "seed of the answers"] = 0
     api_key: Annotated[str | None, "bearer key that callers must send"] = None
     hide_capacity: Annotated[bool, "do not report the size of the KV pool and the batch limit"] = False
-    measure: Annotated[bool, "measure the engine's own queue; GET /emulated/queue reads it, POST resets it"] = False
+    measure: Annotated[
+        bool,
+        "measure the engine's own queue; GET /emulated/queue reads it, POST resets it; of ranks, sum up their loads "
+        "over all steps, for GET /emulated/group",
+    ] = False
     kv_events: Annotated[
         int | None,
         "port that publishes KV events, and each rank's at the next one; the ports after these replay past events; 0 "
@@ -153,6 +157,4 @@ def _check(settings: WorkerSettings) -> None:
         raise ValueError("step_times and rank_steps exclude each other")
     if settings.ranks < 1:
         raise ValueError("ranks must be at least 1")
-    if settings.ranks > 1 and settings.measure:
-        raise ValueError("measure is for a single engine, not for ranks")
     settings.engine_config()

@@ -6,55 +6,28 @@ plans of the others: in a busy group, a request arrives or ends somewhere at eve
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bench.report.records import GroupTotals
 from bench.sim.agenda import Agenda, Rank
 from bench.sim.emulated_worker import EmulatedWorker, Plan
-from workers.engine.barrier import dummy_seconds
+from workers.engine.barrier import StepTotals, dummy_seconds
 from workers.engine.model import Output
 
 LONGEST_PLAN = 16
 """Steps; every poll of the metrics ends the plans."""
 
 
-@dataclass(slots=True)
-class StepTotals:
-    """Sums over the steps of a group; fields never decrease. Loads are tokens of context."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    attention_seconds: float = 0.0
-    """What the steps took beyond a step of dummy batches."""
-    spread: int = 0
-    """The largest less the smallest load."""
-    idle: int = 0
-    """What each rank's load lacks to the largest, over all ranks."""
-    room: int = 0
-    """The largest load times the number of ranks."""
-
-    def add(self, seconds: float, loads: Sequence[int], dummy: float) -> None:
-        """Count a step with these loads. `dummy`: seconds of a step of dummy batches."""
-        largest = max(loads)
-        room = largest * len(loads)
-        self.steps += 1
-        self.seconds += seconds
-        self.attention_seconds += seconds - dummy
-        self.spread += largest - min(loads)
-        self.idle += room - sum(loads)
-        self.room += room
-
-    def since(self, before: "StepTotals", ranks: int) -> GroupTotals:
-        """Return what was added after `before` was copied."""
-        return GroupTotals(
-            ranks=ranks,
-            steps=self.steps - before.steps,
-            step_seconds=self.seconds - before.seconds,
-            attention_seconds=self.attention_seconds - before.attention_seconds,
-            spread_tokens=self.spread - before.spread,
-            idle_tokens=self.idle - before.idle,
-            room_tokens=self.room - before.room,
-        )
+def totals_since(now: StepTotals, before: StepTotals, ranks: int) -> GroupTotals:
+    """Return what was added to a group's totals after `before` was copied."""
+    return GroupTotals(
+        ranks=ranks,
+        steps=now.steps - before.steps,
+        step_seconds=now.seconds - before.seconds,
+        attention_seconds=now.attention_seconds - before.attention_seconds,
+        spread_tokens=now.spread - before.spread,
+        idle_tokens=now.idle - before.idle,
+        room_tokens=now.room - before.room,
+    )
 
 
 class EmulatedRank(EmulatedWorker):

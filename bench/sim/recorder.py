@@ -6,12 +6,13 @@ from math import inf
 from typing import NamedTuple
 
 from bench.report.records import CLIENT_VIEW, GroupTotals, Record, Result, ServiceSample, WorkerTotals
-from bench.sim.emulated_group import EmulatedGroup, StepTotals
+from bench.sim.emulated_group import EmulatedGroup, totals_since
 from bench.sim.emulated_worker import EmulatedWorker
 from bench.sim.in_flight_call import InFlightCall
 from bench.workloads.parts.traffic import Outcome
 from router.core.model.request import RequestId, WorkerId
 from router.core.scheduler import Scheduler
+from workers.engine.barrier import StepTotals
 from workers.engine.model import Counters
 
 
@@ -64,7 +65,7 @@ class SimulationRecorder:
             self._totals[name] = self._worker(name, worker, now)
         for barrier, group in self._groups.items():
             before = self._group_baselines.get(barrier, StepTotals())
-            self._group_totals[barrier] = group.totals.since(before, len(group.ranks))
+            self._group_totals[barrier] = totals_since(group.totals, before, len(group.ranks))
 
     def arrived(self, flight: InFlightCall) -> None:
         """Reserve the place of a call among the records, which are in order of arrival."""

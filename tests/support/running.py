@@ -191,7 +191,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def running_router(*workers: str, **settings: Any) -> AsyncIterator[RunningRouter]:
+async def running_router(*workers: str | Mapping[str, object], **settings: Any) -> AsyncIterator[RunningRouter]:
     """Run a router in front of workers with these URLs. On exit, checks that every count is zero.
 
     `resolve` among the settings replaces the resolver of host names. The front and the scheduler exchange encoded

@@ -30,6 +30,33 @@ class GroupStep:
     """The tokens of each rank, which exist at the end of the step."""
 
 
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over the steps of a group; fields never decrease. Loads are tokens of context."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    attention_seconds: float = 0.0
+    """What the steps took beyond a step of dummy batches."""
+    spread: int = 0
+    """The largest less the smallest load."""
+    idle: int = 0
+    """What each rank's load lacks to the largest, over all ranks."""
+    room: int = 0
+    """The largest load times the number of ranks."""
+
+    def add(self, seconds: float, loads: Sequence[int], dummy: float) -> None:
+        """Count a step with these loads. `dummy`: seconds of a step of dummy batches."""
+        largest = max(loads)
+        room = largest * len(loads)
+        self.steps += 1
+        self.seconds += seconds
+        self.attention_seconds += seconds - dummy
+        self.spread += largest - min(loads)
+        self.idle += room - sum(loads)
+        self.room += room
+
+
 def dummy_seconds(rank: Engine) -> float:
     """Return what a step without work takes a rank."""
     return rank.hardware.step_seconds(Batch())

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from workers.api.call import ApiError, Body, Call, parse_call
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 QUEUE = "/emulated/queue"
 """Not a path of any real engine: measurements of the engine's own queue, if the settings ask for them."""
+GROUP = "/emulated/group"
+"""The same, of the loads of several ranks: sums over all steps so far."""
 GENERATION = {"/v1/chat/completions": True, "/v1/completions": False}  # path: True if it is a chat
 
 
@@ -82,7 +85,9 @@ class WorkerApp:
             self._wire = VllmWire(settings.model, max_model_len, engine.config.block_size)
             sources = {} if self.publisher is None else self.publisher.sources()
             self._routes = VllmStatus(settings, engines, max_model_len, sources).routes()
-        if settings.measure:
+        if settings.measure and len(engines) > 1:
+            self._routes = {**self._routes, ("GET", GROUP): self._group}
+        elif settings.measure:
             self._routes = {**self._routes, ("GET", QUEUE): self._queue, ("POST", QUEUE): self._measure}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -231,6 +236,10 @@ class WorkerApp:
     def _queue(self, _request: HttpRequest) -> Response:
         queue = self.loop.queue
         return json_response({} if queue is None else queue._asdict())
+
+    def _group(self, _request: HttpRequest) -> Response:
+        totals = self.loop.totals
+        return json_response({} if totals is None else asdict(totals))
 
     def _measure(self, _request: HttpRequest) -> Response:
         self.loop.measure()

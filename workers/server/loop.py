@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from time import monotonic
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from workers.engine.barrier import Barrier
+from workers.engine.barrier import Barrier, StepTotals, dummy_seconds
 from workers.engine.engine import Engine
 from workers.engine.model import Output, Request
 from workers.engine.tokenizer import EOS
@@ -79,7 +79,8 @@ class EngineLoop:
     """Owns the engines, which step together if there are several: every submit, abort and step goes through here.
 
     `speed` divides the time that steps take; 0 or infinity means not to sleep at all. `after_step`: called after each
-    step, before its tokens are delivered. `measure`: whether to measure the engine's queue, which costs time.
+    step, before its tokens are delivered. `measure`: whether to measure the queue of an engine, or the loads of
+    several, which costs time.
     """
 
     def __init__(
@@ -90,12 +91,12 @@ class EngineLoop:
         *,
         measure: bool = False,
     ) -> None:
-        """Own these engines. Raises ValueError if there are several queues to measure."""
-        if measure and len(engines) > 1:
-            raise ValueError("only the queue of a single engine can be measured")
         self._engines = engines
         self._barrier = Barrier(engines)
-        self._waiting = QueueMeter() if measure else None
+        self._waiting = QueueMeter() if measure and len(engines) == 1 else None
+        self.totals: Final = StepTotals() if measure and len(engines) > 1 else None
+        """Sums over the steps of several engines, if they are measured."""
+        self._dummy_seconds = max(map(dummy_seconds, engines))
         self.measure()
         self._pause_factor = 1 / speed if speed else 0.0
         self._after_step = tuple(after_step)
@@ -157,6 +158,8 @@ class EngineLoop:
                 due = clock()
                 continue
             self._observe_queue()
+            if self.totals is not None:
+                self.totals.add(step.seconds, step.loads, self._dummy_seconds)
             now = clock()
             self._lost_seconds += max(0.0, now - MAX_LAG - due)
             due = max(due, now - MAX_LAG) + step.seconds * self._pause_factor

@@ -159,7 +159,7 @@ async def test_a_strict_router_refuses_a_call_that_names_a_rank(ranks: tuple[str
     _, url = ranks
     async with running_router(url, strict=True) as router:
         await until_up(router, RANKS + 1)
-        response = await router.post(short_chat(**{field: 0})).response()
+        response = await router.post({**short_chat(), field: 0}).response()
         assert (response.status, (await response.json())["error"]["param"]) == (400, field)
         await answered(router, short_chat())
 

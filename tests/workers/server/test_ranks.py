@@ -198,7 +198,6 @@ async def test_a_worker_without_ranks_has_rank_0(http: aiohttp.ClientSession) ->
     ("flags", "complaint"),
     [
         (("--ranks", "0"), "ranks must be at least 1"),
-        (("--ranks", "2", "--measure"), "for a single engine"),
         (("--rank-steps", "20"), "rank_steps must be two numbers"),
         (("--rank-steps", "0,1"), "the fixed time of a step must be positive"),
         (("--rank-steps", "20,1", "--step-times", "1,2,3"), "exclude each other"),
