@@ -1,6 +1,8 @@
 """Several fronts before an engine with ranks: each pins its calls, and all learn when the engine is gone."""
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +13,7 @@ import aiohttp
 import pytest
 
 from tests.cli.test_main import Router, serving
-from tests.process.test_processes import get
+from tests.process.test_processes import get, processes_of
 from tests.support.running import CHAT, COMPLETIONS, TIMEOUT_S
 from tests.support.workers_http import eventually
 from tests.upstream.ranks.test_live_ranks import RANKS, generated, running_engine, short_chat, text
@@ -43,7 +45,8 @@ async def ask(http: aiohttp.ClientSession, path: str, body: Any) -> tuple[int, s
 async def test_all_fronts_pin_their_calls_and_learn_of_the_engines_death(dialect: str, tmp_path: Path) -> None:
     """Each rank generates what the headers say, a path without ranks comes to the URL; once it is gone, calls fail.
 
-    The policy is the one that balances, because the ranks step together and none is set.
+    The policy is the one that balances, because the ranks step together and none is set. A new run of the scheduler
+    goes on with the ranks.
     """
     with running_engine(dialect) as (url, stop):
         address = url.removeprefix("http://")
@@ -63,6 +66,9 @@ async def test_all_fronts_pin_their_calls_and_learn_of_the_engines_death(dialect
                 ]
                 unpinned = await ask(http, "/v1/responses", {"model": "m", "input": "Hi", "max_output_tokens": 3})
                 assert unpinned[:2] == (200, address)
+                os.kill(processes_of(router)["scheduler"], signal.SIGKILL)
+                again = await asyncio.gather(*(ask(http, CHAT, short_chat(f"again {n}")) for n in range(2 * RANKS)))
+                assert {worker for _, worker, _ in again} == {f"{address}@{rank}" for rank in range(RANKS)}
                 stop()
                 assert {
                     status for status, *_ in await asyncio.gather(*(ask(http, CHAT, short_chat()) for _ in range(8)))
