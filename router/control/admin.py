@@ -107,13 +107,15 @@ def _maintenance(routes: APIRouter, operations: Operations) -> None:
     @routes.post("/workers/{worker}/drain", responses=_UNKNOWN)
     async def drain(worker: str) -> dict[str, Any]:
         """Send a worker no more requests. Those that run there finish; those that wait for it go to other workers."""
-        operations.worker_drain.drain(_find_worker(operations.directory, worker).id)
+        for each in _addressed(operations.directory, worker):
+            operations.worker_drain.drain(each)
         return {"id": worker, "drained": True}
 
     @routes.post("/workers/{worker}/resume", responses=_UNKNOWN)
     async def resume(worker: str) -> dict[str, Any]:
         """Send requests to a drained worker again."""
-        operations.worker_drain.resume(_find_worker(operations.directory, worker).id)
+        for each in _addressed(operations.directory, worker):
+            operations.worker_drain.resume(each)
         return {"id": worker, "drained": False}
 
     @routes.post(
@@ -176,6 +178,12 @@ def _find_worker(directory: WorkerDirectory, worker: str) -> WorkerEndpoint:
         if endpoint.id == worker:
             return endpoint
     raise UnknownWorker(worker)
+
+
+def _addressed(directory: WorkerDirectory, worker: str) -> list[WorkerId]:
+    """Return the workers that an operator means: a rank alone, or a URL with all its ranks. Raises UnknownWorker."""
+    endpoint = _find_worker(directory, worker)
+    return [each.id for each in directory.behind(endpoint.id)] if endpoint.server is None else [endpoint.id]
 
 
 def _body(schema: Mapping[str, object]) -> dict[str, Any]:

@@ -375,10 +375,8 @@ def _workers(report: FairnessReport) -> Iterator[Metric]:
 
 
 def _barriers(report: FairnessReport) -> Iterator[Metric]:
-    if report.barriers is None:
-        return
     for family, value in BARRIER_GAUGES:
-        values = [(group, value(each)) for group, each in report.barriers.items()]
+        values = [(group, value(each)) for group, each in (report.barriers or {}).items()]
         yield from family.parts(((group,), amount) for group, amount in values if amount is not None)
 
 
