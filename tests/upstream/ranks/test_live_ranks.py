@@ -12,6 +12,13 @@ import aiohttp
 import orjson
 import pytest
 
+from router.core.model.request import WorkerId
+from router.upstream.directory import WorkerEndpoint
+from router.upstream.flag_check import check_workers
+from router.upstream.flag_rules import RouterNeeds
+from router.upstream.ranks.first_look import any_step_together
+from router.upstream.ranks.rank_rules import RankRules
+from tests.control.test_admin import KEY, operate
 from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, running_router
 from tests.support.workers_http import call, eventually, worker
 from workers.engine.model import Dialect
@@ -293,3 +300,49 @@ async def test_metrics_show_the_load_of_each_rank_and_of_its_group(dialect: str)
             assert set((await samples(router, "d2lpm_worker_context_tokens")).values()) == {0.0}
             assert await samples(router, "d2lpm_group_imbalance_tokens") == {address: 0.0}
             assert await samples(router, "d2lpm_group_idle_ratio") == {}
+
+
+async def test_an_operator_drains_a_rank_or_a_url_and_removes_only_the_url(dialect: str) -> None:
+    """A drained rank gets no calls, a drained URL none on any rank; a removed one is gone with all its ranks."""
+    with worker(dialect=dialect, ranks=RANKS, model="m") as url:
+        address = url.removeprefix("http://")
+        async with running_router(url, policy="rr+fcfs", admin_key=KEY) as router:
+            await until_up(router, RANKS + 1)
+            await operate(router, "POST", f"/workers/{address}@1/drain")
+            assert {await answered(router, short_chat()) for _ in range(6)} == {f"{address}@0", f"{address}@2"}
+            await operate(router, "POST", f"/workers/{address}/drain")
+            await answered(router, short_chat(), status=503)
+            assert (await router.http.get("/ready")).status == 503
+            await operate(router, "POST", f"/workers/{address}/resume")
+            assert len({await answered(router, short_chat()) for _ in range(6)}) == RANKS
+            await operate(router, "DELETE", f"/workers/{address}@1", 404)
+            await operate(router, "DELETE", f"/workers/{address}", 202)
+            assert await worker_ids(router) == []
+
+
+async def test_a_check_names_the_ranks_and_those_that_are_missing(dialect: str) -> None:
+    """The card says how many there are and whether they step together; the remedy for a missing one is the setting."""
+    with worker(dialect=dialect, ranks=RANKS, model="m", block_size=16) as url:
+        endpoint = WorkerEndpoint(WorkerId("w"), url)
+        (check,) = await check_workers([endpoint], RouterNeeds(64, ranks=RankRules(4)))
+        assert check.card.endswith("it has 3 ranks, each a worker, which step together in group w")
+        assert [finding.seen for finding in check.findings] == ["has no rank 3"]
+        (check,) = await check_workers([endpoint], RouterNeeds(64, ranks=RankRules(2, "off")))
+        assert check.card.endswith("it has 3 ranks, of which 2 are used, which wait for no other")
+        assert not check.findings
+
+
+async def test_a_look_before_the_start_finds_groups(dialect: str) -> None:
+    """Ranks of one URL or a named group step together; a single engine, or one that does not answer, does not."""
+    with worker(dialect=dialect, ranks=RANKS, model="m") as several, worker(dialect=dialect, model="m") as one:
+
+        async def together(url: str, rules: RankRules = RankRules(), **more: Any) -> bool:  # noqa: B008 - frozen
+            return await any_step_together([WorkerEndpoint(WorkerId("w"), url, **more)], rules)
+
+        assert await together(several)
+        assert await together(one, group="moe")
+        assert not await together(one)
+        assert not await together("http://127.0.0.1:9")
+        assert not await together(several, RankRules("off"))
+        assert not await together(several, RankRules(barrier="off"))
+        assert not await together(several, group="none")

@@ -1,0 +1,59 @@
+"""The live comparison before ranks in step: its table, its verdicts, and one short run."""
+
+from argparse import ArgumentParser
+
+import pytest
+
+from bench.lab.balance.live import Row, Seen, compare, configure, points, read_run, table
+
+REFERENCE = Row("least_requests", Seen(1000.0, 0.4, 500.0), Seen(2000.0, 0.4, 600.0), 0.01)
+
+
+def row(live: Seen, virtual: Seen) -> Row:
+    return Row("dlpm_balance", live, virtual, None)
+
+
+@pytest.mark.parametrize(
+    ("live", "virtual", "verdict"),
+    [
+        (Seen(400.0, 0.2, 600.0), Seen(860.0, 0.2, 730.0), ""),
+        (Seen(400.0, 0.2, 600.0), Seen(920.0, 0.2, 730.0), "MISSED"),
+        (Seen(400.0, 0.2, 600.0), Seen(860.0, 0.2, 760.0), "MISSED"),
+    ],
+)
+def test_live_and_virtual_time_may_differ_by_five_points(live: Seen, virtual: Seen, verdict: str) -> None:
+    """Both figures count over those of the reference in the same time."""
+    seen = row(live, virtual)
+    assert (max(points(seen, REFERENCE)) > 5) == bool(verdict)
+    assert table([REFERENCE, seen])[2].endswith(verdict)
+    assert "MISSED" not in table([REFERENCE, seen])[1]
+
+
+def test_without_the_reference_nothing_is_relative() -> None:
+    """The table still has the figures themselves."""
+    (_, line) = table([row(Seen(400.0, 0.25, 600.0), Seen(860.0, 0.2, 730.0))])
+    assert line.split()[:7] == ["dlpm_balance", "400", "860", "0.250", "0.200", "600", "730"]
+
+
+def parsed(*arguments: str) -> object:
+    parser = ArgumentParser()
+    configure(parser)
+    return read_run(parser.parse_args(arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--seconds", "5", "--warmup", "5"), ("--trace", "arena:nothing"), ("--trace", "nothing")]
+)
+def test_an_impossible_run_is_refused(arguments: tuple[str, ...]) -> None:
+    """A load that ends in its warm-up, and traces of other kinds."""
+    with pytest.raises((ValueError, OSError)):
+        parsed(*arguments)
+
+
+def test_a_short_run_has_figures_of_both_times() -> None:
+    """Before two ranks, the engine's sums and what clients received are those of the measured time."""
+    given = parsed("--ranks", "2", "--seconds", "6", "--warmup", "2", "--speed", "2")
+    seen = compare("dlpm_balance", given)  # type: ignore[arg-type]
+    assert min(seen.live.output, seen.virtual.output) > 0
+    assert seen.live.imbalance > 0
+    assert 0 < seen.live.idle < 1
