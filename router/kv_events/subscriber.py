@@ -7,6 +7,7 @@ While a stream cannot be read, or was not read from its beginning, the cache mir
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Final, Self
 from urllib.parse import urlsplit
@@ -201,11 +202,11 @@ class KvEventSubscriber:
     ) -> None:
         """`on_publishing`: called once, when the first worker is found to publish KV events."""
         self._directory = directory
+        self._limits = limits
         self._follower = partial(
             WorkerFollower,
             feed=feed,
             hasher=hasher,
-            limits=limits,
             on_publishing=self._on_first_publisher,
             on_block_size=directory.publish,
         )
@@ -259,9 +260,14 @@ class KvEventSubscriber:
         self._followers = {
             endpoint.id: follower
             if (follower := previous.get(endpoint.id)) is not None and follower.endpoint is endpoint
-            else self._follower(endpoint)
+            else self._follower(endpoint, limits=self._limits_of(endpoint))
             for endpoint in self._directory.endpoints
         }
+
+    def _limits_of(self, endpoint: WorkerEndpoint) -> StreamLimits:
+        """Return the limits of a worker; the ranks of a URL share those of one."""
+        ranks = [each for each in self._directory.behind(endpoint.id) if each.server is not None]
+        return replace(self._limits, blocks=self._limits.blocks // max(1, len(ranks)))
 
     def _stop(self, worker: WorkerId) -> None:
         task = self._tasks.pop(worker, None)
