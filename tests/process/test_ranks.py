@@ -64,7 +64,7 @@ async def test_all_fronts_pin_their_calls_and_learn_of_the_engines_death(dialect
                 assert [gained[rank] / each for rank in range(RANKS)] == [
                     calls[f"{address}@{rank}"] for rank in range(RANKS)
                 ]
-                unpinned = await ask(http, "/v1/responses", {"model": "m", "input": "Hi", "max_output_tokens": 3})
+                unpinned = await ask(http, "/v1/embeddings", {"model": "m", "input": "Hi"})
                 assert unpinned[:2] == (200, address)
                 os.kill(processes_of(router)["scheduler"], signal.SIGKILL)
                 again = await asyncio.gather(*(ask(http, CHAT, short_chat(f"again {n}")) for n in range(2 * RANKS)))

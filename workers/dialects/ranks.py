@@ -1,11 +1,12 @@
 """Data-parallel ranks on the wire: which one a call is pinned to, and the engines' own choice. PURE.
 
-vLLM (`entrypoints/generate/base/serving.py`, `v1/engine/core_client.py`) reads a header of chats and completions, and
-ignores one that is no integer; without it the rank with the fewest requests serves, counted here without delay. SGLang
-(`entrypoints/request_headers.py`, `managers/data_parallel_controller.py`) reads a field of the body, which a header of
-chats overrides, and takes turns.
+vLLM 0.32 (`entrypoints/generate/base/serving.py`, `v1/engine/core_client.py`) reads a header of chats, completions and
+messages, and ignores one that is no integer; without it the rank with the fewest requests serves, counted here without
+delay. SGLang 0.5.23 (`entrypoints/openai/serving_base.py`, `managers/data_parallel_controller.py`) reads a field of the
+body, which the same header overrides, also of messages, whose bodies have no such field; without it ranks take turns.
 
-Left out: vLLM's penalty for requests that wait above half of the KV cache, and SGLang's other load balancing methods.
+Left out: vLLM's penalty for requests that wait above half of the KV cache, SGLang's other load balancing methods, and
+its `x-override-routed-dp-rank`, which it reads only with SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +16,16 @@ from workers.api.call import ApiError, Body, whole
 from workers.engine.engine import Engine
 from workers.engine.model import Dialect
 
-VLLM_HEADER = "x-data-parallel-rank"
-SGLANG_HEADER = "x-override-routed-dp-rank"
+HEADER = "x-data-parallel-rank"
 SGLANG_FIELDS = ("routed_dp_rank", "data_parallel_rank")
 """The second is the field's old name."""
+CHATS = frozenset({"/v1/chat/completions", "/v1/completions"})
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 
 PINNED_BY_HEADER: Mapping[Dialect, frozenset[str]] = {
-    "vllm": frozenset({"/v1/chat/completions", "/v1/completions"}),
-    "sglang": frozenset({"/v1/chat/completions"}),
+    "vllm": CHATS | {MESSAGES},
+    "sglang": CHATS | {MESSAGES, RESPONSES},
 }
 """The paths whose header is read."""
 
@@ -32,12 +35,11 @@ def pinned_rank(dialect: Dialect, path: str, headers: Mapping[str, str], body: B
 
     Raises ApiError 400 if there is no such rank.
     """
-    header = VLLM_HEADER if dialect == "vllm" else SGLANG_HEADER
-    given = headers.get(header) if path in PINNED_BY_HEADER[dialect] else None
-    rank = _of_vllm(given) if dialect == "vllm" else _of_sglang(given, body)
+    given = headers.get(HEADER) if path in PINNED_BY_HEADER[dialect] else None
+    rank = _of_vllm(given) if dialect == "vllm" else _of_sglang(given, {} if path == MESSAGES else body)
     if rank is not None and not 0 <= rank < ranks:
-        refusal = f"data_parallel_rank {rank} is out of range [0, {ranks})."
-        raise ApiError(400, refusal if dialect == "vllm" else f"DP rank {rank} is not active.")
+        named = "data_parallel_rank " if dialect == "vllm" else "routed_dp_rank="
+        raise ApiError(400, f"{named}{rank} {'is ' if dialect == 'vllm' else ''}out of range [0, {ranks})")
     return rank
 
 
@@ -54,8 +56,9 @@ def _of_sglang(given: str | None, body: Body) -> int | None:
         return next((rank for rank in fields if rank is not None), None)
     try:
         return int(given)
-    except ValueError as error:
-        raise ApiError(400, f"invalid {SGLANG_HEADER} header {given!r}: {error}") from error
+    except ValueError:
+        message = f"Invalid X-Data-Parallel-Rank header: must be an integer, got '{given}'"
+        raise ApiError(400, message) from None
 
 
 def own_choice(dialect: Dialect, engines: Sequence[Engine]) -> Callable[[], int]:

@@ -1,8 +1,8 @@
 """How a call names the data-parallel rank that serves it, by engine and path. Pure.
 
-vLLM reads a header of chats and completions (`entrypoints/generate/base/serving.py`); SGLang a header of chats
-(`entrypoints/request_headers.py`) and a field of the body of completions. At all other paths the engine chooses the
-rank itself.
+Read in vLLM 0.32.0 (`entrypoints/generate/base/serving.py`: a header, also of messages, which it answers as chats) and
+SGLang 0.5.23 (`entrypoints/openai/protocol.py`: a field of the body; of messages, which it answers as chats, a header).
+At all other paths the engine chooses the rank itself.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,29 +13,32 @@ import orjson
 from router.api.body.call import COMPLETIONS
 from router.api.body.json_edit import insert_members
 from router.api.endpoints.chat import PATH as CHAT
+from router.api.endpoints.messages import PATH as MESSAGES
+from router.api.endpoints.responses import PATH as RESPONSES
 
-HEADERS: Final[Mapping[tuple[str, str], str]] = {
-    ("vllm", CHAT): "x-data-parallel-rank",
-    ("vllm", COMPLETIONS): "x-data-parallel-rank",
-    ("sglang", CHAT): "x-override-routed-dp-rank",
+HEADER: Final = "x-data-parallel-rank"
+FIELD: Final = "routed_dp_rank"
+HEADER_PATHS: Final[Mapping[str, frozenset[str]]] = {
+    "vllm": frozenset({CHAT, COMPLETIONS, MESSAGES}),
+    "sglang": frozenset({MESSAGES}),
 }
-"""By engine and path."""
-FIELDS: Final[Mapping[tuple[str, str], str]] = {("sglang", COMPLETIONS): "routed_dp_rank"}
-"""The same, for what the engine reads from the body."""
+"""Where the rank is named in a header, by engine."""
+FIELD_PATHS: Final[Mapping[str, frozenset[str]]] = {"sglang": frozenset({CHAT, COMPLETIONS, RESPONSES})}
+"""Where it is named in the body."""
 
 
 def can_name_rank(path: str, engines: Collection[str]) -> bool:
     """Return whether calls to a path can name a rank of each of these engines."""
-    return all((engine, path) in HEADERS or (engine, path) in FIELDS for engine in engines)
+    return all(path in HEADER_PATHS.get(each, ()) or path in FIELD_PATHS.get(each, ()) for each in engines)
 
 
-def rank_header(engine: str, path: str, rank: int | None) -> dict[str, str]:
-    """Return the header that names a rank; none if there is no rank, or it is named in the body or not at all."""
-    header = None if rank is None else HEADERS.get((engine, path))
-    return {} if header is None else {header: str(rank)}
+def rank_header(engine: str, path: str, rank: int) -> dict[str, str]:
+    """Return the header that names a rank; none if it is named in the body, or not at all."""
+    return {HEADER: str(rank)} if path in HEADER_PATHS.get(engine, ()) else {}
 
 
 def with_rank(body: bytes, engine: str, path: str, rank: int | None) -> bytes:
     """Return a body, which names no rank, with the field that names this one, if the engine reads it there."""
-    field = None if rank is None else FIELDS.get((engine, path))
-    return body if field is None else insert_members(body, {field: orjson.dumps(rank)})
+    if rank is None or path not in FIELD_PATHS.get(engine, ()):
+        return body
+    return insert_members(body, {FIELD: orjson.dumps(rank)})

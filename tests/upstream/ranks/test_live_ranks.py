@@ -109,7 +109,12 @@ async def ranks(dialect: str) -> AsyncIterator[tuple[str, str]]:
         yield dialect, stack.enter_context(worker(dialect=dialect, ranks=RANKS, model="m"))
 
 
-@pytest.mark.parametrize(("path", "body"), [(CHAT, short_chat), (COMPLETIONS, text)])
+def message(content: str = "Hello") -> dict[str, object]:
+    """A body for /v1/messages."""
+    return {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": content}]}
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, short_chat), (COMPLETIONS, text), ("/v1/messages", message)])
 async def test_each_call_is_served_by_the_rank_that_the_router_chose(
     ranks: tuple[str, str], path: str, body: Any
 ) -> None:
@@ -126,17 +131,20 @@ async def test_each_call_is_served_by_the_rank_that_the_router_chose(
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [("/v1/responses", {"model": "m", "input": "Hi", "max_output_tokens": 3}), ("/v1/messages", None)],
+    ("engine", "path", "body"),
+    [
+        ("vllm", "/v1/responses", {"model": "m", "input": "Hi", "max_output_tokens": 3}),
+        ("vllm", "/v1/embeddings", {"model": "m", "input": "Hi"}),
+        ("sglang", "/v1/embeddings", {"model": "m", "input": "Hi"}),
+    ],
 )
-async def test_a_path_that_can_name_no_rank_counts_on_none(ranks: tuple[str, str], path: str, body: Any) -> None:
+async def test_a_path_that_can_name_no_rank_counts_on_none(engine: str, path: str, body: Any) -> None:
     """Such a call goes to the URL as a whole, while the ranks have nothing in flight."""
-    _, url = ranks
-    given = body or {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}
-    async with running_router(url) as router:
-        await until_up(router, RANKS + 1)
-        assert await answered(router, given, path) == url.removeprefix("http://")
-        assert await answered(router, short_chat()) != url.removeprefix("http://")
+    with worker(dialect=engine, ranks=RANKS, model="m") as url:
+        async with running_router(url) as router:
+            await until_up(router, RANKS + 1)
+            assert await answered(router, body, path) == url.removeprefix("http://")
+            assert await answered(router, short_chat()) != url.removeprefix("http://")
 
 
 @pytest.mark.parametrize("name", ["routed_dp_rank", "data_parallel_rank", r"routed_dp\u005frank"])
@@ -171,6 +179,18 @@ async def test_a_strict_router_refuses_a_call_that_names_a_rank(ranks: tuple[str
         await answered(router, short_chat())
 
 
+async def test_sglang_pins_responses() -> None:
+    """Its responses name their rank in the body."""
+    with worker(dialect="sglang", ranks=RANKS, model="m") as url:
+        async with running_router(url, policy="rr+fcfs") as router:
+            await until_up(router, RANKS + 1)
+            body = {"model": "m", "input": "Hi", "max_output_tokens": 3}
+            before = await generated("sglang", url)
+            rank = (await answered(router, body, "/v1/responses")).rpartition("@")[2]
+            after = await generated("sglang", url)
+            assert [str(each) for each in range(RANKS) if after[each] > before[each]] == [rank]
+
+
 async def test_without_ranks_a_field_is_passed_on_unchanged() -> None:
     """A URL with one engine gets the client's bytes, also a field that names a rank."""
     with worker(dialect="sglang", model="m") as url:
@@ -200,8 +220,7 @@ async def test_kv_events_tell_what_each_rank_holds(dialect: str) -> None:
                 return len([worker for worker in router.scheduler.cluster.states if fed.complete(worker)])
 
             async def pinned(rank: int, prompt: str) -> None:
-                header = "x-data-parallel-rank" if dialect == "vllm" else "x-override-routed-dp-rank"
-                await call(http, url + CHAT, short_chat(prompt), 200, **{header: str(rank)})
+                await call(http, url + CHAT, short_chat(prompt), 200, **{"x-data-parallel-rank": str(rank)})
 
             for rank, prompt in enumerate(prompts):
                 await pinned(rank, prompt)

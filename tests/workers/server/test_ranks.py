@@ -118,8 +118,9 @@ async def test_vllm_labels_every_series_with_its_engine(vllm: str, http: aiohttp
         ({"routed_dp_rank": 2}, {}),
         ({"data_parallel_rank": 2}, {}),
         ({"data_parallel_rank": 1, "routed_dp_rank": 2}, {}),
-        ({}, {"x-override-routed-dp-rank": "2"}),
-        ({"routed_dp_rank": 1}, {"x-override-routed-dp-rank": "2"}),
+        ({}, {"X-data-parallel-rank": "2"}),
+        ({"routed_dp_rank": 1}, {"X-data-parallel-rank": "2"}),
+        ({"routed_dp_rank": 2}, {"x-override-routed-dp-rank": "1"}),
     ],
 )
 async def test_sglang_serves_on_the_rank_of_field_or_header(
@@ -130,20 +131,36 @@ async def test_sglang_serves_on_the_rank_of_field_or_header(
     assert tokens[:2] == [0.0, 0.0] < tokens[2:]
 
 
-async def test_sglang_reads_only_the_field_of_completions(sglang: str, http: aiohttp.ClientSession) -> None:
-    """A completion's header changes nothing."""
-    header = {"x-override-routed-dp-rank": "9"}
-    tokens = await served(http, sglang, TEXT, text(routed_dp_rank=1), **header)
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        (TEXT, text(routed_dp_rank=1), {}),
+        (TEXT, text(), {"X-data-parallel-rank": "1"}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 3, "routed_dp_rank": 1}, {}),
+        ("/v1/messages", {**chat(), "routed_dp_rank": 2}, {"X-data-parallel-rank": "1"}),
+    ],
+)
+async def test_sglang_reads_the_rank_at_every_path_that_generates(
+    sglang: str, http: aiohttp.ClientSession, path: str, body: Any, headers: dict[str, str]
+) -> None:
+    """Field or header, except of messages, whose body has no such field."""
+    tokens = await served(http, sglang, path, body, **headers)
+    assert tokens[0] == tokens[2] == 0.0 < tokens[1]
+
+
+async def test_vllm_answers_messages_on_the_rank_of_the_header(vllm: str, http: aiohttp.ClientSession) -> None:
+    """It takes a message for a chat."""
+    tokens = await served(http, vllm, "/v1/messages", chat(), **{"X-data-parallel-rank": "1"})
     assert tokens[0] == tokens[2] == 0.0 < tokens[1]
 
 
 @pytest.mark.parametrize(
     ("body", "headers", "complaint"),
     [
-        ({"routed_dp_rank": 3}, {}, "DP rank 3 is not active"),
-        ({"routed_dp_rank": -1}, {}, "DP rank -1 is not active"),
-        ({}, {"x-override-routed-dp-rank": "5"}, "DP rank 5 is not active"),
-        ({}, {"x-override-routed-dp-rank": "two"}, "invalid x-override-routed-dp-rank header 'two'"),
+        ({"routed_dp_rank": 3}, {}, "routed_dp_rank=3 out of range [0, 3)"),
+        ({"routed_dp_rank": -1}, {}, "routed_dp_rank=-1 out of range [0, 3)"),
+        ({}, {"X-data-parallel-rank": "5"}, "routed_dp_rank=5 out of range [0, 3)"),
+        ({}, {"X-data-parallel-rank": "two"}, "must be an integer, got 'two'"),
         ({"routed_dp_rank": "two"}, {}, "routed_dp_rank"),
     ],
 )
