@@ -291,19 +291,21 @@ class WorkerProbe:
             self._join(reported)
 
     def _join(self, reported: frozenset[int] | None) -> None:
-        """Report the URL as joined, or it and its ranks. `reported`: the ranks of the engine, None if it does not say.
+        """Report the URL as joined, or it and its ranks. `reported`: the ranks of the engine; None if it does not say, so
+        that they are those that were known before.
 
         A rank that the engine no longer has has left.
         """
-        endpoint, info = self._endpoint, self._info
+        endpoint = self._endpoint
+        if reported is None and endpoint.ranks:
+            reported = frozenset([rank.rank for rank in endpoint.ranks if rank.rank is not None])
         used = frozenset[int]() if endpoint.rank is not None else self._rules.used(reported)
         self._name_ranks(reported, used)
         if used or endpoint.ranks:
             self._set_ranks(endpoint, used)
         for each in endpoint.ranks or (endpoint,):
-            several = bool(endpoint.ranks) or endpoint.rank is not None
             each.barrier = self._rules.barrier_of(
-                endpoint.id, endpoint.group, several=bool(endpoint.ranks), lockstep=info.lockstep if several else None
+                endpoint.id, endpoint.group, several=bool(endpoint.ranks), lockstep=self._info.lockstep
             )
         if endpoint.ranks:
             endpoint.barrier = None

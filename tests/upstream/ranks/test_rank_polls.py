@@ -128,6 +128,16 @@ async def test_ranks_leave_and_return_with_their_url() -> None:
         assert all(each.healthy for each in watch.directory.endpoints)
 
 
+async def test_ranks_stay_known_while_the_engine_does_not_say() -> None:
+    """A URL that returns without its metrics has the ranks that it had before."""
+    async with watched() as watch:
+        await watch.fed(0, 1)
+        watch.directory.mark_unreachable(WorkerId("w"))
+        watch.engine.poll_answers["/metrics"] = (500, b"")
+        await watch.probe.poll(watch.client)
+        assert [name for kind, name in named(watch.events) if kind == "WorkerJoined"] == ["w@0", "w@1", "w"]
+
+
 async def test_a_field_that_is_refused_at_one_rank_is_known_of_all() -> None:
     """Ranks of one URL are one engine."""
     async with watched() as watch:
