@@ -291,10 +291,9 @@ class WorkerProbe:
             self._join(reported)
 
     def _join(self, reported: frozenset[int] | None) -> None:
-        """Report the URL as joined, or it and its ranks. `reported`: the ranks of the engine; None if it does not say, so
-        that they are those that were known before.
+        """Report the URL as joined, or it and its ranks. A rank that the engine no longer has has left.
 
-        A rank that the engine no longer has has left.
+        `reported`: the ranks of the engine; None if it does not say, so that they are those that were known before.
         """
         endpoint = self._endpoint
         if reported is None and endpoint.ranks:
