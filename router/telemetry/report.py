@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -220,11 +220,16 @@ class FairnessReport:
     waits: WaitReport = NO_WAIT
     """The longest waits."""
     barriers: dict[BarrierId, BarrierReport] | None = None
-    """The groups of ranks that step together; left out if there is none."""
+    """The groups of ranks that step together; None if there is none."""
 
 
 _REPORT: Final = TypeAdapter(FairnessReport)
 _CLIENTS: Final = TypeAdapter(dict[ClientId, ClientReport])
+_OF_RANKS: Final[dict[str, Any]] = {
+    "barriers": True,
+    "workers": {"__all__": {"rank", "barrier", "context_tokens"}},
+}
+"""What is left out where there are no ranks."""
 
 
 async def fairness_report(
@@ -328,7 +333,8 @@ def _barrier(loads: Sequence[int]) -> BarrierReport:
 
 async def report_json(report: FairnessReport) -> bytes:
     """Encode the report as JSON, a batch of clients per turn of the event loop."""
-    rest = _REPORT.dump_json(replace(report, clients={}), exclude=None if report.barriers else {"barriers"})
+    ranked = any(each.rank is not None or each.barrier is not None for each in report.workers.values())
+    rest = _REPORT.dump_json(replace(report, clients={}), exclude=None if ranked else _OF_RANKS)
     clients = []
     for batch in _batches([*report.clients.items()]):
         clients.append(_CLIENTS.dump_json(dict(batch))[1:-1])

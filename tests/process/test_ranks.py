@@ -38,7 +38,8 @@ async def ask(http: aiohttp.ClientSession, path: str, body: Any) -> tuple[int, s
     """Return the status, worker and policy of an answer."""
     async with http.post(path, json=body) as response:
         await response.read()
-        return response.status, *(response.headers.get(f"x-d2lpm-{name}", "") for name in ("worker", "policy"))
+        worker, policy = (response.headers.get(f"x-d2lpm-{name}", "") for name in ("worker", "policy"))
+        return response.status, worker, policy
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])

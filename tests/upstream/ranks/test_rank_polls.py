@@ -152,7 +152,7 @@ def test_pages_are_split_by_the_label_with_the_rank() -> None:
     assert pages.keys() == {0, 7}
     assert b"bucket" not in pages[7]
     assert b'engine="0"' not in pages[7]
-    assert reported_ranks(page(0, 7), VLLM.rank_label) == {0, 7}
+    assert reported_ranks(page(0, 7), VLLM.rank_label) == frozenset({0, 7})
     assert reported_ranks(b'vllm:num_requests_running{engine="x"} 1\n', VLLM.rank_label) is None
     assert reported_ranks(b"vllm:num_requests_running 1\n", VLLM.rank_label) is None
     assert not pages_by_rank("/metrics", b"", VLLM.rank_label)
