@@ -13,7 +13,7 @@ from router.core.policies.context import PolicyContext
 class Br0Parameters(BalanceRouteParameters):
     """BR-0."""
 
-    beta: float = 0.0
+    beta: float = 48.0
     """Penalty for each token by which a rank would exceed the fullest one; 0: the number of ranks, as in the paper."""
     bypass: bool = False
     """Send each request, in order of arrival, to the best rank with room, without a choice among waiting requests
