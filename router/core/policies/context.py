@@ -19,6 +19,14 @@ from router.core.predict.output_predictions import OutputPredictions
 P = TypeVar("P")
 
 
+class LiveContext(Protocol):
+    """The tokens that the requests in flight at one worker hold now."""
+
+    @property
+    def context_tokens(self) -> int:
+        """See `FleetView.context_tokens`."""
+
+
 class FleetView(Protocol):
     """What a policy can ask about the fleet and the prefix map."""
 
@@ -38,6 +46,9 @@ class FleetView(Protocol):
         """The sum over all requests in flight at a worker of their whole contexts: prompts, cached or not, and output
         so far. What has not started counts as if it had.
         """
+
+    def live_context(self, worker: WorkerId) -> LiveContext:
+        """An object whose `context_tokens` are the worker's at any time. After a worker has left, ask for a new one."""
 
     def barrier(self, worker: WorkerId) -> BarrierId | None:
         """The group of workers that a worker steps together with; None if it waits for no other."""

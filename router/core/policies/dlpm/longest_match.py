@@ -9,9 +9,9 @@ By match alone, a request with no similar request before it would wait as long a
 while a client's oldest request goes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from math import inf
+from itertools import islice
 from sys import maxsize
 from typing import Final, NamedTuple
 
@@ -97,15 +97,12 @@ class ClientQueue:
             self._first += 1
         return self._order[self._first]
 
-    def first_entries(self, count: int) -> list[WaitingEntry]:
-        """The first `count` waiting requests, in the order in which they were added."""
-        found: list[WaitingEntry] = []
-        place = self._first
-        while len(found) < count and place < len(self._order):
-            if not self._order[place].gone:
-                found.append(self._order[place])
-            place += 1
-        return found
+    @property
+    def entries(self) -> Iterator[WaitingEntry]:
+        """The waiting requests in the order in which they were added; read them before another comes or goes."""
+        while self._first < len(self._order) and self._order[self._first].gone:
+            self._first += 1
+        return (entry for entry in islice(self._order, self._first, None) if not entry.gone)
 
     def rank(self, rank: RequestRank) -> None:
         """Add the rank of a waiting request."""
@@ -281,6 +278,14 @@ class LongestMatchQueue:
                 return rank
         return None
 
+    def take_first(self, priority_class: int) -> None:
+        """Remove the rank that `first_rank` returned, to look at what comes after it until `put_back_rank`."""
+        heappop(self._firsts[priority_class])
+
+    def put_back_rank(self, priority_class: int, rank: RequestRank) -> None:
+        """Undo `take_first`. No request may have come or gone, and no priority class changed, in between."""
+        heappush(self._firsts[priority_class], rank)
+
     def set_aside(self, priority_class: int) -> WaitingEntry:
         """Remove the first request of this priority class, and with it its client, to look at what comes after it."""
         entry = heappop(self._firsts[priority_class]).entry
@@ -299,11 +304,6 @@ class LongestMatchQueue:
         """Undo `set_aside`. `passed`: another request went ahead of it."""
         entry.passed += passed
         self.update_priority(entry.request.client)
-
-    def put_back_in(self, priority_class: int, entry: WaitingEntry) -> None:
-        """Undo `set_aside` in this priority class only. The client may be missing from others as before."""
-        client_queue = entry.client_queue
-        self._offer(self._in_turn(client_queue.ranks[0], priority_class), priority_class)
 
     def may_be_passed(self, entry: WaitingEntry) -> bool:
         """Whether other requests may go ahead of this one."""
@@ -378,23 +378,36 @@ def oldest(queues: Iterable[LongestMatchQueue], priority_class: int, count: int)
     Where clients take turns, only those of the client whose turn it is. The queues must rank all requests alike, so
     that arrival decides. Among one client's requests in one queue, the order in which they entered it counts.
     """
-    found: list[tuple[int, RequestId]] = []
-    aside: list[tuple[LongestMatchQueue, WaitingEntry]] = []
-    while (first := _first_of(queues, priority_class)) is not None:
-        queue, rank = first
-        if len(found) == count and found[-1][0] < rank.arrival:
-            break
-        if priority_class in ROUND_ROBIN_CLASSES and aside and aside[0][1].request.client != rank.entry.request.client:
-            break
-        entry = queue.set_aside(priority_class)
-        aside.append((queue, entry))
-        latest = found[-1][0] if len(found) == count else inf
-        entries = (entry, *entry.client_queue.first_entries(count))
-        more = [(each.arrival, each.request.id) for each in entries if each.arrival < latest]
-        found = sorted({*found, *more})[:count]
-    for queue, entry in aside:
-        queue.put_back_in(priority_class, entry)
-    return [request for _, request in found]
+    found: dict[RequestId, int] = {}
+    taken: list[tuple[LongestMatchQueue, RequestRank]] = []
+    merged: list[tuple[int, int, WaitingEntry, Iterator[WaitingEntry]]] = []  # each client's next request and the rest
+    upcoming = _first_of(queues, priority_class)
+    while len(found) < count and (merged or upcoming is not None):
+        if upcoming is not None and (not merged or upcoming[1].arrival < merged[0][0]):
+            queue, rank = upcoming
+            queue.take_first(priority_class)
+            taken.append(upcoming)
+            first = rank.entry
+            rest = (each for each in first.client_queue.entries if each is not first)
+            heappush(merged, (first.arrival, len(taken), first, rest))
+            upcoming = _first_of(queues, priority_class)
+            if upcoming is not None and _is_behind(upcoming[1], rank, priority_class):
+                upcoming = None
+        else:
+            arrival, place, entry, others = merged[0]
+            found[entry.request.id] = arrival
+            if (following := next(others, None)) is not None:
+                heapreplace(merged, (following.arrival, place, following, others))
+            else:
+                heappop(merged)
+    for queue, rank in taken:
+        queue.put_back_rank(priority_class, rank)
+    return sorted(found, key=found.__getitem__)
+
+
+def _is_behind(rank: RequestRank, first: RequestRank, priority_class: int) -> bool:
+    """Whether a request must wait for the turn of another client."""
+    return priority_class in ROUND_ROBIN_CLASSES and rank.entry.request.client != first.entry.request.client
 
 
 def _first_of(queues: Iterable[LongestMatchQueue], priority_class: int) -> tuple[LongestMatchQueue, RequestRank] | None:
