@@ -58,7 +58,7 @@ class WaitingEntry:
 class ClientQueue:
     """The waiting requests of one client, while it has any."""
 
-    __slots__ = ("_first", "_order", "client", "gone", "offered", "ranks", "waiting")
+    __slots__ = ("_first", "_order", "client", "gone", "offered", "ranks", "sidelined", "waiting")
 
     def __init__(self, client: ClientId) -> None:
         self.client = client
@@ -74,7 +74,9 @@ class ClientQueue:
         """A heap of ranks. Some are stale."""
         self.offered: list[RequestRank | None] = [None] * PRIORITY_CLASSES
         """By priority class, the rank by which the queue finds this client: that of its first request, or an earlier
-        one."""
+        one; None if the client is not in this heap."""
+        self.sidelined: set[int] | None = None
+        """The priority classes in whose heaps the client is missing because it had another one at the head."""
 
     def add(self, entry: WaitingEntry) -> None:
         """Add a waiting request."""
@@ -119,29 +121,32 @@ class ClientQueue:
 
 
 class SidelinedClients:
-    """The clients that are missing from heaps of one queue or several, so that a new priority class visits no other
-    queue.
+    """The clients that are missing from the heaps of a priority class, in one queue or several, so that a new priority
+    class visits no other queue and no other heap.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[ClientId, dict[LongestMatchQueue, None]] = {}
+        self._queues: dict[tuple[ClientId, int], dict[LongestMatchQueue, None]] = {}
 
-    def add(self, client: ClientId, queue: "LongestMatchQueue") -> None:
-        """Note that a client is missing from a heap of this queue."""
-        self._queues.setdefault(client, {})[queue] = None
+    def __len__(self) -> int:
+        return len(self._queues)
 
-    def discard(self, client: ClientId, queue: "LongestMatchQueue") -> None:
-        """Note that a client is missing from no heap of this queue."""
-        queues = self._queues.get(client)
-        if queues is not None and queue in queues:
-            del queues[queue]
-            if not queues:
-                del self._queues[client]
+    def add(self, client: ClientId, priority_class: int, queue: "LongestMatchQueue") -> None:
+        """Note that a client is missing from this heap of a queue."""
+        self._queues.setdefault((client, priority_class), {})[queue] = None
 
-    def update_priority(self, client: ClientId) -> None:
-        """Let the queues take in the new priority class of a client."""
-        for queue in [*self._queues.get(client, ())]:
-            queue.update_priority(client)
+    def discard(self, client: ClientId, priority_class: int, queue: "LongestMatchQueue") -> None:
+        """Note that a client is not missing from this heap of a queue."""
+        queues = self._queues[client, priority_class]
+        del queues[queue]
+        if not queues:
+            del self._queues[client, priority_class]
+
+    def update_priority(self, client: ClientId, priority_class: int | None) -> None:
+        """Let the queues take in the new priority class of a client; None if it is not eligible."""
+        if priority_class is not None:
+            for queue in self._queues.pop((client, priority_class), ()):
+                queue.return_to_heap(client, priority_class)
 
 
 class LongestMatchQueue:
@@ -179,9 +184,7 @@ class LongestMatchQueue:
         """Requests that were not compared yet. A request that waits alone is served without a match."""
         self._client_queues: dict[ClientId, ClientQueue] = {}
         self._firsts: tuple[list[RequestRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
-        self._sidelined: dict[ClientId, ClientQueue] = {}
-        """Clients that are missing from one of these heaps: at its head they had another priority class."""
-        self._all_sidelined = sidelined or SidelinedClients()
+        self._sidelined = SidelinedClients() if sidelined is None else sidelined
         self._pushes = 0
 
     def __len__(self) -> int:
@@ -220,7 +223,8 @@ class LongestMatchQueue:
         client_queue.waiting -= 1
         if not client_queue.waiting:
             del self._client_queues[client_queue.client]
-            self._return_to_heaps(client_queue.client)
+            for priority_class in client_queue.sidelined or ():
+                self._sidelined.discard(client_queue.client, priority_class, self)
             client_queue.close()
         return entry.request
 
@@ -233,13 +237,17 @@ class LongestMatchQueue:
                 if unmatched != entry.rank.unmatched:
                     self._rank(entry, unmatched)
 
-    def update_priority(self, client: ClientId) -> None:
-        """Take in the new priority class of a client."""
-        client_queue = self._return_to_heaps(client)
-        if client_queue is not None and client_queue.ranks:
-            for priority_class, offered in enumerate(client_queue.offered):
-                if offered is None:
-                    self._offer(self._in_turn(client_queue.ranks[0], priority_class), priority_class)
+    def update_priority(self, client: ClientId, priority_class: int | None) -> None:
+        """Take in the new priority class of a client; None if it is not eligible."""
+        self._sidelined.update_priority(client, priority_class)
+
+    def return_to_heap(self, client: ClientId, priority_class: int) -> None:
+        """Let a client that was missing from this heap be found in it."""
+        client_queue = self._client_queues[client]
+        assert client_queue.sidelined is not None
+        client_queue.sidelined.remove(priority_class)
+        if client_queue.ranks:
+            self._offer(self._in_turn(client_queue.ranks[0], priority_class), priority_class)
 
     def longest(self, fits: Fits) -> Turn | None:
         """See the function `longest`."""
@@ -289,21 +297,19 @@ class LongestMatchQueue:
     def set_aside(self, priority_class: int) -> WaitingEntry:
         """Remove the first request of this priority class, and with it its client, to look at what comes after it."""
         entry = heappop(self._firsts[priority_class]).entry
-        entry.client_queue.offered[priority_class] = None
-        self._sidelined[entry.client_queue.client] = entry.client_queue
-        self._all_sidelined.add(entry.client_queue.client, self)
+        client_queue = entry.client_queue
+        client_queue.offered[priority_class] = None
+        if client_queue.sidelined is None:
+            client_queue.sidelined = set()
+        client_queue.sidelined.add(priority_class)
+        self._sidelined.add(client_queue.client, priority_class, self)
         return entry
-
-    def _return_to_heaps(self, client: ClientId) -> ClientQueue | None:
-        """Stop counting a client as sidelined. Returns its queue if it was."""
-        if (client_queue := self._sidelined.pop(client, None)) is not None:
-            self._all_sidelined.discard(client, self)
-        return client_queue
 
     def put_back(self, entry: WaitingEntry, *, passed: bool) -> None:
         """Undo `set_aside`. `passed`: another request went ahead of it."""
         entry.passed += passed
-        self.update_priority(entry.request.client)
+        client = entry.request.client
+        self.update_priority(client, self._priority_class(client))
 
     def may_be_passed(self, entry: WaitingEntry) -> bool:
         """Whether other requests may go ahead of this one."""
@@ -325,10 +331,12 @@ class LongestMatchQueue:
         client_queue = entry.client_queue
         client_queue.rank(rank)
         if client_queue.ranks[0] is rank:
+            sidelined = client_queue.sidelined or ()
             for priority_class, offered in enumerate(client_queue.offered):
-                placed = self._in_turn(rank, priority_class)
-                if placed < offered if offered is not None else client_queue.client not in self._sidelined:
-                    self._offer(placed, priority_class)
+                if priority_class not in sidelined:
+                    placed = self._in_turn(rank, priority_class)
+                    if offered is None or placed < offered:
+                        self._offer(placed, priority_class)
 
     def _in_turn(self, rank: RequestRank, priority_class: int) -> RequestRank:
         """The rank of a request within a priority class.
