@@ -24,7 +24,7 @@ class LiveContext(Protocol):
 
     @property
     def context_tokens(self) -> int:
-        """See `FleetView.context_tokens`."""
+        """The sum of the whole contexts of these requests: prompts, cached or not, and output so far."""
 
 
 class FleetView(Protocol):
