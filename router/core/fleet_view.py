@@ -4,8 +4,8 @@ from collections.abc import Collection
 
 from router.core.cache.prefix_map import PrefixMap
 from router.core.fleet.cluster import Cluster
+from router.core.fleet.in_flight import InFlightTable
 from router.core.model.request import BarrierId, Request, WorkerId
-from router.core.policies.context import LiveContext
 from router.core.predict.token_estimates import Estimates
 
 
@@ -45,7 +45,7 @@ class SchedulerView:
     def context_tokens(self, worker: WorkerId) -> int:
         return self._states[worker].context_tokens
 
-    def live_context(self, worker: WorkerId) -> LiveContext:
+    def in_flight_table(self, worker: WorkerId) -> InFlightTable:
         return self._states[worker].in_flight
 
     def barrier(self, worker: WorkerId) -> BarrierId | None:

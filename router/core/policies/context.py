@@ -12,19 +12,12 @@ from router.core.cache.match_watch import HeldChunks
 from router.core.clients.backlog import Backlog
 from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
+from router.core.fleet.in_flight import InFlightTable
 from router.core.model.cost import LinearCost
 from router.core.model.request import BarrierId, Request, RequestId, WorkerId
 from router.core.predict.output_predictions import OutputPredictions
 
 P = TypeVar("P")
-
-
-class LiveContext(Protocol):
-    """The tokens that the requests in flight at one worker hold now."""
-
-    @property
-    def context_tokens(self) -> int:
-        """The sum of the whole contexts of these requests: prompts, cached or not, and output so far."""
 
 
 class FleetView(Protocol):
@@ -47,8 +40,10 @@ class FleetView(Protocol):
         so far. What has not started counts as if it had.
         """
 
-    def live_context(self, worker: WorkerId) -> LiveContext:
-        """An object whose `context_tokens` are the worker's at any time. After a worker has left, ask for a new one."""
+    def in_flight_table(self, worker: WorkerId) -> InFlightTable:
+        """The table whose `context_tokens` are the worker's at any time, to read only. After a worker has left, ask for
+        a new one.
+        """
 
     def barrier(self, worker: WorkerId) -> BarrierId | None:
         """The group of workers that a worker steps together with; None if it waits for no other."""

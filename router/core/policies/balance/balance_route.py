@@ -159,7 +159,7 @@ class BalanceRoute(Policy):
         """
         if not candidates:
             return None
-        scores = score.each([weight for weight, _, _ in candidates])
+        scores = score.of_each([weight for weight, _, _ in candidates])
         ranked = [(-value, arrival, request) for value, (_, arrival, request) in zip(scores, candidates, strict=True)]
         _, _, best = min(ranked)
         if self._view.admits(worker, best):

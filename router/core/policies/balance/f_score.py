@@ -34,7 +34,7 @@ class FScore(Protocol):
     def __call__(self, tokens: float) -> float:
         """Return F for requests that have this many tokens together."""
 
-    def each(self, weights: Iterable[float]) -> list[float]:
+    def of_each(self, weights: Iterable[float]) -> list[float]:
         """Return F for each of these requests alone, by its tokens."""
 
 
@@ -58,7 +58,7 @@ class HorizonScore:
         overflown = bisect_left(self._margins, tokens)
         return self._reward * tokens - (self._slopes[overflown] * tokens - self._lost[overflown])
 
-    def each(self, weights: Iterable[float]) -> list[float]:
+    def of_each(self, weights: Iterable[float]) -> list[float]:
         return [self(weight) for weight in weights]
 
 
@@ -75,7 +75,7 @@ class StepScore:
     def __call__(self, tokens: float) -> float:
         return step_score(tokens, self._margin, self._beta)
 
-    def each(self, weights: Iterable[float]) -> list[float]:
+    def of_each(self, weights: Iterable[float]) -> list[float]:
         margin, beta = self._margin, self._beta  # as `step_score`, without a call for each weight
         return [tokens - beta * (tokens - margin) if tokens > margin else tokens for tokens in weights]
 

@@ -6,8 +6,9 @@ Workers that wait for no other are balanced among each other, as if they stepped
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from router.core.fleet.in_flight import InFlightTable
 from router.core.model.request import BarrierId, WorkerId
-from router.core.policies.context import FleetView, LiveContext
+from router.core.policies.context import FleetView
 
 
 class RankWithRoom(NamedTuple):
@@ -27,7 +28,7 @@ class RankLoads:
 
     def __init__(self, view: FleetView) -> None:
         self._view = view
-        self._groups: dict[BarrierId | None, Mapping[WorkerId, LiveContext]] = {}
+        self._groups: dict[BarrierId | None, Mapping[WorkerId, InFlightTable]] = {}
         self._barriers: dict[WorkerId, BarrierId | None] = {}
         self._last_dispatches: dict[WorkerId, int] = {}
         """The number of the last request dispatched to each worker, counted over all of them."""
@@ -43,13 +44,13 @@ class RankLoads:
         if worker in self._barriers:
             self.worker_left(worker)
         barrier = self._barriers[worker] = self._view.barrier(worker)
-        self._groups[barrier] = {**self._groups.get(barrier, {}), worker: self._view.live_context(worker)}
+        self._groups[barrier] = {**self._groups.get(barrier, {}), worker: self._view.in_flight_table(worker)}
 
     def worker_left(self, worker: WorkerId) -> None:
         """Remove a worker."""
         barrier = self._barriers.pop(worker)
         self._last_dispatches.pop(worker, None)
-        group = {each: context for each, context in self._groups[barrier].items() if each != worker}
+        group = {each: table for each, table in self._groups[barrier].items() if each != worker}
         if group:
             self._groups[barrier] = group
         else:
@@ -73,7 +74,7 @@ class RankLoads:
             with_room = [worker for worker in group if worker in room]
             if not with_room:
                 continue
-            loads = [context.context_tokens for context in group.values()]
+            loads = [table.context_tokens for table in group.values()]
             most = max(loads)
             ranks = [
                 RankWithRoom(worker, max(1, view.free_places(worker)), most - group[worker].context_tokens, group)

@@ -47,7 +47,7 @@ def test_a_horizon_scores_each_step(margins: list[int], gamma: float, alpha: flo
 def test_one_step_is_the_shortest_horizon(margin: int, beta: float, requests: list[int]) -> None:
     """The score of one step is that of a horizon of no further step, for each request and for a list of them."""
     step, horizon = StepScore(margin, beta), HorizonScore([margin], [1.0], 1.0, beta)
-    assert step.each(requests) == horizon.each(requests) == [step(tokens) for tokens in requests]
+    assert step.of_each(requests) == horizon.of_each(requests) == [step(tokens) for tokens in requests]
     assert step.kink == horizon.kink
 
 
