@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 from router.core.cache.prefix_map import PrefixMap
 from router.core.fleet.cluster import Cluster
+from router.core.fleet.in_flight import InFlightTable
 from router.core.model.request import BarrierId, Request, WorkerId
 from router.core.predict.token_estimates import Estimates
 
@@ -44,6 +45,9 @@ class SchedulerView:
     def context_tokens(self, worker: WorkerId) -> int:
         return self._states[worker].context_tokens
 
+    def in_flight_table(self, worker: WorkerId) -> InFlightTable:
+        return self._states[worker].in_flight
+
     def barrier(self, worker: WorkerId) -> BarrierId | None:
         return self._states[worker].worker.barrier
 
@@ -62,10 +66,13 @@ class SchedulerView:
         """
         if self._cluster.held:
             return False
+        state = self._states[worker]
+        if state.admits(self.input_tokens(request) + resumed_output):
+            return True  # with nothing cached, so that its match need not be known yet
         size, match = self.size_and_match(request)
         matched = match.get(worker, 0)
         cached = self._findable(request, worker, matched) if matched else 0
-        return self._states[worker].admits(size + resumed_output - cached)
+        return state.admits(size + resumed_output - cached)
 
     def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:
         return self._states[worker].service_rate.prefill_seconds(tokens)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from bench.lab.balance.contenders import FEW
 from bench.lab.balance.experiment import BalanceExperiment, draw_bars
 from bench.lab.balance.measures import DECIMALS, MEANING, compared, figures
-from bench.lab.balance.tiers import TIERS, balanced, clients_at, loads, saturated, span
+from bench.lab.balance.tiers import TIERS, balanced, clients_at, loads, saturated
 from bench.lab.frame.experiment import Cell, Row, Value
 from bench.lab.frame.measures import light_times
 from bench.report.records import Result
@@ -60,7 +60,7 @@ class Fair(BalanceExperiment):
         return [
             Cell(
                 (("load", load), ("policy", name)),
-                balanced(TIERS[tier], contender, workload, span(quick=quick)),
+                balanced(TIERS[tier], contender, workload, TIERS[tier].span(quick=quick)),
             )
             for load, (tier, workload) in workloads.items()
             for name, contender in FEW.items()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.lab.balance.experiment import BalanceExperiment
 from bench.lab.balance.measures import MEANING
-from bench.lab.balance.tiers import TIERS, balanced, loads, saturated, span
+from bench.lab.balance.tiers import TIERS, balanced, loads, saturated
 from bench.lab.frame.conditions import Contender
 from bench.lab.frame.experiment import Cell, Row
 from router.core.policies.balance.br0 import Br0Parameters
@@ -29,14 +29,14 @@ class Pool(BalanceExperiment):
         return [
             Cell(
                 (("load", load), ("policy", contender.policy), ("candidates", f"{count}")),
-                balanced(TIERS[load], contender, workload, span(quick=quick)),
+                balanced(TIERS[load], contender, workload, TIERS[load].span(quick=quick)),
             )
             for load in LOADS
             if load in loads(self.traces)
             for workload in [saturated(load, self.traces)]
             for count in (QUICK_CANDIDATES if quick else CANDIDATES)
             for contender in (
-                Contender("br0", Br0Parameters(candidates=count, fill_candidates=count, beta=48.0)),
+                Contender("br0", Br0Parameters(candidates=count, fill_candidates=count)),
                 Contender("dlpm_balance", DlpmBalanceParameters(candidates=count)),
             )
         ]

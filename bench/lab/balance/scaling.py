@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from bench.lab.balance.contenders import FEW
 from bench.lab.balance.experiment import BalanceExperiment, loads_of
 from bench.lab.balance.measures import MEANING, compared
-from bench.lab.balance.tiers import TIERS, balanced, loads, saturated, span
+from bench.lab.balance.tiers import TIERS, balanced, loads, saturated
 from bench.lab.frame.experiment import Cell, Row
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Scaling(BalanceExperiment):
         return [
             Cell(
                 (("tier", f"{load} {ranks}"), ("load", load), ("ranks", f"{ranks}"), ("policy", name)),
-                balanced(TIERS[load], contender, workload, span(quick=quick), ranks),
+                balanced(TIERS[load], contender, workload, TIERS[load].span(quick=quick), ranks),
             )
             for load in LOADS
             if load in loads(self.traces)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.lab.balance.experiment import BalanceExperiment, draw_bars
 from bench.lab.balance.measures import MEANING
-from bench.lab.balance.tiers import TIERS, balanced, loads, saturated, span
+from bench.lab.balance.tiers import TIERS, balanced, loads, saturated
 from bench.lab.frame.conditions import Contender
 from bench.lab.frame.experiment import Cell, Row
 from router.core.policies.balance.brh import BrhParameters
@@ -44,7 +44,7 @@ class Sensitivity(BalanceExperiment):
                     TIERS[load],
                     Contender("brh", BrhParameters(beta=beta, discount=discount, predictor="oracle")),
                     workload,
-                    span(quick=quick),
+                    TIERS[load].span(quick=quick),
                 ),
             )
             for load in LOADS

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from bench.lab.balance.contenders import ALL
 from bench.lab.balance.experiment import BalanceExperiment, draw_bars
 from bench.lab.balance.measures import MEANING, compared
-from bench.lab.balance.tiers import TIERS, balanced, loads, saturated, span
+from bench.lab.balance.tiers import TIERS, balanced, loads, saturated
 from bench.lab.frame.experiment import Cell, Row
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Table1(BalanceExperiment):
         return [
             Cell(
                 (("load", load), ("policy", name)),
-                balanced(TIERS[load], contender, workload, span(quick=quick)),
+                balanced(TIERS[load], contender, workload, TIERS[load].span(quick=quick)),
             )
             for load in loads(self.traces)
             for workload in [saturated(load, self.traces)]

@@ -23,8 +23,12 @@ CLIENTS: Final = 8
 RANKS: Final = 8
 SAMPLE: Final = 20_000
 """Calls drawn to find the mean cost of a synthetic load's tokens."""
-SPAN: Final = Span(150.0, 30.0)
-"""Seconds in which calls arrive; what has arrived is run to its end. The slots fill within the warm-up."""
+SPAN: Final = 3.0
+"""How long calls arrive, in multiples of the time of the longest answers; what has arrived is run to its end.
+
+In a shorter run, slots are free for most of it, and what is served of the whole run depends on its end, when a few long
+answers are left.
+"""
 QUICK_SPAN: Final = Span(75.0, 25.0)
 UNLIMITED: Final = 10**9
 
@@ -39,6 +43,10 @@ class Tier:
     slots: int
     """Most requests that run on a rank: B."""
     steps: RankSteps
+    answer_seconds: float
+    """About how long the longest answers take while the loads are equal. They fill the last slots, so until then there
+    is little choice among waiting calls.
+    """
 
     @property
     def rank(self) -> WorkerSpec:
@@ -52,6 +60,10 @@ class Tier:
             barrier="ranks",
         )
 
+    def span(self, *, quick: bool) -> Span:
+        """Return the length of a simulation. It is measured once the longest answers could have ended."""
+        return QUICK_SPAN if quick else Span(SPAN * self.answer_seconds, self.answer_seconds)
+
     def balanced_rate(self, sizes: Iterable[Sizes], ranks: int = RANKS) -> float:
         """Return the calls per second that `ranks` ranks would serve if their loads were always equal.
 
@@ -64,14 +76,14 @@ class Tier:
         return ranks * self.slots / (step_ms / 1000) / (outputs / len(calls))
 
 
-MOONCAKE: Final = Tier(16, RankSteps(20.0, 0.07))
+MOONCAKE: Final = Tier(16, RankSteps(20.0, 0.07), 70.0)
 TIERS: Final[Mapping[str, Tier]] = {
-    "long": Tier(8, RankSteps(20.0, 0.3)),
-    "bf-io": Tier(72, RankSteps((0.6 * 72 + 35) / 16, 0.1005)),
+    "long": Tier(8, RankSteps(20.0, 0.3), 300.0),
+    "bf-io": Tier(72, RankSteps((0.6 * 72 + 35) / 16, 0.1005), 130.0),
     "mooncake": MOONCAKE,
-    "azure": MOONCAKE,
+    "azure": replace(MOONCAKE, answer_seconds=25.0),
 }
-"""The tier of each load. That of BF-IO is its paper's. Azure's short contexts come to the same tier as Mooncake's."""
+"""The tier of each load. That of BF-IO is its paper's. Azure's short contexts come to the same ranks as Mooncake's."""
 TRACES: Final = ("mooncake", "azure")
 """The loads that need a trace of this kind."""
 
@@ -112,8 +124,3 @@ def balanced(tier: Tier, contender: Contender, workload: Workload, span: Span, r
         drain=True,
         progress_seconds=FRONT_REPORT_SECONDS,
     )
-
-
-def span(*, quick: bool) -> Span:
-    """Return the length of a simulation."""
-    return QUICK_SPAN if quick else SPAN

@@ -21,7 +21,7 @@ from typing import Final, cast
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Dispatch
-from router.core.model.events import Arrived, Event, Evicted, Finished, Progressed, Started, WorkerJoined
+from router.core.model.events import Arrived, Event, Evicted, Finished, Progressed, Started, Ticked, WorkerJoined
 from router.core.model.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
 from router.core.model.request import BarrierId, ClientId, Request, RequestId, Usage, Worker, WorkerId
 from router.core.policies.base import Choice, Policy
@@ -48,7 +48,7 @@ WORKER_CHUNKS: Final = 4000
 RANKS: Final = 64
 RANK_PLACES: Final = 16
 """Requests that a rank runs at once."""
-POOLS: Final = (100, 5000)
+POOLS: Final = (50, 5000)
 """Waiting requests before the ranks."""
 ALIKE: Final = 5000
 """Waiting requests that share a prefix which a worker evicts."""
@@ -119,7 +119,15 @@ class Fleet:
         self._fill_tree()
         while self._scheduler.waiting < setting.waiting:
             self._handle(Arrived(self._request()))
+        if setting.barrier is not None:
+            self._fill_ranks()
         self.turns(200)
+
+    def _fill_ranks(self) -> None:
+        """Let time pass until no request waits for its home while another rank has room."""
+        while len(self._running) < self._setting.workers * self._setting.in_flight:
+            self._now += SECONDS_BETWEEN
+            self._handle(Arrived(self._request()) if self._scheduler.waiting < self._setting.waiting else Ticked())
 
     def _policy(self, context: PolicyContext) -> Policy:
         self._timed = TimedPolicy(POLICIES[self._setting.policy](context))

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 from math import inf
+from typing import Final
 
 from router.core.fleet.engine_limits import EngineReport
 from router.core.fleet.engine_work import EngineWork
@@ -53,7 +54,7 @@ class WorkerState:
         """Whether any request could go now, however small."""
         self._index = index
         index.set_load(worker.id, 0, has_room=True)
-        self._in_flight = InFlightTable()
+        self.in_flight: Final = InFlightTable()
         self._kv_forecast = KvPeakForecast()
         self._backoff = Backoff()
         self._silence_seconds = rules.silence
@@ -73,14 +74,14 @@ class WorkerState:
     @property
     def running(self) -> Collection[InFlight]:
         """The requests in flight."""
-        return self._in_flight.requests
+        return self.in_flight.requests
 
     @property
     def context_tokens(self) -> int:
         """The whole contexts of all requests in flight: prompts, cached or not, and output; what has not started counts
         as if it had. A decode step reads as many tokens from the KV cache.
         """
-        return self._in_flight.context_tokens
+        return self.in_flight.context_tokens
 
     @property
     def free_places(self) -> float:
@@ -90,9 +91,9 @@ class WorkerState:
 
     def expected_prefill_start(self, now: float) -> float:
         """Return when the engine is expected to begin to compute a request that is sent now."""
-        if self._in_flight.waiting:
-            return now + self.service_rate.prefill_seconds(self._in_flight.unstarted_tokens)
-        return now + self.service_rate.step_seconds if self._in_flight.requests else now
+        if self.in_flight.waiting:
+            return now + self.service_rate.prefill_seconds(self.in_flight.unstarted_tokens)
+        return now + self.service_rate.step_seconds if self.in_flight.requests else now
 
     def admits(self, uncached_tokens: int) -> bool:
         """Return whether a request with this many uncached input tokens may go now."""
@@ -146,10 +147,10 @@ class WorkerState:
         `cached_tokens`: input tokens that the worker need not compute.
         """
         self._account_until(now)
-        if not self._in_flight.requests:
+        if not self.in_flight.requests:
             self._last_alive = now
         had_place = not self.window.full(self.load)
-        flight = self._in_flight.add(
+        flight = self.in_flight.add(
             uncached_tokens,
             now,
             streamed=streamed,
@@ -158,8 +159,8 @@ class WorkerState:
             cached_tokens=cached_tokens,
         )
         if not streamed:
-            prefill = self.service_rate.prefill_seconds(self._in_flight.unstarted_tokens)
-            self._in_flight.guess_at(flight, now + EARLY_PREFILL_SHARE * prefill)
+            prefill = self.service_rate.prefill_seconds(self.in_flight.unstarted_tokens)
+            self.in_flight.guess_at(flight, now + EARLY_PREFILL_SHARE * prefill)
             if had_place:
                 flight.decoding_since = now + prefill
         flight.hold = self._kv_forecast.add(request, uncached_tokens, output, most_output)
@@ -178,13 +179,13 @@ class WorkerState:
                 # Prefill, not decode steps, produced the first token of each answer.
                 self._unaccounted_seen_tokens -= flight.answers
                 self.silence_timeout.on_first_token(now - flight.dispatched)
-                self._in_flight.mark_first_token(flight, now)
+                self.in_flight.mark_first_token(flight, now)
         if flight.started:
             return
         if seen:
             if self._unaccounted_seen_tokens:
                 self._account_for_seen_tokens()
-            for earlier in self._in_flight.guesses(before=flight.number):
+            for earlier in self.in_flight.guesses(before=flight.number):
                 earlier.decoding_since = min(earlier.decoding_since, now)
                 self._start(earlier, guessed=True)
             flight.burst = self.service_rate.observe_start(
@@ -201,16 +202,16 @@ class WorkerState:
         """Mark as started a request that has started in an earlier run, which teaches nothing of the worker's pace."""
         self._account_until(now)
         if seen:
-            self._in_flight.mark_first_token(flight, now)
+            self.in_flight.mark_first_token(flight, now)
         if not flight.started:
             self._start(flight, guessed=False)
         self._refresh_load()
 
     def resume_output(self, flight: InFlight, output_tokens: int) -> None:
         """Add output tokens that an earlier run has seen."""
-        self._in_flight.count_output(flight, output_tokens)
+        self.in_flight.count_output(flight, output_tokens)
         flight.earlier_output += output_tokens
-        self._in_flight.kv_tokens += output_tokens
+        self.in_flight.kv_tokens += output_tokens
 
     def _prefilled_beside(self, flight: InFlight) -> int:
         """Return the uncached input of others of which the engine may have computed a part by the start of this
@@ -219,7 +220,7 @@ class WorkerState:
         An engine that serves in order of arrival begins with them only in the last step, with the rest of that step's
         tokens.
         """
-        others = self._in_flight.unstarted_tokens - flight.uncached_tokens
+        others = self.in_flight.unstarted_tokens - flight.uncached_tokens
         most = None if self.worker.reorders else self.worker.batch_tokens
         return others if most is None else min(others, most)
 
@@ -248,7 +249,7 @@ class WorkerState:
 
     def serve(self, flight: InFlight, cost: float, output_tokens: int) -> None:
         """Add service of a started request, in cost units, and its new output tokens."""
-        self._in_flight.count_output(flight, output_tokens)
+        self.in_flight.count_output(flight, output_tokens)
         self._unaccounted_cost += cost
         self._unaccounted_tokens += output_tokens
         if flight.first_token_seen:
@@ -286,11 +287,11 @@ class WorkerState:
     def remove(self, flight: InFlight, now: float, *, computed: bool) -> None:
         """Remove a request that ended. `computed`: whether the engine computed any of it, instead of refusing it."""
         self._account_until(now)
-        self._in_flight.remove(flight, now)
+        self.in_flight.remove(flight, now)
         self._kv_forecast.remove(flight.hold)
         self.health.on_end(flight)
         self.service_rate.on_place_freed(now)
-        if flight.started and (placed := self._in_flight.next_placeless()) is not None and not placed.streamed:
+        if flight.started and (placed := self.in_flight.next_placeless()) is not None and not placed.streamed:
             placed.decoding_since = now + self.service_rate.prefill_seconds(placed.uncached_tokens)
         if computed and not flight.streamed:
             self.service_rate.observe_unseen_end(flight.uncached_tokens)
@@ -311,17 +312,17 @@ class WorkerState:
         reports waiting.
         """
         self._account_until(now)
-        for number, flight in enumerate(self._in_flight.without_first_token()):
+        for number, flight in enumerate(self.in_flight.without_first_token()):
             if number < waiting:
                 flight.decoding_since = max(flight.decoding_since, now)
             elif flight.decoding_since == inf:
                 flight.decoding_since = now
-        alone = running + waiting <= len(self._in_flight.requests)
-        self.work.on_report(work, self._in_flight.unstarted_tokens, now, alone=alone)
+        alone = running + waiting <= len(self.in_flight.requests)
+        self.work.on_report(work, self.in_flight.unstarted_tokens, now, alone=alone)
         if (produced := self.work.output_since_report(running, now)) is not None:
             self.service_rate.add_engine_output(*produced)
         self._refresh_load()
-        in_flight, load = self._in_flight, self.load
+        in_flight, load = self.in_flight, self.load
         report = EngineReport(
             running,
             waiting,
@@ -347,15 +348,15 @@ class WorkerState:
         self.silent = self.silent or self._silent_at() <= now
         if self._load_deadline <= now:
             self._account_until(now)
-            for flight in self._in_flight.guesses(until=now):
+            for flight in self.in_flight.guesses(until=now):
                 self._start(flight, guessed=True)
         self._refresh_load()
 
     def _start(self, flight: InFlight, *, guessed: bool) -> None:
-        self._in_flight.start(flight, self._now, guessed=guessed)
+        self.in_flight.start(flight, self._now, guessed=guessed)
         if flight.burst is None:
             self.service_rate.add_unseen_prefill(flight.uncached_tokens)
-        self._most_kv_tokens = max(self._most_kv_tokens, self._in_flight.kv_tokens)
+        self._most_kv_tokens = max(self._most_kv_tokens, self.in_flight.kv_tokens)
         self.service_rate.count_start(flight.uncached_tokens)
         self._kv_forecast.start_growth(flight.hold)
         self.window.on_start(self.service_rate.turnover)
@@ -364,7 +365,7 @@ class WorkerState:
         """Account for the time until now, before anything changes."""
         self._now = now
         self._index.stale_rates[self.worker.id] = None
-        in_flight, service_rate, full = self._in_flight, self.service_rate, not self.has_room
+        in_flight, service_rate, full = self.in_flight, self.service_rate, not self.has_room
         running = len(in_flight.requests)
         streams = running - len(in_flight.waiting)
         seen_answers, prefills = in_flight.seen_answers, bool(in_flight.waiting)
@@ -386,7 +387,7 @@ class WorkerState:
 
     def _refresh_load(self) -> None:
         """Recompute the load, the room and the deadline."""
-        in_flight, window = self._in_flight, self.window
+        in_flight, window = self.in_flight, self.window
         unstarted, next_guess = len(in_flight.waiting), in_flight.next_guess
         ahead, low_at = (
             self._prefill_left(in_flight.head_tokens)
@@ -413,9 +414,9 @@ class WorkerState:
 
         A worker that computes a long prompt in silence is not taken to hang, judging by its own prefill time.
         """
-        if self.silent or not self._silence_seconds or not self._in_flight.requests:
+        if self.silent or not self._silence_seconds or not self.in_flight.requests:
             return inf
-        prefill = self._in_flight.unstarted_tokens * self.service_rate.seconds_per_token
+        prefill = self.in_flight.unstarted_tokens * self.service_rate.seconds_per_token
         return self._last_alive + max(self._silence_seconds, SILENCE_PREFILLS * prefill)
 
     def _prefill_left(self, first: int) -> tuple[float, float]:
@@ -424,7 +425,7 @@ class WorkerState:
         `first`: those of the first unstarted request. Only that one counts as being computed. The time is infinite if
         only a start can bring it about.
         """
-        in_flight, seconds_per_token = self._in_flight, self.service_rate.seconds_per_token
+        in_flight, seconds_per_token = self.in_flight, self.service_rate.seconds_per_token
         done = (self._now - in_flight.head_since) / (EARLY_PREFILL_SHARE * seconds_per_token)
         ahead = in_flight.unstarted_tokens - min(done, first)
         excess = in_flight.unstarted_tokens - self.window.low_tokens

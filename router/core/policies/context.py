@@ -12,6 +12,7 @@ from router.core.cache.match_watch import HeldChunks
 from router.core.clients.backlog import Backlog
 from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
+from router.core.fleet.in_flight import InFlightTable
 from router.core.model.cost import LinearCost
 from router.core.model.request import BarrierId, Request, RequestId, WorkerId
 from router.core.predict.output_predictions import OutputPredictions
@@ -37,6 +38,11 @@ class FleetView(Protocol):
     def context_tokens(self, worker: WorkerId) -> int:
         """The sum over all requests in flight at a worker of their whole contexts: prompts, cached or not, and output
         so far. What has not started counts as if it had.
+        """
+
+    def in_flight_table(self, worker: WorkerId) -> InFlightTable:
+        """The table whose `context_tokens` are the worker's at any time, to read only. After a worker has left, ask for
+        a new one.
         """
 
     def barrier(self, worker: WorkerId) -> BarrierId | None:

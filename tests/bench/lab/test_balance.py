@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from random import Random
 
 import pytest
 from matplotlib.figure import Figure
@@ -16,11 +17,12 @@ from bench.lab.frame.conditions import Span
 from bench.lab.frame.experiment import Row
 from bench.report.summary import summarise
 from bench.sim.simulation import Simulation
-from bench.workloads.papers.balance import BALANCE
+from bench.workloads.papers.balance import BALANCE, BfIo, LongContexts
 from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.traffic import Outcome
 from bench.workloads.recorded.traces import Trace, Traced
 
+NAMED = {"long": BALANCE["long-contexts"], "bf-io": BALANCE["bf-io"]}
 TRACE = Trace(tuple(Traced(0.0, 10_000 + number, 300) for number in range(50)))
 
 
@@ -50,13 +52,26 @@ def test_a_load_asks_for_more_than_the_tier_can_do() -> None:
     assert many.rate == pytest.approx(2 * few.rate)
 
 
-@pytest.mark.parametrize(("name", "load"), [("long-contexts", "long"), ("bf-io", "bf-io")])
-def test_the_named_workloads_have_the_rate_of_eight_ranks(name: str, load: str) -> None:
+@pytest.mark.parametrize("load", NAMED)
+def test_the_named_workloads_have_the_rate_of_eight_ranks(load: str) -> None:
     """`bench simulate --workload` saturates the tier that the experiments have."""
-    named, lab = BALANCE[name], saturated(load, {})
+    named, lab = NAMED[load], saturated(load, {})
     assert isinstance(named, RatedWorkload)
     assert isinstance(lab, RatedWorkload)
     assert named.rate == pytest.approx(lab.rate, rel=0.05)
+
+
+@pytest.mark.parametrize(("load", "longest"), [("long", 8192), ("bf-io", 1200 + 3 * 700)])
+def test_measuring_begins_once_the_longest_answers_could_have_ended(load: str, longest: int) -> None:
+    """The warm-up lasts as long as the longest answers at the steps of balanced ranks, and measuring twice as long."""
+    tier, random, workload = TIERS[load], Random(0), NAMED[load]
+    assert isinstance(workload, LongContexts | BfIo)
+    sizes = [workload.sizes(random) for _ in range(5000)]
+    slots = tier.slots / tier.balanced_rate(sizes, ranks=1)
+    step_seconds = slots / (sum(output for _, output in sizes) / len(sizes))
+    span = tier.span(quick=False)
+    assert span.warmup == pytest.approx(longest * step_seconds, rel=0.1)
+    assert span.seconds == pytest.approx(3 * span.warmup)
 
 
 def test_a_load_needs_its_trace() -> None:

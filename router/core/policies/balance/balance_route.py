@@ -56,21 +56,11 @@ class BalanceRoute(Policy):
     properties = Properties(pooled=True, work_conserving=True)
     next_deadline = inf
 
-    def __init__(
-        self,
-        context: PolicyContext,
-        parameters: BalanceRouteParameters,
-        *,
-        discounts: Sequence[float] = (1.0,),
-        alpha: float = 1.0,
-        beta: float = 0.0,
-    ) -> None:
-        """`discounts`: gamma^h for each step of the horizon. `beta`: 0 for the number of ranks in a group."""
+    def __init__(self, context: PolicyContext, parameters: BalanceRouteParameters, beta: float) -> None:
+        """`beta`: 0 for the number of ranks in a group."""
         self._view: Final = context.view
         self._backlog = context.backlog
         self._parameters = parameters
-        self._discounts = discounts
-        self._alpha = alpha
         self._beta = beta
         self._pool = WaitingPool()
         self._loads = RankLoads(context.view)
@@ -127,7 +117,12 @@ class BalanceRoute(Policy):
         return None
 
     def _score(self, rank: RankWithRoom, margins: Sequence[float]) -> FScore:
-        return FScore(margins, self._discounts, self._alpha, self._beta or len(rank.group))
+        """F of a rank with these margins."""
+        raise NotImplementedError
+
+    def _penalty(self, rank: RankWithRoom) -> float:
+        """The penalty for each token by which a rank would exceed the fullest one of its group."""
+        return self._beta or len(rank.group)
 
     def _fill(self, rank: RankWithRoom, routes: Collection[str], score: FScore) -> Request | None:
         """Stage 1: the request with the largest F."""
@@ -158,12 +153,18 @@ class BalanceRoute(Policy):
             case "smallest":
                 return self._pool.lightest(routes, count)
 
-    def _best(self, worker: WorkerId, candidates: Iterable[WeighedRequest], score: FScore) -> Request | None:
+    def _best(self, worker: WorkerId, candidates: Sequence[WeighedRequest], score: FScore) -> Request | None:
         """The request with the largest F of those that the rank's window admits; of equals the one that arrived
         first.
         """
-        ordered = sorted([(-score(each.weight), each.arrival, each.request) for each in candidates])
-        return next((request for _, _, request in ordered if self._view.admits(worker, request)), None)
+        if not candidates:
+            return None
+        scores = score.of_each([weight for weight, _, _ in candidates])
+        ranked = [(-value, arrival, request) for value, (_, arrival, request) in zip(scores, candidates, strict=True)]
+        _, _, best = min(ranked)
+        if self._view.admits(worker, best):
+            return best
+        return next((request for _, _, request in sorted(ranked) if self._view.admits(worker, request)), None)
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:  # noqa: ARG002
         """Choose the lightest of these workers."""

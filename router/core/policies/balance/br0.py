@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from router.core.model.request import Request, WorkerId
 from router.core.policies.balance.balance_route import BalanceRoute, BalanceRouteParameters
+from router.core.policies.balance.f_score import StepScore
 from router.core.policies.balance.rank_loads import RankWithRoom
 from router.core.policies.context import PolicyContext
 
@@ -13,7 +14,7 @@ from router.core.policies.context import PolicyContext
 class Br0Parameters(BalanceRouteParameters):
     """BR-0."""
 
-    beta: float = 0.0
+    beta: float = 48.0
     """Penalty for each token by which a rank would exceed the fullest one; 0: the number of ranks, as in the paper."""
     bypass: bool = False
     """Send each request, in order of arrival, to the best rank with room, without a choice among waiting requests
@@ -30,11 +31,15 @@ class Br0(BalanceRoute):
 
     def __init__(self, context: PolicyContext) -> None:
         parameters = context.parameters.of(Br0Parameters)
-        super().__init__(context, parameters, beta=parameters.beta)
+        super().__init__(context, parameters, parameters.beta)
         self._bypass = parameters.bypass
 
     def _margins(self, groups: Sequence[Sequence[RankWithRoom]]) -> Mapping[WorkerId, Sequence[float]]:
         return {rank.worker: (rank.margin,) for group in groups for rank in group}
+
+    def _score(self, rank: RankWithRoom, margins: Sequence[float]) -> StepScore:
+        (margin,) = margins
+        return StepScore(margin, self._penalty(rank))
 
     def _choose(self) -> tuple[Request, WorkerId, str] | None:
         if not self._bypass:

@@ -9,6 +9,7 @@ from typing import Literal
 from router.core.model.cost import Charge
 from router.core.model.request import Request, WorkerId
 from router.core.policies.balance.balance_route import BalanceRoute, BalanceRouteParameters
+from router.core.policies.balance.f_score import HorizonScore
 from router.core.policies.balance.projection import LoadProjection
 from router.core.policies.balance.rank_loads import RankWithRoom
 from router.core.policies.context import PolicyContext
@@ -53,8 +54,9 @@ class Brh(BalanceRoute):
     def __init__(self, context: PolicyContext) -> None:
         """Raises ValueError if the oracle is chosen outside of a simulation."""
         parameters = context.parameters.of(BrhParameters)
-        discounts = [parameters.discount**step for step in range(parameters.horizon + 1)]
-        super().__init__(context, parameters, discounts=discounts, alpha=parameters.alpha, beta=parameters.beta)
+        super().__init__(context, parameters, parameters.beta)
+        self._discounts = [parameters.discount**step for step in range(parameters.horizon + 1)]
+        self._alpha = parameters.alpha
         predictor = _predictor(parameters, context)
         if predictor is not None:
             context.outputs.add_for_answers(predictor)
@@ -69,6 +71,9 @@ class Brh(BalanceRoute):
             for rank in ranks:
                 margins[rank.worker] = [top - load for top, load in zip(most, loads[rank.worker], strict=True)]
         return margins
+
+    def _score(self, rank: RankWithRoom, margins: Sequence[float]) -> HorizonScore:
+        return HorizonScore(margins, self._discounts, self._alpha, self._penalty(rank))
 
     def _sent(self, request: Request, worker: WorkerId) -> None:
         super()._sent(request, worker)

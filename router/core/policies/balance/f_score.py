@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import inf
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -25,8 +25,21 @@ MOST_COMBINED: Final = 24
 """The most weights of which all sums are searched."""
 
 
-class FScore:
+class FScore(Protocol):
     """F of one rank."""
+
+    kink: float
+    """The sum at which F is largest, in tokens; infinite if F never falls."""
+
+    def __call__(self, tokens: float) -> float:
+        """Return F for requests that have this many tokens together."""
+
+    def of_each(self, weights: Iterable[float]) -> list[float]:
+        """Return F for each of these requests alone, by its tokens."""
+
+
+class HorizonScore:
+    """F of one rank over a horizon."""
 
     __slots__ = ("_lost", "_margins", "_reward", "_slopes", "kink")
 
@@ -40,16 +53,35 @@ class FScore:
         self._lost = [0.0, *accumulate(beta * discount * margin for margin, discount in pairs)]
         beyond = bisect_left(self._slopes, self._reward)
         self.kink = self._margins[beyond - 1] if 0 < beyond < len(self._slopes) else inf
-        """The sum at which F is largest, in tokens; infinite if F never falls."""
 
     def __call__(self, tokens: float) -> float:
-        """Return F for requests that have this many tokens together."""
         overflown = bisect_left(self._margins, tokens)
         return self._reward * tokens - (self._slopes[overflown] * tokens - self._lost[overflown])
 
+    def of_each(self, weights: Iterable[float]) -> list[float]:
+        return [self(weight) for weight in weights]
+
+
+class StepScore:
+    """F of one rank for one step, with alpha = 1: what `HorizonScore` returns with H = 0, for less work."""
+
+    __slots__ = ("_beta", "_margin", "kink")
+
+    def __init__(self, margin: float, beta: float) -> None:
+        self._margin = margin
+        self._beta = beta
+        self.kink = margin if beta >= 1 else inf
+
+    def __call__(self, tokens: float) -> float:
+        return step_score(tokens, self._margin, self._beta)
+
+    def of_each(self, weights: Iterable[float]) -> list[float]:
+        margin, beta = self._margin, self._beta  # as `step_score`, without a call for each weight
+        return [tokens - beta * (tokens - margin) if tokens > margin else tokens for tokens in weights]
+
 
 def step_score(tokens: float, margin: float, beta: float) -> float:
-    """Return F for one step, with alpha = 1: `FScore` with H = 0, without the lists."""
+    """Return F for one step, with alpha = 1."""
     return tokens - beta * (tokens - margin) if tokens > margin else tokens
 
 

@@ -9,7 +9,7 @@ and is made anew at once when it would be less.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, inf
 
 from router.core.model.cost import Charge
@@ -32,6 +32,18 @@ class RunningRequest:
     """Output tokens since the prediction was made."""
 
 
+@dataclass(slots=True)
+class RankRequests:
+    """The requests in flight at one rank."""
+
+    running: dict[RequestId, RunningRequest] = field(default_factory=dict)
+    ending: dict[RequestId, RunningRequest] = field(default_factory=dict)
+    """Those of them that are predicted to end within the horizon."""
+    load: int = -1
+    """The load from which `loads` follow; negative if there are none."""
+    loads: Sequence[int] = ()
+
+
 class LoadProjection:
     """The requests in flight at each rank, and the loads that follow from when they are predicted to end."""
 
@@ -42,24 +54,23 @@ class LoadProjection:
         self._predictor = predictor
         self._horizon = horizon
         self._refresh = refresh
-        self._ranks: dict[WorkerId, dict[RequestId, RunningRequest]] = {}
+        self._ranks: dict[WorkerId, RankRequests] = {}
         """Without the ranks that have none."""
-        self._loads: dict[WorkerId, tuple[int, Sequence[int]]] = {}
-        """Of the same ranks, the projected loads that still hold, each after the load from which it follows."""
 
     def add(self, request: Request, worker: WorkerId, tokens: int) -> None:
         """Add a request of this many input tokens that is sent to a rank."""
-        running = RunningRequest(request, tokens)
-        self._predict(running)
-        self._ranks.setdefault(worker, {})[request.id] = running
-        self._loads.pop(worker, None)
+        rank = self._ranks.setdefault(worker, RankRequests())
+        running = rank.running[request.id] = RunningRequest(request, tokens)
+        self._predict(running, rank)
+        rank.load = -1
 
     def request_charged(self, charge: Charge) -> None:
         """A request in flight may have more output.
 
         `charge.before` does not count: of a request that was taken over, it is what an earlier run has charged.
         """
-        running = self._ranks[charge.worker][charge.request]
+        rank = self._ranks[charge.worker]
+        running = rank.running[charge.request]
         if not (gained := charge.after.output - running.age):
             return
         running.tokens += gained
@@ -67,38 +78,44 @@ class LoadProjection:
         running.left -= gained
         running.unrefreshed += gained
         if running.unrefreshed >= self._refresh or running.left < 1:
-            self._predict(running)
-        self._loads.pop(charge.worker, None)
+            self._predict(running, rank)
+        rank.load = -1
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
         """A request left its rank."""
-        running = self._ranks[worker]
-        del running[request.id]
-        if not running:
+        rank = self._ranks[worker]
+        del rank.running[request.id]
+        rank.ending.pop(request.id, None)
+        rank.load = -1
+        if not rank.running:
             del self._ranks[worker]
-        self._loads.pop(worker, None)
 
     def loads(self, worker: WorkerId, load: int) -> Sequence[int]:
         """Return a rank's load in 0 to H steps, in tokens. `load`: what it is now."""
-        known = self._loads.get(worker)
-        if known is None or known[0] != load:
-            known = load, self._project(worker, load)
-            if worker in self._ranks:
-                self._loads[worker] = known
-        return known[1]
+        rank = self._ranks.get(worker)
+        if rank is None:
+            return [load] * (self._horizon + 1)
+        if rank.load != load:
+            rank.load, rank.loads = load, self._project(rank, load)
+        return rank.loads
 
-    def _project(self, worker: WorkerId, load: int) -> Sequence[int]:
-        running = self._ranks.get(worker, {}).values()
-        ending = sorted([(ceil(each.left), each.tokens) for each in running if each.left <= self._horizon])
+    def _project(self, rank: RankRequests, load: int) -> Sequence[int]:
+        """A rank's load if each request that is predicted to end counts until then, and every other one throughout."""
+        requests, steps = len(rank.running), self._horizon + 1
+        if not rank.ending:
+            return range(load, load + requests * steps, requests)
         loads: list[int] = []
-        requests = len(running)
-        for ends, tokens in ending:
+        for ends, tokens in sorted([(ceil(each.left), each.tokens) for each in rank.ending.values()]):
             loads += [load + requests * step for step in range(len(loads), ends)]
             load, requests = load - tokens, requests - 1
-        return loads + [load + requests * step for step in range(len(loads), self._horizon + 1)]
+        return loads + [load + requests * step for step in range(len(loads), steps)]
 
-    def _predict(self, running: RunningRequest) -> None:
+    def _predict(self, running: RunningRequest, rank: RankRequests) -> None:
         running.unrefreshed = 0
         if self._predictor is not None:
             left = self._predictor.remaining(running.request, running.age, self._horizon)
             running.left = inf if left >= self._horizon else max(1.0, left)
+            if running.left <= self._horizon:
+                rank.ending[running.request.id] = running
+            else:
+                rank.ending.pop(running.request.id, None)

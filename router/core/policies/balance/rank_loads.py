@@ -3,9 +3,10 @@
 Workers that wait for no other are balanced among each other, as if they stepped together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from router.core.fleet.in_flight import InFlightTable
 from router.core.model.request import BarrierId, WorkerId
 from router.core.policies.context import FleetView
 
@@ -18,7 +19,7 @@ class RankWithRoom(NamedTuple):
     """How many more requests it may have in flight, at least 1."""
     margin: int
     """How many tokens it may take before it is the fullest of its group."""
-    group: Sequence[WorkerId]
+    group: Collection[WorkerId]
     """All workers that it steps together with, itself among them."""
 
 
@@ -27,7 +28,7 @@ class RankLoads:
 
     def __init__(self, view: FleetView) -> None:
         self._view = view
-        self._groups: dict[BarrierId | None, list[WorkerId]] = {}
+        self._groups: dict[BarrierId | None, Mapping[WorkerId, InFlightTable]] = {}
         self._barriers: dict[WorkerId, BarrierId | None] = {}
         self._last_dispatches: dict[WorkerId, int] = {}
         """The number of the last request dispatched to each worker, counted over all of them."""
@@ -43,13 +44,13 @@ class RankLoads:
         if worker in self._barriers:
             self.worker_left(worker)
         barrier = self._barriers[worker] = self._view.barrier(worker)
-        self._groups.setdefault(barrier, []).append(worker)
+        self._groups[barrier] = {**self._groups.get(barrier, {}), worker: self._view.in_flight_table(worker)}
 
     def worker_left(self, worker: WorkerId) -> None:
         """Remove a worker."""
         barrier = self._barriers.pop(worker)
         self._last_dispatches.pop(worker, None)
-        group = [each for each in self._groups[barrier] if each != worker]
+        group = {each: table for each, table in self._groups[barrier].items() if each != worker}
         if group:
             self._groups[barrier] = group
         else:
@@ -70,14 +71,14 @@ class RankLoads:
             return []
         groups: list[tuple[float, int, list[RankWithRoom]]] = []
         for number, group in enumerate(self._groups.values()):
-            if room.keys().isdisjoint(group):
+            with_room = [worker for worker in group if worker in room]
+            if not with_room:
                 continue
-            loads = [view.context_tokens(worker) for worker in group]
+            loads = [table.context_tokens for table in group.values()]
             most = max(loads)
             ranks = [
-                RankWithRoom(worker, max(1, view.free_places(worker)), most - load, group)
-                for worker, load in zip(group, loads, strict=True)
-                if worker in room
+                RankWithRoom(worker, max(1, view.free_places(worker)), most - group[worker].context_tokens, group)
+                for worker in with_room
             ]
             ranks.sort(key=lambda rank: (-rank.margin, last.get(rank.worker, 0)))
             groups.append((sum(loads) / len(loads), number, ranks))

@@ -146,7 +146,7 @@ class Dlpm(Order):
         return self._view.rate((self._worker,))
 
     def _on_priority_change(self, client: ClientId) -> None:
-        self._queue.update_priority(client)
+        self._queue.update_priority(client, self._eligibility.waiting_priority_class(client))
 
     def _refill_held_up(self, now: float) -> bool:
         if not self._view.reorders(self._worker):

@@ -78,7 +78,7 @@ class DlpmHome(Policy):
             context.view, self._loads, self._new_queue, loss=parameters.home_loss, wait_factor=parameters.home_patience
         )
         self._eligibility = Eligibility(
-            self._pool.update_priority,
+            self._on_priority_change,
             parameters,
             partial(context.view.rate, self._awaiting_first_token.keys()),
             context.shares,
@@ -115,6 +115,9 @@ class DlpmHome(Policy):
         if self._newcomer is not None:
             newcomer, self._newcomer = self._newcomer, None
             self._add_to_pool(newcomer, now)
+
+    def _on_priority_change(self, client: ClientId) -> None:
+        self._pool.update_priority(client, self._eligibility.waiting_priority_class(client))
 
     def hold(self, now: float) -> None:
         self._queue_newcomer(now)

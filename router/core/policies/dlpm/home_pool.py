@@ -172,9 +172,9 @@ class HomePool:
                 del self._any_worker[route]
         return waiting.request
 
-    def update_priority(self, client: ClientId) -> None:
-        """Take in the new priority class of a client."""
-        self._sidelined.update_priority(client)
+    def update_priority(self, client: ClientId, priority_class: int | None) -> None:
+        """Take in the new priority class of a client; None if it is not eligible."""
+        self._sidelined.update_priority(client, priority_class)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         """The match of these requests at this worker changed."""

@@ -9,9 +9,9 @@ By match alone, a request with no similar request before it would wait as long a
 while a client's oldest request goes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from math import inf
+from itertools import islice
 from sys import maxsize
 from typing import Final, NamedTuple
 
@@ -58,7 +58,7 @@ class WaitingEntry:
 class ClientQueue:
     """The waiting requests of one client, while it has any."""
 
-    __slots__ = ("_first", "_order", "client", "gone", "offered", "ranks", "waiting")
+    __slots__ = ("_first", "_order", "client", "gone", "offered", "ranks", "sidelined", "waiting")
 
     def __init__(self, client: ClientId) -> None:
         self.client = client
@@ -74,7 +74,9 @@ class ClientQueue:
         """A heap of ranks. Some are stale."""
         self.offered: list[RequestRank | None] = [None] * PRIORITY_CLASSES
         """By priority class, the rank by which the queue finds this client: that of its first request, or an earlier
-        one."""
+        one; None if the client is not in this heap."""
+        self.sidelined: set[int] | None = None
+        """The priority classes in whose heaps the client is missing because it had another one at the head."""
 
     def add(self, entry: WaitingEntry) -> None:
         """Add a waiting request."""
@@ -97,15 +99,12 @@ class ClientQueue:
             self._first += 1
         return self._order[self._first]
 
-    def first_entries(self, count: int) -> list[WaitingEntry]:
-        """The first `count` waiting requests, in the order in which they were added."""
-        found: list[WaitingEntry] = []
-        place = self._first
-        while len(found) < count and place < len(self._order):
-            if not self._order[place].gone:
-                found.append(self._order[place])
-            place += 1
-        return found
+    @property
+    def entries(self) -> Iterator[WaitingEntry]:
+        """The waiting requests in the order in which they were added; read them before another comes or goes."""
+        while self._first < len(self._order) and self._order[self._first].gone:
+            self._first += 1
+        return (entry for entry in islice(self._order, self._first, None) if not entry.gone)
 
     def rank(self, rank: RequestRank) -> None:
         """Add the rank of a waiting request."""
@@ -122,29 +121,32 @@ class ClientQueue:
 
 
 class SidelinedClients:
-    """The clients that are missing from heaps of one queue or several, so that a new priority class visits no other
-    queue.
+    """The clients that are missing from the heaps of a priority class, in one queue or several, so that a new priority
+    class visits no other queue and no other heap.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[ClientId, dict[LongestMatchQueue, None]] = {}
+        self._queues: dict[tuple[ClientId, int], dict[LongestMatchQueue, None]] = {}
 
-    def add(self, client: ClientId, queue: "LongestMatchQueue") -> None:
-        """Note that a client is missing from a heap of this queue."""
-        self._queues.setdefault(client, {})[queue] = None
+    def __len__(self) -> int:
+        return len(self._queues)
 
-    def discard(self, client: ClientId, queue: "LongestMatchQueue") -> None:
-        """Note that a client is missing from no heap of this queue."""
-        queues = self._queues.get(client)
-        if queues is not None and queue in queues:
-            del queues[queue]
-            if not queues:
-                del self._queues[client]
+    def add(self, client: ClientId, priority_class: int, queue: "LongestMatchQueue") -> None:
+        """Note that a client is missing from this heap of a queue."""
+        self._queues.setdefault((client, priority_class), {})[queue] = None
 
-    def update_priority(self, client: ClientId) -> None:
-        """Let the queues take in the new priority class of a client."""
-        for queue in [*self._queues.get(client, ())]:
-            queue.update_priority(client)
+    def discard(self, client: ClientId, priority_class: int, queue: "LongestMatchQueue") -> None:
+        """Note that a client is not missing from this heap of a queue."""
+        queues = self._queues[client, priority_class]
+        del queues[queue]
+        if not queues:
+            del self._queues[client, priority_class]
+
+    def update_priority(self, client: ClientId, priority_class: int | None) -> None:
+        """Let the queues take in the new priority class of a client; None if it is not eligible."""
+        if priority_class is not None:
+            for queue in self._queues.pop((client, priority_class), ()):
+                queue.return_to_heap(client, priority_class)
 
 
 class LongestMatchQueue:
@@ -182,9 +184,7 @@ class LongestMatchQueue:
         """Requests that were not compared yet. A request that waits alone is served without a match."""
         self._client_queues: dict[ClientId, ClientQueue] = {}
         self._firsts: tuple[list[RequestRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
-        self._sidelined: dict[ClientId, ClientQueue] = {}
-        """Clients that are missing from one of these heaps: at its head they had another priority class."""
-        self._all_sidelined = sidelined or SidelinedClients()
+        self._sidelined = SidelinedClients() if sidelined is None else sidelined
         self._pushes = 0
 
     def __len__(self) -> int:
@@ -223,7 +223,8 @@ class LongestMatchQueue:
         client_queue.waiting -= 1
         if not client_queue.waiting:
             del self._client_queues[client_queue.client]
-            self._return_to_heaps(client_queue.client)
+            for priority_class in client_queue.sidelined or ():
+                self._sidelined.discard(client_queue.client, priority_class, self)
             client_queue.close()
         return entry.request
 
@@ -236,13 +237,17 @@ class LongestMatchQueue:
                 if unmatched != entry.rank.unmatched:
                     self._rank(entry, unmatched)
 
-    def update_priority(self, client: ClientId) -> None:
-        """Take in the new priority class of a client."""
-        client_queue = self._return_to_heaps(client)
-        if client_queue is not None and client_queue.ranks:
-            for priority_class, offered in enumerate(client_queue.offered):
-                if offered is None:
-                    self._offer(self._in_turn(client_queue.ranks[0], priority_class), priority_class)
+    def update_priority(self, client: ClientId, priority_class: int | None) -> None:
+        """Take in the new priority class of a client; None if it is not eligible."""
+        self._sidelined.update_priority(client, priority_class)
+
+    def return_to_heap(self, client: ClientId, priority_class: int) -> None:
+        """Let a client that was missing from this heap be found in it."""
+        client_queue = self._client_queues[client]
+        assert client_queue.sidelined is not None
+        client_queue.sidelined.remove(priority_class)
+        if client_queue.ranks:
+            self._offer(self._in_turn(client_queue.ranks[0], priority_class), priority_class)
 
     def longest(self, fits: Fits) -> Turn | None:
         """See the function `longest`."""
@@ -281,29 +286,30 @@ class LongestMatchQueue:
                 return rank
         return None
 
+    def take_first(self, priority_class: int) -> None:
+        """Remove the rank that `first_rank` returned, to look at what comes after it until `put_back_rank`."""
+        heappop(self._firsts[priority_class])
+
+    def put_back_rank(self, priority_class: int, rank: RequestRank) -> None:
+        """Undo `take_first`. No request may have come or gone, and no priority class changed, in between."""
+        heappush(self._firsts[priority_class], rank)
+
     def set_aside(self, priority_class: int) -> WaitingEntry:
         """Remove the first request of this priority class, and with it its client, to look at what comes after it."""
         entry = heappop(self._firsts[priority_class]).entry
-        entry.client_queue.offered[priority_class] = None
-        self._sidelined[entry.client_queue.client] = entry.client_queue
-        self._all_sidelined.add(entry.client_queue.client, self)
+        client_queue = entry.client_queue
+        client_queue.offered[priority_class] = None
+        if client_queue.sidelined is None:
+            client_queue.sidelined = set()
+        client_queue.sidelined.add(priority_class)
+        self._sidelined.add(client_queue.client, priority_class, self)
         return entry
-
-    def _return_to_heaps(self, client: ClientId) -> ClientQueue | None:
-        """Stop counting a client as sidelined. Returns its queue if it was."""
-        if (client_queue := self._sidelined.pop(client, None)) is not None:
-            self._all_sidelined.discard(client, self)
-        return client_queue
 
     def put_back(self, entry: WaitingEntry, *, passed: bool) -> None:
         """Undo `set_aside`. `passed`: another request went ahead of it."""
         entry.passed += passed
-        self.update_priority(entry.request.client)
-
-    def put_back_in(self, priority_class: int, entry: WaitingEntry) -> None:
-        """Undo `set_aside` in this priority class only. The client may be missing from others as before."""
-        client_queue = entry.client_queue
-        self._offer(self._in_turn(client_queue.ranks[0], priority_class), priority_class)
+        client = entry.request.client
+        self.update_priority(client, self._priority_class(client))
 
     def may_be_passed(self, entry: WaitingEntry) -> bool:
         """Whether other requests may go ahead of this one."""
@@ -325,10 +331,12 @@ class LongestMatchQueue:
         client_queue = entry.client_queue
         client_queue.rank(rank)
         if client_queue.ranks[0] is rank:
+            sidelined = client_queue.sidelined or ()
             for priority_class, offered in enumerate(client_queue.offered):
-                placed = self._in_turn(rank, priority_class)
-                if placed < offered if offered is not None else client_queue.client not in self._sidelined:
-                    self._offer(placed, priority_class)
+                if priority_class not in sidelined:
+                    placed = self._in_turn(rank, priority_class)
+                    if offered is None or placed < offered:
+                        self._offer(placed, priority_class)
 
     def _in_turn(self, rank: RequestRank, priority_class: int) -> RequestRank:
         """The rank of a request within a priority class.
@@ -378,23 +386,36 @@ def oldest(queues: Iterable[LongestMatchQueue], priority_class: int, count: int)
     Where clients take turns, only those of the client whose turn it is. The queues must rank all requests alike, so
     that arrival decides. Among one client's requests in one queue, the order in which they entered it counts.
     """
-    found: list[tuple[int, RequestId]] = []
-    aside: list[tuple[LongestMatchQueue, WaitingEntry]] = []
-    while (first := _first_of(queues, priority_class)) is not None:
-        queue, rank = first
-        if len(found) == count and found[-1][0] < rank.arrival:
-            break
-        if priority_class in ROUND_ROBIN_CLASSES and aside and aside[0][1].request.client != rank.entry.request.client:
-            break
-        entry = queue.set_aside(priority_class)
-        aside.append((queue, entry))
-        latest = found[-1][0] if len(found) == count else inf
-        entries = (entry, *entry.client_queue.first_entries(count))
-        more = [(each.arrival, each.request.id) for each in entries if each.arrival < latest]
-        found = sorted({*found, *more})[:count]
-    for queue, entry in aside:
-        queue.put_back_in(priority_class, entry)
-    return [request for _, request in found]
+    found: dict[RequestId, int] = {}
+    taken: list[tuple[LongestMatchQueue, RequestRank]] = []
+    merged: list[tuple[int, int, WaitingEntry, Iterator[WaitingEntry]]] = []  # each client's next request and the rest
+    upcoming = _first_of(queues, priority_class)
+    while len(found) < count and (merged or upcoming is not None):
+        if upcoming is not None and (not merged or upcoming[1].arrival < merged[0][0]):
+            queue, rank = upcoming
+            queue.take_first(priority_class)
+            taken.append(upcoming)
+            first = rank.entry
+            rest = (each for each in first.client_queue.entries if each is not first)
+            heappush(merged, (first.arrival, len(taken), first, rest))
+            upcoming = _first_of(queues, priority_class)
+            if upcoming is not None and _is_behind(upcoming[1], rank, priority_class):
+                upcoming = None
+        else:
+            arrival, place, entry, others = merged[0]
+            found[entry.request.id] = arrival
+            if (following := next(others, None)) is not None:
+                heapreplace(merged, (following.arrival, place, following, others))
+            else:
+                heappop(merged)
+    for queue, rank in taken:
+        queue.put_back_rank(priority_class, rank)
+    return sorted(found, key=found.__getitem__)
+
+
+def _is_behind(rank: RequestRank, first: RequestRank, priority_class: int) -> bool:
+    """Whether a request must wait for the turn of another client."""
+    return priority_class in ROUND_ROBIN_CLASSES and rank.entry.request.client != first.entry.request.client
 
 
 def _first_of(queues: Iterable[LongestMatchQueue], priority_class: int) -> tuple[LongestMatchQueue, RequestRank] | None:

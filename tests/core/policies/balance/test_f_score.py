@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.policies.balance.f_score import FScore, best_subset, step_score
+from router.core.policies.balance.f_score import HorizonScore, StepScore, best_subset, step_score
 
 loads = st.lists(st.integers(0, 1000), min_size=1, max_size=6)
 weights = st.lists(st.integers(0, 500), min_size=1, max_size=9)
@@ -40,7 +40,15 @@ def test_a_horizon_scores_each_step(margins: list[int], gamma: float, alpha: flo
     penalty = sum(
         beta * discount * max(0, tokens - margin) for discount, margin in zip(discounts, margins, strict=True)
     )
-    assert FScore(margins, discounts, alpha, beta)(tokens) == pytest.approx(reward - penalty, abs=1e-6)
+    assert HorizonScore(margins, discounts, alpha, beta)(tokens) == pytest.approx(reward - penalty, abs=1e-6)
+
+
+@given(margin=st.integers(0, 1000), beta=st.sampled_from([0.25, 1.0, 8.0, 48.0]), requests=weights)
+def test_one_step_is_the_shortest_horizon(margin: int, beta: float, requests: list[int]) -> None:
+    """The score of one step is that of a horizon of no further step, for each request and for a list of them."""
+    step, horizon = StepScore(margin, beta), HorizonScore([margin], [1.0], 1.0, beta)
+    assert step.of_each(requests) == horizon.of_each(requests) == [step(tokens) for tokens in requests]
+    assert step.kink == horizon.kink
 
 
 @given(
@@ -54,7 +62,7 @@ def test_no_subset_is_better_than_the_one_found(
     margins: list[int], requests: list[int], most: int, gamma: float, beta: float
 ) -> None:
     """Of all subsets of at most so many requests, none has a larger F, for any horizon and any penalty."""
-    score = FScore(margins, [gamma**step for step in range(len(margins))], 1.0, beta)
+    score = HorizonScore(margins, [gamma**step for step in range(len(margins))], 1.0, beta)
     found = best_subset(requests, most, score)
     members = found.members(requests)
     assert 1 <= len(members) <= most

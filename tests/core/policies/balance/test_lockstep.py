@@ -7,8 +7,8 @@ from router.core.policies.balance.brh import BrhParameters
 from tests.core.policies.balance.lockstep import Lockstep, long_contexts
 
 CASES = [
-    ("br0", Br0Parameters(), 0.5),
-    ("br0", Br0Parameters(beta=48), 0.4),
+    ("br0", Br0Parameters(), 0.4),
+    ("br0", Br0Parameters(beta=0), 0.5),
     ("br0", Br0Parameters(threshold=10**6, candidates=16, subset=4), 0.6),
     ("brh", BrhParameters(predictor="none"), 0.4),
     ("brh", BrhParameters(predictor="survival"), 0.4),

@@ -84,6 +84,6 @@ def test_without_predictions_every_request_outlives_the_horizon() -> None:
     projection = LoadProjection(None, 3, 4)
     projection.add(request("r"), W, 10)
     projection.add(request("s"), W, 5)
-    assert projection.loads(W, 15) == [15, 17, 19, 21]
+    assert list(projection.loads(W, 15)) == [15, 17, 19, 21]
     projection.request_ended(request("r"), W)
-    assert projection.loads(W, 5) == [5, 6, 7, 8]
+    assert list(projection.loads(W, 5)) == [5, 6, 7, 8]

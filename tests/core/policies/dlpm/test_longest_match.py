@@ -11,7 +11,8 @@ from router.core.cache.prefix_map import PrefixMap
 from router.core.model.commands import PassedOver
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.policies.base import Turn
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
+from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH, FRESH_AND_SPARSE
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest, oldest
 from router.core.predict.token_estimates import Estimates
 from tests.core.scenario import CHUNK_TOKENS, MODEL, key
 
@@ -95,7 +96,7 @@ class WaitingAtOneWorker(RuleBasedStateMachine):
     @rule(client=st.sampled_from(CLIENTS), priority_class=st.sampled_from([None, 0, 1]))
     def change_priority(self, client: ClientId, priority_class: int | None) -> None:
         self.priority_class[client] = priority_class
-        self.queue.update_priority(client)
+        self.queue.update_priority(client, self.priority_class[client])
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -227,12 +228,12 @@ def test_clients_that_come_and_go_do_not_accumulate() -> None:
         queue.push(request(client, 1))
         queue.push(request(client, 2))
         priority_class[ClientId(client)] = (None, 0, 1)[number % 3]
-        queue.update_priority(ClientId(client))
+        queue.update_priority(ClientId(client), priority_class[ClientId(client)])
         queue.longest(anything)
         queue.remove(request(client, 1).id)
         queue.remove(request(client, 2).id)
     assert list(queue._client_queues) == ["stays"]
-    assert not queue._sidelined
+    assert not len(queue._sidelined)
     assert all(len(firsts) < 30 for firsts in queue._firsts)
 
 
@@ -254,7 +255,7 @@ def test_a_changing_priority_class_costs_nothing_while_others_are_first() -> Non
     for number in range(1, 100):
         for each in (1, None, 0, 1):
             priority_class[ClientId(f"client {number}-")] = each
-            queue.update_priority(ClientId(f"client {number}-"))
+            queue.update_priority(ClientId(f"client {number}-"), each)
     assert queue.longest(anything) == Turn(request("client 0-", 1))
     assert asked == {"client 0-": 1}
     assert len(queue._firsts[0]) == 100
@@ -302,7 +303,7 @@ class QueuePair:
     def change_priority(self, client: ClientId, priority_class: int | None) -> None:
         self.priority_class[client] = priority_class
         for queue in self.queues:
-            queue.update_priority(client)
+            queue.update_priority(client, self.priority_class[client])
 
     def naive(self) -> RequestId | None:
         ranked = [
@@ -361,3 +362,53 @@ def test_the_first_request_of_two_queues_goes(steps: list[tuple[str, int, int, t
                     pair.remove(n, name)
                 case "rematch":
                     pair.rematch(n, name, value)
+
+
+def naive_oldest(pair: QueuePair, priority_class: int, count: int) -> list[RequestId]:
+    """Merge the requests of each client in each queue by arrival: its earliest first, the others as they were added."""
+    waiting: list[list[int]] = []
+    for matched in pair.matches:
+        for client in CLIENTS:
+            arrivals = [int(name[1:]) for name in matched if pair.client(name) == client]
+            if arrivals and pair.priority_class[client] == priority_class:
+                first = min(arrivals)
+                waiting.append([first, *[each for each in arrivals if each != first]])
+    found: set[int] = set()
+    while waiting and len(found) < count:
+        found.add(min(waiting).pop(0))
+        waiting = [each for each in waiting if each]
+    return [RequestId(f"r{arrival}") for arrival in sorted(found)]
+
+
+@settings(max_examples=150)
+@given(steps=st.lists(PAIR_STEPS, max_size=60))
+def test_the_oldest_of_two_queues_are_found(steps: list[tuple[str, int, int, tuple[int, ...]]]) -> None:
+    """Whoever comes, goes or changes class, the oldest requests of a class are those that a merge of all would find;
+    to ask changes nothing.
+    """
+    pair = QueuePair()
+    pair.priority_class.update(dict.fromkeys(CLIENTS, FRESH))
+    for step, number, value, places in steps:
+        name = RequestId(f"r{number}")
+        match step:
+            case "restand":
+                pair.change_priority(pair.client(name), (None, FRESH, ELIGIBLE)[value])
+            case "ask":
+                for _ in range(2):
+                    found = {each: oldest(pair.queues, each, value + 1) for each in (FRESH, ELIGIBLE)}
+                    assert found == {each: naive_oldest(pair, each, value + 1) for each in (FRESH, ELIGIBLE)}
+        for n in places:
+            match step:
+                case "push":
+                    pair.push(n, name, 0)
+                case "remove":
+                    pair.remove(n, name)
+
+
+def test_where_clients_take_turns_only_one_is_asked() -> None:
+    """In a class of turns, the oldest requests are those of the client whose last turn is the longest ago."""
+    turns = {ClientId("ada"): 2, ClientId("bob"): 1}
+    queue = LongestMatchQueue(lambda _: 0, lambda _: None, lambda _: FRESH_AND_SPARSE, turn=turns.__getitem__)
+    for client, prompt in (("ada", 0), ("bob", 0), ("ada", 1), ("bob", 1)):
+        queue.push(request(client, prompt))
+    assert oldest([queue], FRESH_AND_SPARSE, 3) == [request("bob", 0).id, request("bob", 1).id]
