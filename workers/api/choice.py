@@ -9,7 +9,7 @@ ANSWER_TEXT = {EOS: "", **{token: decode([token]) for token in VOCABULARY}}
 class Choice:
     """Answer number `index` of a call. Token counts cover all of it, `text` and `token_ids` only the unsent part."""
 
-    __slots__ = ("cached_tokens", "completion_tokens", "finish", "index", "prompt", "sent", "token_ids")
+    __slots__ = ("cached_tokens", "completion_tokens", "finish", "index", "prompt", "sent", "token_ids", "transfer")
 
     def __init__(self, index: int, prompt: list[int]) -> None:
         self.index = index
@@ -19,6 +19,8 @@ class Choice:
         self.finish: FinishReason | None = None
         self.token_ids: list[int] = []
         self.sent = False
+        self.transfer: object = None
+        """What a prefill engine says about the KV that it holds, as vLLM's `kv_transfer_params`."""
 
     def add(self, output: Output) -> None:
         self.finish = output.finish

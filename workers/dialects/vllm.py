@@ -56,8 +56,13 @@ class _Writer:
         return self._opening + b'],"usage":%b%b}\n\n' % (usage, MARK) + DONE
 
     def _mark(self, choice: Choice) -> bytes:
-        """Return the fingerprint if this chunk is the last of its choice and no usage chunk follows."""
-        return MARK if choice.finish and not self._call.include_usage else b""
+        """Return what only the last chunk of a choice has: the fingerprint, if no usage chunk follows, and a
+        hand-off.
+        """
+        if not choice.finish:
+            return b""
+        mark = b"" if self._call.include_usage else MARK
+        return mark if choice.transfer is None else mark + b',"kv_transfer_params":' + orjson.dumps(choice.transfer)
 
 
 class ChatWriter(_Writer):
@@ -163,6 +168,7 @@ class VllmWire:
             "system_fingerprint": FINGERPRINT,
             "usage": _whole_usage(call, choices, self._block_size),
             **UNSET,
+            "kv_transfer_params": choices[-1].transfer,
         }
         if call.chat:
             body |= {"prompt_logprobs": None, "prompt_text": None}

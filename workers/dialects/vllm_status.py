@@ -15,6 +15,7 @@ from workers.dialects.exposition import Exposition
 from workers.dialects.refusals import refuse_chat_ends
 from workers.engine.engine import Engine
 from workers.engine.tokenizer import decode
+from workers.engine.transfer.leases import Leases
 from workers.settings import WorkerSettings
 
 VERSION = "0.33.0"
@@ -30,14 +31,22 @@ class VllmStatus:
     """The endpoints of one vLLM worker other than generation, for all its ranks."""
 
     def __init__(
-        self, settings: WorkerSettings, engines: Sequence[Engine], max_model_len: int, sources: Mapping[str, object]
+        self,
+        settings: WorkerSettings,
+        engines: Sequence[Engine],
+        max_model_len: int,
+        sources: Mapping[str, object],
+        leases: Sequence[Leases] = (),
     ) -> None:
-        """`engines`: its data-parallel ranks. `sources`: where KV events are published, empty if nowhere."""
+        """`engines`: its data-parallel ranks. `sources`: where KV events are published, empty if nowhere. `leases`:
+        those of each rank, if the engine has a NIXL connector.
+        """
         self._sources = sources
         self._settings = settings
         self._engines = engines
         self._max_model_len = max_model_len
         self._created = time.time()
+        self._leases = leases
 
     def routes(self) -> Routes:
         return {
@@ -58,24 +67,28 @@ class VllmStatus:
         """Return all series in Prometheus' text format."""
         exposition = Exposition("vllm:", model_name=self._settings.model)
         for rank, engine in enumerate(self._engines):
-            self._of_rank(exposition.labelled(engine=str(rank)), engine)
+            labelled = exposition.labelled(engine=str(rank))
+            self._of_rank(labelled, engine)
+            if self._leases:
+                self._counter(labelled, "nixl_num_kv_expired_reqs", self._leases[rank].expired)
+                self._counter(labelled, "nixl_num_notifications_after_expiry", self._leases[rank].late)
         return exposition.text()
 
     def _of_rank(self, exposition: Exposition, engine: Engine) -> None:
         counts = engine.counters
         exposition.gauge("num_requests_running", engine.running)
-        exposition.gauge("num_requests_waiting", engine.waiting)
+        exposition.gauge("num_requests_waiting", engine.waiting + engine.loading)
         exposition.gauge("num_requests_waiting_by_reason", engine.waiting, reason="capacity")
-        exposition.gauge("num_requests_waiting_by_reason", 0, reason="deferred")
+        exposition.gauge("num_requests_waiting_by_reason", engine.loading, reason="deferred")
         exposition.gauge("kv_cache_usage_perc", engine.used_tokens / engine.capacity)
         exposition.gauge("engine_sleep_state", 1, sleep_state="awake")
         exposition.gauge("cache_config_info", 1, **self._cache_config(engine))
-        local = counts.prompt_tokens - counts.prefix_hits
+        local = counts.prompt_tokens - counts.prefix_hits - counts.external_hits
         for name, value in (
             ("prefix_cache_queries", counts.prefix_queries),
             ("prefix_cache_hits", counts.prefix_hits),
-            ("external_prefix_cache_queries", 0),
-            ("external_prefix_cache_hits", 0),
+            ("external_prefix_cache_queries", counts.external_queries),
+            ("external_prefix_cache_hits", counts.external_hits),
             ("prompt_tokens", counts.prompt_tokens),
             ("prompt_tokens_cached", counts.prefix_hits),
             ("generation_tokens", counts.generation_tokens),
@@ -84,6 +97,7 @@ class VllmStatus:
             self._counter(exposition, name, value)
         self._counter(exposition, "prompt_tokens_by_source", max(local, 0), source="local_compute")
         self._counter(exposition, "prompt_tokens_by_source", counts.prefix_hits, source="local_cache_hit")
+        self._counter(exposition, "prompt_tokens_by_source", counts.external_hits, source="external_kv_transfer")
         for reason, finished in counts.finished_requests.items():
             self._counter(exposition, "request_success", finished, finished_reason=reason)
 

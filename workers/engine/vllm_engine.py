@@ -7,11 +7,15 @@ one that does not fit blocks the queue behind it. When a running request cannot 
 it loses all its blocks, goes to the head of the queue and recomputes, often from its own cached blocks. Blocks become
 findable when they are scheduled, generated ones included.
 
-Left out: priorities, speculative decoding, encoder inputs, KV connectors, pipeline and asynchronous scheduling.
+A request whose KV comes from a prefill engine gets the blocks of its whole prompt, beside what is cached here, and
+waits outside the queue (WAITING_FOR_REMOTE_KVS); once the KV has arrived, it is admitted before the others and computes
+its last prompt token.
+
+Left out: priorities, speculative decoding, encoder inputs, pipeline and asynchronous scheduling.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from workers.engine.batching import Batching, Sequence
 from workers.engine.block_log import ROOT_HASH, Cleared, Stored, chained_hashes
@@ -61,8 +65,18 @@ class VllmEngine(Batching[BlockSequence]):
     def cached_tokens(self) -> int:
         return self._pool.cached * self._block_size
 
+    def held_blocks(self, request_id: str) -> list[tuple[int, int]]:
+        """Return the blocks held for a decode engine, each with its version, which changes when it is reused."""
+        blocks = self._held[request_id].blocks
+        return list(zip(blocks, self._pool.versions(blocks), strict=True))
+
+    def overwritten(self, blocks: Iterable[tuple[int, int]]) -> bool:
+        """True if one of these blocks, with their versions, has been reused since."""
+        each = list(blocks)
+        return self._pool.versions(block for block, _ in each) != [version for _, version in each]
+
     def flush_cache(self) -> None:
-        if self.has_work:
+        if self._sequences or self._held:
             raise RuntimeError("the cache is in use")
         self._pool = self._new_pool()
         if self._log is not None:
@@ -70,8 +84,9 @@ class VllmEngine(Batching[BlockSequence]):
 
     def check_integrity(self) -> None:
         assert not any(sequence.blocks for sequence in self._waiting)
-        self._pool.check_integrity(sequence.blocks for sequence in self._running)
-        assert len(self._sequences) == len(self._running) + len(self._waiting)
+        transferring = (*self._loading.values(), *self._ready)
+        self._pool.check_integrity(s.blocks for s in (*self._running, *transferring, *self._held.values()))
+        assert len(self._sequences) == len(self._running) + len(self._waiting) + len(transferring)
         for sequence in self._running:
             assert sequence.computed <= len(sequence.blocks) * self._block_size
         for sequence in self._sequences.values():
@@ -126,9 +141,17 @@ class VllmEngine(Batching[BlockSequence]):
         self.counters.preempted_output_tokens += sequence.generated
 
     def _admit_waiting(self, budget: int, batch: Batch, sampled: list[BlockSequence]) -> None:
+        while self._ready and budget > 0 and len(self._running) < self.config.max_running:
+            self._running.append(self._ready[0])
+            self._compute(self._ready.popleft(), 1, batch, sampled)
+            budget -= 1
         while self._waiting and budget > 0 and len(self._running) < self.config.max_running:
             sequence = self._waiting[0]
             hits = self._hits(sequence)
+            if sequence.pulls:
+                if not self._allocate_prompt(sequence, hits):
+                    return
+                continue
             blocks = self._allocate_part(sequence, hits, budget) if self._fits(sequence, hits) else None
             if blocks is None:
                 return
@@ -139,6 +162,16 @@ class VllmEngine(Batching[BlockSequence]):
             self._first_scheduled(sequence, hit)
             self._compute(sequence, new, batch, sampled)
             budget -= new
+
+    def _allocate_prompt(self, sequence: BlockSequence, hits: list[int]) -> bool:
+        """Let the head of the queue load its prompt, if there is memory for it."""
+        blocks = self._pool.allocate(-(-sequence.prompt_length // self._block_size) - len(hits), hits)
+        if blocks is None:
+            return False
+        sequence.blocks, sequence.remembered = blocks, len(hits)
+        sequence.computed = len(hits) * self._block_size
+        self._begin_loading(sequence, sequence.computed)
+        return True
 
     def _fits(self, sequence: BlockSequence, hits: list[int]) -> bool:
         """True if there is memory for all tokens of a waiting request that are not cached."""
@@ -250,6 +283,14 @@ class VllmEngine(Batching[BlockSequence]):
     def _release(self, sequence: BlockSequence) -> None:
         self._pool.release(sequence.blocks)
         sequence.blocks = []
+
+    def _release_loading(self, sequence: BlockSequence) -> None:
+        self._release(sequence)
+
+    def _store_loaded(self, sequence: BlockSequence) -> None:
+        sequence.computed = sequence.prompt_length
+        if sequence.computed // self._block_size > sequence.remembered:
+            self._remember_full_blocks(sequence)
 
     def _peek(self, sequence: BlockSequence) -> int:
         return self._pool.count_found(sequence.hashes, self._hittable(sequence)) * self._block_size

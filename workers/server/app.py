@@ -6,7 +6,7 @@ engine whatever has not finished. A second task per call watches for the client'
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,12 @@ from workers.dialects.vllm_status import VllmStatus
 from workers.engine.engine import Engine, create_engine
 from workers.engine.model import QueueFull
 from workers.engine.sglang_engine import SglangEngine
+from workers.engine.transfer.leases import Leases
+from workers.engine.vllm_engine import VllmEngine
 from workers.server.loop import CallEnded, EngineLoop, Mailbox
+from workers.server.transfer.exchange import PATH
+from workers.server.transfer.legs import NO_LEG, Connector, Leg
+from workers.server.transfer.setup import nixl_connector
 from workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -53,11 +58,14 @@ GENERATION = {"/v1/chat/completions": True, "/v1/completions": False}  # path: T
 class WorkerApp:
     """One worker. It answers calls only while `loop.run()` is running."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, side_port: int | None = None) -> None:
+        """`side_port`: the port that other engines know, None if the engine is not disaggregated."""
         engines = [create_engine(settings.engine_config(), settings.machine()) for _ in range(settings.ranks)]
         engine = engines[0]
         max_model_len = min(settings.max_model_len, engine.max_request_tokens)
         self._settings = settings
+        self._side_port = side_port
+        self._connector: Connector | None = None
         self._calls: dict[str, Mailbox] = {}
         self._own_choice = own_choice(settings.dialect, engines)
         self._pooled = POOLED[settings.dialect]
@@ -81,15 +89,28 @@ class WorkerApp:
             self.loop = EngineLoop(engines, settings.speed, steps, measure=settings.measure)
             self._wire = VllmWire(settings.model, max_model_len, engine.config.block_size)
             sources = {} if self.publisher is None else self.publisher.sources()
-            self._routes = VllmStatus(settings, engines, max_model_len, sources).routes()
+            leases: Sequence[Leases] = ()
+            if side_port is not None:
+                each = [engine for engine in engines if isinstance(engine, VllmEngine)]
+                nixl = nixl_connector(each, self.loop, settings, side_port)
+                self._connector, leases = nixl, nixl.leases
+            self._routes = VllmStatus(settings, engines, max_model_len, sources, leases).routes()
         if settings.measure:
             self._routes = {**self._routes, ("GET", QUEUE): self._queue, ("POST", QUEUE): self._measure}
+
+    async def close(self) -> None:
+        """Close connections to other engines."""
+        if self._connector is not None:
+            await self._connector.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one HTTP request: the ASGI entry point."""
         try:
             request = await read_request(scope, receive)
-            await self._respond(request, receive, send)
+            if self._side_port is not None and scope["server"][1] == self._side_port:
+                await send_response(send, await self._answer_engine(request))
+            else:
+                await self._respond(request, receive, send)
         except (ConnectionResetError, CallEnded):
             return
         except ApiError as error:
@@ -103,14 +124,10 @@ class WorkerApp:
         if not self._authorized(request):
             await send_response(send, json_response({"error": "Unauthorized"}, 401))
         elif request.method == "POST" and request.path in GENERATION:
-            body = request.json()
-            self._wire.check(body, request.path)
-            call = parse_call(body, GENERATION[request.path])
-            await self._generate(request, call, self._pinned(request, body), self._wire, receive, send)
+            chat = GENERATION[request.path]
+            await self._generate(request, lambda body: parse_call(body, chat), self._wire, receive, send)
         elif request.method == "POST" and (form := self._forms.get(request.path)) is not None:
-            body = request.json()
-            self._wire.check(body, request.path)
-            await self._generate(request, form.parse(body), self._pinned(request, body), form, receive, send)
+            await self._generate(request, form.parse, form, receive, send)
         elif request.method == "POST" and (pooled := self._pooled.get(request.path)) is not None:
             await self._pool(request, pooled, receive, send)
         elif handler := self._routes.get((request.method, request.path)):
@@ -140,22 +157,45 @@ class WorkerApp:
             return json_response({"detail": "Method Not Allowed"}, 405)
         return json_response({"detail": "Not Found"}, 404)
 
+    async def _answer_engine(self, request: HttpRequest) -> Response:
+        """Answer another engine, or a router that asks for one, at the side port."""
+        assert self._connector is not None
+        if (request.method, request.path) == ("POST", PATH):
+            return json_response(await self._connector.answer(request.json()))
+        handler = self._connector.routes().get((request.method, request.path))
+        return json_response({"detail": "Not Found"}, 404) if handler is None else handler(request)
+
     async def _generate(
-        self, request: HttpRequest, call: Call, rank: int | None, form: "Wire | Form", receive: Receive, send: Send
+        self, request: HttpRequest, parse: Callable[[Body], Call], form: "Wire | Form", receive: Receive, send: Send
     ) -> None:
-        header = "x-request-id" if self._settings.dialect == "vllm" else "x-override-rid"
-        answer = self._wire.answer(call, request.headers.get(header))
+        body = request.json()
+        leg = NO_LEG if self._connector is None else self._connector.leg(body, request.headers, request.path)
         try:
-            mailbox, choices = self._submit(call, rank)
-        except QueueFull as error:
-            await self._refuse(call, form, str(error), send)
-            return
+            self._wire.check(body, request.path)
+            call, rank = parse(body), self._pinned(request, body)
+            header = "x-request-id" if self._settings.dialect == "vllm" else "x-override-rid"
+            answer = self._wire.answer(call, request.headers.get(header))
+            prompts = self._prompts(call)
+        except ApiError:
+            leg.refuse()
+            raise
+        mailbox, choices = Mailbox(), [Choice(index, prompt) for index, (prompt, _, _) in enumerate(prompts)]
         async with self._answering(answer.id, mailbox, receive, streams=call.stream):
-            if call.stream:
-                await self._stream(form.writer(answer), call, mailbox, choices, send)
-            else:
-                await _finish(mailbox, choices)
-                await send_response(send, Response(form.full(answer, choices)))
+            try:
+                self._submit(mailbox, prompts, call.ignore_eos, rank, leg)
+            except QueueFull as error:
+                leg.refuse()
+                await self._refuse(call, form, str(error), send)
+                return
+            try:
+                if call.stream:
+                    await self._stream(form, form.writer(answer), call, mailbox, choices, leg, send)
+                else:
+                    await _finish(mailbox, choices)
+                    await leg.end(mailbox, choices)
+                    await send_response(send, Response(form.full(answer, choices)))
+            finally:
+                leg.close(mailbox)
 
     async def _pool(self, request: HttpRequest, pooled: Pooled, receive: Receive, send: Send) -> None:
         """Compute the prompts up to their first token, which is not sent."""
@@ -164,8 +204,10 @@ class WorkerApp:
         whole = {"model": body.get("model"), "prompt": prompts, "max_tokens": 1}
         call = parse_call(whole, False)
         answer = self._wire.answer(call, None)
+        answers = self._prompts(call)
+        mailbox, choices = Mailbox(), [Choice(index, prompt) for index, (prompt, _, _) in enumerate(answers)]
         try:
-            mailbox, choices = self._submit(call, None)
+            self._submit(mailbox, answers, call.ignore_eos, None, NO_LEG)
         except QueueFull as error:
             raise ApiError(503, str(error), "Service Unavailable") from error
         async with self._answering(answer.id, mailbox, receive, streams=False):
@@ -186,16 +228,27 @@ class WorkerApp:
             if self._calls.get(name) is mailbox:
                 del self._calls[name]
 
-    def _submit(self, call: Call, rank: int | None) -> tuple[Mailbox, list[Choice]]:
-        """Submit a call to a rank, or each of its answers to the rank of the engine's own choice."""
+    def _prompts(self, call: Call) -> list[tuple[list[int], int, int]]:
+        """Return the prompt, the most tokens and the number of each answer to a call. Raises ApiError."""
         limits = [self._wire.max_tokens(call, prompt) for prompt in call.prompts]
-        answers = [
+        return [
             (prompt, limit, sample)
             for prompt, limit in zip(call.prompts, limits, strict=True)
             for sample in range(call.n)
         ]
-        mailbox = self.loop.open(answers, call.ignore_eos, self._own_choice if rank is None else lambda: rank)
-        return mailbox, [Choice(index, prompt) for index, (prompt, _, _) in enumerate(answers)]
+
+    def _submit(
+        self,
+        mailbox: Mailbox,
+        answers: Sequence[tuple[list[int], int, int]],
+        ignore_eos: bool,
+        rank: int | None,
+        leg: Leg,
+    ) -> None:
+        """Submit a call to a rank, or each of its answers to the rank of the engine's own choice."""
+        chosen = self._own_choice if rank is None else lambda: rank
+        self.loop.open(mailbox, answers, ignore_eos, chosen, hands_off=leg.hands_off, pulls=leg.pulls)
+        leg.submit(mailbox)
 
     async def _refuse(self, call: Call, form: "Wire | Form", message: str, send: Send) -> None:
         """Report that the queue is full: by status, or inside a stream of status 200."""
@@ -203,19 +256,31 @@ class WorkerApp:
         error = ApiError(503, message, kind)
         if not (call.stream and self._wire.queue_full_in_band):
             raise error
-        await _start_stream(send)
-        await _send_body(send, form.stream_error(error) + (DONE if form is self._wire else b""), more=False)
+        await self._fail_stream(form, error, send, started=False)
 
     async def _stream(
-        self, writer: StreamWriter, call: Call, mailbox: Mailbox, choices: list[Choice], send: Send
+        self,
+        form: "Wire | Form",
+        writer: StreamWriter,
+        call: Call,
+        mailbox: Mailbox,
+        choices: list[Choice],
+        leg: Leg,
+        send: Send,
     ) -> None:
         started = self._wire.headers_at_once
         if started:
             await _start_stream(send)
         unfinished = len(choices)
         while unfinished:
-            touched = await _take(mailbox, choices)
-            unfinished -= sum(choice.finish is not None for choice in touched)
+            try:
+                touched = await _take(mailbox, choices)
+                unfinished -= sum(choice.finish is not None for choice in touched)
+                if not unfinished:
+                    await leg.end(mailbox, choices)
+            except ApiError as error:
+                await self._fail_stream(form, error, send, started=started)
+                return
             ready = [choice for choice in touched if choice.should_send(call.stream_interval)]
             events = b"".join([writer.update(choice) for choice in ready])
             for choice in ready:
@@ -227,6 +292,12 @@ class WorkerApp:
                 await _start_stream(send)
             if events:
                 await _send_body(send, events, more=unfinished > 0)
+
+    async def _fail_stream(self, form: "Wire | Form", error: ApiError, send: Send, *, started: bool) -> None:
+        """Report an error within a stream of status 200, and end it."""
+        if not started:
+            await _start_stream(send)
+        await _send_body(send, form.stream_error(error) + (DONE if form is self._wire else b""), more=False)
 
     def _queue(self, _request: HttpRequest) -> Response:
         queue = self.loop.queue

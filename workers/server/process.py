@@ -13,11 +13,13 @@ class WorkerServer:
     """Serves once `run` is awaited; earlier connections wait in the socket's backlog."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Listen at once. Raises OSError if the address is taken."""
-        self._app = WorkerApp(settings)
-        self._listener = socket.create_server((settings.host, settings.port), backlog=2048)
+        """Listen at once. Raises OSError if an address is taken."""
+        ports = [settings.port, settings.side_port] if settings.disaggregated else [settings.port]
+        self._listeners = [socket.create_server((settings.host, port), backlog=2048) for port in ports]
+        side_port = self._listeners[1].getsockname()[1] if settings.disaggregated else None
+        self._app = WorkerApp(settings, side_port)
         self._server = uvicorn.Server(_config(self._app))
-        host, port = self._listener.getsockname()[:2]
+        host, port = self._listeners[0].getsockname()[:2]
         self.url = f"http://{host}:{port}"
 
     def stop(self, *_signal: object) -> None:
@@ -32,11 +34,12 @@ class WorkerServer:
             tasks.append(asyncio.create_task(publisher.serve_replay()))
         for task in tasks:
             task.add_done_callback(self.stop)
-        await self._server.serve([self._listener])
+        await self._server.serve(self._listeners)
         for task in tasks:
             if task.done():
                 task.result()
             task.cancel()
+        await self._app.close()
         if publisher is not None:
             await asyncio.gather(*tasks, return_exceptions=True)
             publisher.close()
