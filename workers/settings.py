@@ -79,6 +79,10 @@ class WorkerSettings:
     transfer_times: Annotated[
         str, "A,B: milliseconds of a transfer from prefill to decode, and microseconds of each token in it"
     ] = "2,5"
+    transfer_timeout: Annotated[
+        float | None,
+        "seconds that one leg of a request waits for the other (default: 300 for sglang, 480 for Mooncake)",
+    ] = None
     exit_with_parent: Annotated[bool, "exit when standard input is closed"] = False
 
     @property
@@ -194,7 +198,7 @@ def _check(settings: WorkerSettings) -> None:
         raise ValueError("measure and kv_events are for a single engine, not for ranks")
     if settings.dialect == "sglang" and settings.connector is not None:
         raise ValueError("connector is for vllm: sglang has a role alone")
-    if settings.kv_lease <= 0:
-        raise ValueError("kv_lease must be positive")
+    if settings.kv_lease <= 0 or (settings.transfer_timeout is not None and settings.transfer_timeout <= 0):
+        raise ValueError("kv_lease and transfer_timeout must be positive")
     settings.transfer_seconds()
     settings.engine_config()

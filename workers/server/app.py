@@ -34,14 +34,15 @@ from workers.dialects.sglang_status import SglangStatus
 from workers.dialects.vllm import VllmWire
 from workers.dialects.vllm_status import VllmStatus
 from workers.engine.engine import Engine, create_engine
-from workers.engine.model import QueueFull
+from workers.engine.model import Output, QueueFull
 from workers.engine.sglang_engine import SglangEngine
+from workers.engine.tokenizer import EOS
 from workers.engine.transfer.leases import Leases
 from workers.engine.vllm_engine import VllmEngine
 from workers.server.loop import CallEnded, EngineLoop, Mailbox
 from workers.server.transfer.exchange import PATH
 from workers.server.transfer.legs import NO_LEG, Connector, Leg
-from workers.server.transfer.setup import nixl_connector
+from workers.server.transfer.setup import bootstrap_connector, nixl_connector
 from workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -78,11 +79,12 @@ class WorkerApp:
         self.publisher = _publisher(settings, engine)
         steps = [] if self.publisher is None else [self.publisher.after_step]
         if isinstance(engine, SglangEngine):
+            ranks = [each for each in engines if isinstance(each, SglangEngine)]
             descriptor = None if self.publisher is None else self.publisher.descriptor()
-            status = SglangStatus(
-                settings, [each for each in engines if isinstance(each, SglangEngine)], max_model_len, descriptor
-            )
+            status = SglangStatus(settings, ranks, max_model_len, descriptor, side_port=side_port)
             self.loop = EngineLoop(engines, settings.speed, (*steps, status.after_step), measure=settings.measure)
+            if side_port is not None:
+                self._connector = bootstrap_connector(ranks, self.loop, settings)
             self._wire = SglangWire(settings.model, max_model_len)
             self._routes = {**status.routes(), ("POST", "/abort_request"): self._abort_request}
         else:
@@ -175,17 +177,25 @@ class WorkerApp:
             call, rank = parse(body), self._pinned(request, body)
             header = "x-request-id" if self._settings.dialect == "vllm" else "x-override-rid"
             answer = self._wire.answer(call, request.headers.get(header))
-            prompts = self._prompts(call)
+            prompts = self._prompts(call, leg)
         except ApiError:
             leg.refuse()
             raise
         mailbox, choices = Mailbox(), [Choice(index, prompt) for index, (prompt, _, _) in enumerate(prompts)]
         async with self._answering(answer.id, mailbox, receive, streams=call.stream):
             try:
-                self._submit(mailbox, prompts, call.ignore_eos, rank, leg)
+                await self._begin(mailbox, choices, leg)
+                if not mailbox.interrupted.is_set():
+                    self._submit(mailbox, prompts, call.ignore_eos, rank, leg)
+                    leg.submit(mailbox, choices)
             except QueueFull as error:
                 leg.refuse()
                 await self._refuse(call, form, str(error), send)
+                return
+            except ApiError as error:
+                if not call.stream:
+                    raise
+                await self._fail_stream(form, error, send, started=False)
                 return
             try:
                 if call.stream:
@@ -204,7 +214,7 @@ class WorkerApp:
         whole = {"model": body.get("model"), "prompt": prompts, "max_tokens": 1}
         call = parse_call(whole, False)
         answer = self._wire.answer(call, None)
-        answers = self._prompts(call)
+        answers = self._prompts(call, NO_LEG)
         mailbox, choices = Mailbox(), [Choice(index, prompt) for index, (prompt, _, _) in enumerate(answers)]
         try:
             self._submit(mailbox, answers, call.ignore_eos, None, NO_LEG)
@@ -228,11 +238,18 @@ class WorkerApp:
             if self._calls.get(name) is mailbox:
                 del self._calls[name]
 
-    def _prompts(self, call: Call) -> list[tuple[list[int], int, int]]:
+    async def _begin(self, mailbox: Mailbox, choices: Sequence[Choice], leg: Leg) -> None:
+        """Wait until the engine may take a call; if it is aborted meanwhile, its answers end with that."""
+        await leg.begin(mailbox, choices)
+        if mailbox.aborted:
+            for choice in choices:
+                mailbox.put(choice.index, Output("", EOS, "abort", 0))
+
+    def _prompts(self, call: Call, leg: Leg) -> list[tuple[list[int], int, int]]:
         """Return the prompt, the most tokens and the number of each answer to a call. Raises ApiError."""
         limits = [self._wire.max_tokens(call, prompt) for prompt in call.prompts]
         return [
-            (prompt, limit, sample)
+            (prompt, 1 if leg.prefill_only else limit, sample)
             for prompt, limit in zip(call.prompts, limits, strict=True)
             for sample in range(call.n)
         ]
@@ -246,9 +263,10 @@ class WorkerApp:
         leg: Leg,
     ) -> None:
         """Submit a call to a rank, or each of its answers to the rank of the engine's own choice."""
+        if rank is None:
+            rank = leg.rank
         chosen = self._own_choice if rank is None else lambda: rank
         self.loop.open(mailbox, answers, ignore_eos, chosen, hands_off=leg.hands_off, pulls=leg.pulls)
-        leg.submit(mailbox)
 
     async def _refuse(self, call: Call, form: "Wire | Form", message: str, send: Send) -> None:
         """Report that the queue is full: by status, or inside a stream of status 200."""

@@ -31,6 +31,7 @@ class Mailbox:
         """Set by the first token."""
         self.interrupted = asyncio.Event()
         """Set when the call is over before its end: its client has gone, or it was aborted or has failed."""
+        self.aborted = False
         self._error: Exception | None = None
         self._deliveries: list[tuple[int, Output]] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -178,6 +179,8 @@ class EngineLoop:
 
     def abort(self, mailbox: Mailbox) -> None:
         """Abort a call on request: its reader gets a last output with finish reason "abort"."""
+        mailbox.aborted = True
+        mailbox.interrupted.set()
         for request_id in mailbox.ids:
             receiver = self._receivers.pop(request_id, None)
             if receiver is not None:

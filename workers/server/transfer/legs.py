@@ -20,13 +20,16 @@ class Leg:
     prefill_only = False
     """One token is generated, however many the call asks for."""
 
-    async def begin(self, mailbox: Mailbox) -> None:
+    rank: int | None = None
+    """The rank that serves it if it is not pinned, None for the engine's own choice."""
+
+    async def begin(self, mailbox: Mailbox, choices: Sequence[Choice]) -> None:
         """Wait until the engine may take the call, or until `mailbox` is interrupted. Raises ApiError."""
 
     def refuse(self) -> None:
         """Note that the call was refused, and that the engine will not take it."""
 
-    def submit(self, mailbox: Mailbox) -> None:
+    def submit(self, mailbox: Mailbox, choices: Sequence[Choice]) -> None:
         """Note that the engine has the requests of the call."""
 
     async def end(self, mailbox: Mailbox, choices: Sequence[Choice]) -> None:

@@ -9,7 +9,7 @@ Left out: the handshake of two engines (about 4 s, once), several tensor-paralle
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 from uuid import uuid4
@@ -25,19 +25,9 @@ from workers.server.clock import EmulatedClock
 from workers.server.loop import EngineLoop, Mailbox
 from workers.server.transfer.exchange import Exchange, Message, Unreachable
 from workers.server.transfer.legs import NO_LEG, Leg
+from workers.server.transfer.pulls import Pull, Pulls, TransferTimes, Waiting
 
 RENEWALS_PER_LEASE = 6
-
-
-class TransferTimes(NamedTuple):
-    """How long the KV of a prompt is under way, in seconds."""
-
-    each: float
-    token: float
-
-    def of(self, tokens: int) -> float:
-        """Return the seconds for so many tokens."""
-        return self.each + self.token * tokens
 
 
 class SideChannel(NamedTuple):
@@ -70,9 +60,8 @@ class NixlConnector:
         self.times, self.recompute = times, recompute
         self.renewal = lease / RENEWALS_PER_LEASE
         self._side = side
-        self._pulls: dict[str, Pull] = {}
+        self.pulls = Pulls(engines)
         self._notices: list[RemotePrefill] = []
-        self._tasks: set[asyncio.Task[None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
         loop.call_after_steps(self._after_step)
 
@@ -109,9 +98,7 @@ class NixlConnector:
         """Stop what is under way, and close connections."""
         if self._expiry is not None:
             self._expiry.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.pulls.close()
         await self.exchange.close()
 
     def offer(self, rank: int, request_id: str, choice: Choice) -> dict[str, object] | None:
@@ -123,20 +110,6 @@ class NixlConnector:
         return handed_off(
             self.engine_ids[rank], request_id, host, port, blocks, len(choice.prompt), choice.cached_tokens
         )
-
-    def pull(self, remote: RemotePrefill, rank: int, request_id: str, mailbox: Mailbox) -> None:
-        """Let a request that the engine has get its KV."""
-        pull = Pull(self, remote, rank, request_id, mailbox)
-        self._pulls[request_id] = pull
-        self._start(pull.run())
-
-    def stop_pull(self, request_id: str) -> None:
-        """Note that a request is over: one without memory yet leaves its KV to be released."""
-        pull = self._pulls.pop(request_id, None)
-        if pull is not None and not pull.allocated.is_set():
-            pull.gone = True
-            pull.allocated.set()
-            self.notify(pull.remote)
 
     def notify(self, remote: RemotePrefill) -> None:
         """Have the prefill engine release a hand-off, after this engine's next step."""
@@ -156,12 +129,10 @@ class NixlConnector:
             for request_id in engine.take_held():
                 leases.begin(request_id, now)
                 self._await_expiry()
-            for request_id in engine.take_allocated():
-                if request_id in self._pulls:
-                    self._pulls[request_id].allocated.set()
+        self.pulls.note_allocated()
         notices, self._notices = self._notices, []
         for remote in notices:
-            self._start(self._release(remote))
+            self.pulls.start(self._release(remote))
 
     def _await_expiry(self) -> None:
         if self._expiry is not None:
@@ -171,11 +142,6 @@ class NixlConnector:
         if ends:
             delay = self.clock.real(max(0.0, min(ends) - self.clock.now()))
             self._expiry = asyncio.get_running_loop().call_later(delay, self.expire)
-
-    def _start(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _release(self, remote: RemotePrefill) -> None:
         with suppress(Unreachable):
@@ -214,38 +180,35 @@ class DecodeLeg(Leg):
         """Release the KV that nobody will read."""
         self._connector.notify(self._remote)
 
-    def submit(self, mailbox: Mailbox) -> None:
+    def submit(self, mailbox: Mailbox, _choices: Sequence[Choice]) -> None:
         """Begin to renew the lease."""
         for request_id, rank in zip(mailbox.ids, mailbox.ranks, strict=True):
-            self._connector.pull(self._remote, rank, request_id, mailbox)
+            waiting = Waiting(self._connector.engines[rank], request_id, mailbox)
+            self._connector.pulls.begin(NixlPull(self._connector, self._remote, waiting))
 
     def close(self, mailbox: Mailbox) -> None:
         """Release the KV of requests that have got no memory."""
         for request_id in mailbox.ids:
-            self._connector.stop_pull(request_id)
+            if self._connector.pulls.end(request_id) is not None:
+                self.refuse()
 
 
-class Pull:
+class NixlPull(Pull):
     """The way of one request's KV from the prefill engine to this one."""
 
-    def __init__(
-        self, connector: NixlConnector, remote: RemotePrefill, rank: int, request_id: str, mailbox: Mailbox
-    ) -> None:
-        self.remote = remote
-        self.allocated = asyncio.Event()
-        self.gone = False
+    def __init__(self, connector: NixlConnector, remote: RemotePrefill, waiting: Waiting) -> None:
+        super().__init__(waiting)
         self._connector = connector
-        self._engine = connector.engines[rank]
-        self._request_id = request_id
-        self._mailbox = mailbox
+        self._remote = remote
 
     async def run(self) -> None:
         """Renew the lease until there is memory, read the KV, and let the request go on."""
-        connector, remote = self._connector, self.remote
+        connector, remote = self._connector, self._remote
+        engine, request_id, _ = self.waiting
         await self._renew_until_allocated()
-        if self.gone:
+        if self.gone and not engine.tokens_to_pull(request_id):
             return
-        await connector.clock.work(connector.times.of(self._engine.tokens_to_pull(self._request_id)))
+        await connector.clock.work(connector.times.of(engine.tokens_to_pull(request_id)))
         try:
             answer = await connector.exchange.ask(remote.address, question("read", remote))
         except Unreachable:
@@ -254,22 +217,22 @@ class Pull:
             self._fail()
         else:
             damage = 0 if answer.get("right") else crc32(f"{remote.engine} {remote.request_id}".encode()) + 1
-            self._engine.loaded(self._request_id, remote.cached_tokens, damage)
+            engine.loaded(request_id, remote.cached_tokens, damage)
         connector.loop.wake()
 
     async def _renew_until_allocated(self) -> None:
         connector = self._connector
         while not self.allocated.is_set():
             with suppress(Unreachable):
-                await connector.exchange.ask(self.remote.address, question("renew", self.remote))
+                await connector.exchange.ask(self._remote.address, question("renew", self._remote))
             with suppress(TimeoutError):
                 async with asyncio.timeout(connector.clock.real(connector.renewal)):
                     await self.allocated.wait()
 
     def _fail(self) -> None:
         """Do what `kv_load_failure_policy` says."""
+        engine, request_id, mailbox = self.waiting
         if self._connector.recompute:
-            self._engine.recompute(self._request_id)
-        elif self._engine.tokens_to_pull(self._request_id):
-            message = "Internal server error"
-            self._connector.loop.fail(self._mailbox, ApiError(500, message, "InternalServerError"))
+            engine.recompute(request_id)
+        elif engine.tokens_to_pull(request_id):
+            self._connector.loop.fail(mailbox, ApiError(500, "Internal server error", "InternalServerError"))

@@ -2,12 +2,32 @@
 
 from collections.abc import Sequence
 
+from workers.engine.sglang_engine import SglangEngine
 from workers.engine.vllm_engine import VllmEngine
 from workers.server.clock import EmulatedClock
 from workers.server.loop import EngineLoop
+from workers.server.transfer.bootstrap import BootstrapConnector
 from workers.server.transfer.exchange import HttpExchange
-from workers.server.transfer.nixl import NixlConnector, SideChannel, TransferTimes
+from workers.server.transfer.nixl import NixlConnector, SideChannel
+from workers.server.transfer.pulls import TransferTimes
 from workers.settings import WorkerSettings
+
+SGLANG_TIMEOUT = 300.0
+
+
+def bootstrap_connector(
+    engines: Sequence[SglangEngine], loop: EngineLoop, settings: WorkerSettings
+) -> BootstrapConnector:
+    """Return the connector of an SGLang worker."""
+    return BootstrapConnector(
+        engines,
+        loop,
+        EmulatedClock(settings.speed),
+        HttpExchange(),
+        prefills=settings.role == "prefill",
+        times=TransferTimes(*settings.transfer_seconds()),
+        patience=SGLANG_TIMEOUT if settings.transfer_timeout is None else settings.transfer_timeout,
+    )
 
 
 def nixl_connector(
