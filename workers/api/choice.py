@@ -1,6 +1,6 @@
 """One answer while it is being generated: what has been generated, and which part has not been sent yet. PURE."""
 
-from workers.engine.model import FinishReason, Output
+from workers.engine.model import NO_TOKEN, FinishReason, Output
 from workers.engine.tokenizer import EOS, VOCABULARY, decode
 
 ANSWER_TEXT = {EOS: "", **{token: decode([token]) for token in VOCABULARY}}
@@ -25,7 +25,7 @@ class Choice:
     def add(self, output: Output) -> None:
         self.finish = output.finish
         self.cached_tokens = output.cached_tokens
-        if output.finish != "abort":
+        if output.token != NO_TOKEN:
             self.completion_tokens += 1
             self.token_ids.append(output.token)
 

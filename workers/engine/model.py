@@ -36,6 +36,10 @@ class Request:
     pulls: bool = False
 
 
+NO_TOKEN = -1
+"""Stands in the output of a request that ends without a further token."""
+
+
 class Output(NamedTuple):
     """One generated token of one request; `cached_tokens` is the prefix hit when the request was first scheduled."""
 

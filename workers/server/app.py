@@ -8,11 +8,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from workers.api.call import ApiError, Body, Call, parse_call
 from workers.api.choice import Choice
-from workers.api.dialect import DONE, StreamWriter, Wire
+from workers.api.dialect import DONE, Answer, Wire
 from workers.api.forms import Form
 from workers.api.http import (
     HttpRequest,
@@ -34,11 +34,11 @@ from workers.dialects.sglang_status import SglangStatus
 from workers.dialects.vllm import VllmWire
 from workers.dialects.vllm_status import VllmStatus
 from workers.engine.engine import Engine, create_engine
-from workers.engine.model import Output, QueueFull
+from workers.engine.model import NO_TOKEN, FinishReason, Output, QueueFull
 from workers.engine.sglang_engine import SglangEngine
-from workers.engine.tokenizer import EOS
 from workers.engine.transfer.leases import Leases
 from workers.engine.vllm_engine import VllmEngine
+from workers.server.faults import COMMANDS, Fault, Faults, refusal
 from workers.server.loop import CallEnded, EngineLoop, Mailbox
 from workers.server.transfer.exchange import PATH
 from workers.server.transfer.legs import NO_LEG, Connector, Leg
@@ -56,6 +56,22 @@ QUEUE = "/emulated/queue"
 GENERATION = {"/v1/chat/completions": True, "/v1/completions": False}  # path: True if it is a chat
 
 
+Answering = tuple[list[int], int, int]
+"""The prompt, the most tokens and the number of one answer."""
+
+
+class Generation(NamedTuple):
+    """A call that an engine is to answer, and who waits for it."""
+
+    form: "Wire | Form"
+    answer: Answer
+    mailbox: Mailbox
+    choices: list[Choice]
+    leg: Leg
+    fault: Fault | None
+    send: Send
+
+
 class WorkerApp:
     """One worker. It answers calls only while `loop.run()` is running."""
 
@@ -67,6 +83,10 @@ class WorkerApp:
         self._settings = settings
         self._side_port = side_port
         self._connector: Connector | None = None
+        self._faults = Faults()
+        self._dead = False
+        self.die: Callable[[], None] = lambda: None
+        """Ends the worker, for the faults that ask for it."""
         self._calls: dict[str, Mailbox] = {}
         self._own_choice = own_choice(settings.dialect, engines)
         self._pooled = POOLED[settings.dialect]
@@ -97,8 +117,14 @@ class WorkerApp:
                 nixl = nixl_connector(each, self.loop, settings, side_port)
                 self._connector, leases = nixl, nixl.leases
             self._routes = VllmStatus(settings, engines, max_model_len, sources, leases).routes()
-        if settings.measure:
-            self._routes = {**self._routes, ("GET", QUEUE): self._queue, ("POST", QUEUE): self._measure}
+        self._routes = {**self._routes, **self._emulated()}
+
+    def _emulated(self) -> Routes:
+        """Return the paths that no real engine has."""
+        faults: Routes = {("GET", COMMANDS): self._faults.show, ("POST", COMMANDS): self._faults.command}
+        if not self._settings.measure:
+            return faults
+        return {**faults, ("GET", QUEUE): self._queue, ("POST", QUEUE): self._measure}
 
     async def close(self) -> None:
         """Close connections to other engines."""
@@ -107,6 +133,8 @@ class WorkerApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one HTTP request: the ASGI entry point."""
+        if self._dead:
+            await asyncio.Future()  # the server is about to cut the connection
         try:
             request = await read_request(scope, receive)
             if self._side_port is not None and scope["server"][1] == self._side_port:
@@ -114,6 +142,8 @@ class WorkerApp:
             else:
                 await self._respond(request, receive, send)
         except (ConnectionResetError, CallEnded):
+            if self._dead:
+                await asyncio.Future()
             return
         except ApiError as error:
             form = self._forms.get(scope["path"].removesuffix("/count_tokens"), self._wire)
@@ -172,7 +202,10 @@ class WorkerApp:
     ) -> None:
         body = request.json()
         leg = NO_LEG if self._connector is None else self._connector.leg(body, request.headers, request.path)
+        fault = self._faults.take(leg)
         try:
+            if (refused := refusal(fault)) is not None:
+                raise refused
             self._wire.check(body, request.path)
             call, rank = parse(body), self._pinned(request, body)
             header = "x-request-id" if self._settings.dialect == "vllm" else "x-override-rid"
@@ -181,31 +214,68 @@ class WorkerApp:
         except ApiError:
             leg.refuse()
             raise
-        mailbox, choices = Mailbox(), [Choice(index, prompt) for index, (prompt, _, _) in enumerate(prompts)]
-        async with self._answering(answer.id, mailbox, receive, streams=call.stream):
-            try:
-                await self._begin(mailbox, choices, leg)
-                if not mailbox.interrupted.is_set():
-                    self._submit(mailbox, prompts, call.ignore_eos, rank, leg)
-                    leg.submit(mailbox, choices)
-            except QueueFull as error:
-                leg.refuse()
-                await self._refuse(call, form, str(error), send)
-                return
-            except ApiError as error:
-                if not call.stream:
-                    raise
-                await self._fail_stream(form, error, send, started=False)
-                return
-            try:
-                if call.stream:
-                    await self._stream(form, form.writer(answer), call, mailbox, choices, leg, send)
-                else:
-                    await _finish(mailbox, choices)
-                    await leg.end(mailbox, choices)
-                    await send_response(send, Response(form.full(answer, choices)))
-            finally:
-                leg.close(mailbox)
+        choices = [Choice(index, prompt) for index, (prompt, _, _) in enumerate(prompts)]
+        generation = Generation(form, answer, Mailbox(), choices, leg, fault, send)
+        async with self._answering(answer.id, generation.mailbox, receive, streams=call.stream):
+            if await self._admit(generation, prompts, rank):
+                await self._answer(generation)
+
+    async def _admit(self, generation: "Generation", prompts: Sequence[Answering], rank: int | None) -> bool:
+        """Give a call to the engine, unless it is over before. Returns False if its refusal has been answered."""
+        call, leg, mailbox = generation.answer.call, generation.leg, generation.mailbox
+        self._die_if(generation.fault == "die_before")
+        if generation.fault == "empty_length":
+            leg.refuse()
+            _end_without_tokens(generation, "length")
+            return True
+        try:
+            await leg.begin(mailbox, generation.choices)
+            if mailbox.aborted:
+                _end_without_tokens(generation, "abort")
+            elif not mailbox.interrupted.is_set():
+                self._submit(mailbox, prompts, call.ignore_eos, rank, leg)
+                leg.submit(mailbox, generation.choices)
+        except QueueFull as error:
+            leg.refuse()
+            await self._refuse(generation, str(error))
+            return False
+        except ApiError as error:
+            if not call.stream:
+                raise
+            await self._fail_stream(generation, error, started=False)
+            return False
+        self._die_if(generation.fault == "die_during")
+        return True
+
+    async def _answer(self, generation: "Generation") -> None:
+        """Answer a call that the engine has, whole or as a stream."""
+        mailbox, choices, leg = generation.mailbox, generation.choices, generation.leg
+        try:
+            if generation.answer.call.stream:
+                await self._stream(generation)
+            else:
+                await _finish(mailbox, choices)
+                await self._end(generation)
+                await send_response(generation.send, Response(generation.form.full(generation.answer, choices)))
+        finally:
+            leg.close(mailbox)
+        self._die_if(generation.fault == "die_after")
+
+    async def _end(self, generation: "Generation") -> None:
+        """Finish the hand-off of a call whose tokens all exist."""
+        if generation.fault == "expire":
+            generation.leg.spoil(generation.mailbox)
+        await generation.leg.end(generation.mailbox, generation.choices)
+        if generation.fault in ("no_params", "odd_params"):
+            for choice in generation.choices:
+                choice.transfer = None if generation.fault == "no_params" else "no object"
+
+    def _die_if(self, fault: bool) -> None:
+        """End the worker, whose calls get no answer from now on. Raises CallEnded then."""
+        if fault:
+            self._dead = True
+            self.die()
+            raise CallEnded
 
     async def _pool(self, request: HttpRequest, pooled: Pooled, receive: Receive, send: Send) -> None:
         """Compute the prompts up to their first token, which is not sent."""
@@ -238,14 +308,7 @@ class WorkerApp:
             if self._calls.get(name) is mailbox:
                 del self._calls[name]
 
-    async def _begin(self, mailbox: Mailbox, choices: Sequence[Choice], leg: Leg) -> None:
-        """Wait until the engine may take a call; if it is aborted meanwhile, its answers end with that."""
-        await leg.begin(mailbox, choices)
-        if mailbox.aborted:
-            for choice in choices:
-                mailbox.put(choice.index, Output("", EOS, "abort", 0))
-
-    def _prompts(self, call: Call, leg: Leg) -> list[tuple[list[int], int, int]]:
+    def _prompts(self, call: Call, leg: Leg) -> list[Answering]:
         """Return the prompt, the most tokens and the number of each answer to a call. Raises ApiError."""
         limits = [self._wire.max_tokens(call, prompt) for prompt in call.prompts]
         return [
@@ -257,7 +320,7 @@ class WorkerApp:
     def _submit(
         self,
         mailbox: Mailbox,
-        answers: Sequence[tuple[list[int], int, int]],
+        answers: Sequence[Answering],
         ignore_eos: bool,
         rank: int | None,
         leg: Leg,
@@ -268,38 +331,31 @@ class WorkerApp:
         chosen = self._own_choice if rank is None else lambda: rank
         self.loop.open(mailbox, answers, ignore_eos, chosen, hands_off=leg.hands_off, pulls=leg.pulls)
 
-    async def _refuse(self, call: Call, form: "Wire | Form", message: str, send: Send) -> None:
+    async def _refuse(self, generation: "Generation", message: str) -> None:
         """Report that the queue is full: by status, or inside a stream of status 200."""
         kind = "Service Unavailable" if self._settings.dialect == "vllm" else "503"
         error = ApiError(503, message, kind)
-        if not (call.stream and self._wire.queue_full_in_band):
+        if not (generation.answer.call.stream and self._wire.queue_full_in_band):
             raise error
-        await self._fail_stream(form, error, send, started=False)
+        await self._fail_stream(generation, error, started=False)
 
-    async def _stream(
-        self,
-        form: "Wire | Form",
-        writer: StreamWriter,
-        call: Call,
-        mailbox: Mailbox,
-        choices: list[Choice],
-        leg: Leg,
-        send: Send,
-    ) -> None:
+    async def _stream(self, generation: "Generation") -> None:
+        send, choices, writer = generation.send, generation.choices, generation.form.writer(generation.answer)
         started = self._wire.headers_at_once
         if started:
             await _start_stream(send)
         unfinished = len(choices)
         while unfinished:
             try:
-                touched = await _take(mailbox, choices)
+                touched = await _take(generation.mailbox, choices)
                 unfinished -= sum(choice.finish is not None for choice in touched)
                 if not unfinished:
-                    await leg.end(mailbox, choices)
+                    await self._end(generation)
             except ApiError as error:
-                await self._fail_stream(form, error, send, started=started)
+                await self._fail_stream(generation, error, started=started)
                 return
-            ready = [choice for choice in touched if choice.should_send(call.stream_interval)]
+            interval = generation.answer.call.stream_interval
+            ready = [choice for choice in touched if choice.should_send(interval)]
             events = b"".join([writer.update(choice) for choice in ready])
             for choice in ready:
                 choice.mark_sent()
@@ -310,12 +366,14 @@ class WorkerApp:
                 await _start_stream(send)
             if events:
                 await _send_body(send, events, more=unfinished > 0)
+                self._die_if(generation.fault == "die_in_stream")
 
-    async def _fail_stream(self, form: "Wire | Form", error: ApiError, send: Send, *, started: bool) -> None:
+    async def _fail_stream(self, generation: "Generation", error: ApiError, *, started: bool) -> None:
         """Report an error within a stream of status 200, and end it."""
         if not started:
-            await _start_stream(send)
-        await _send_body(send, form.stream_error(error) + (DONE if form is self._wire else b""), more=False)
+            await _start_stream(generation.send)
+        events = generation.form.stream_error(error) + (DONE if generation.form is self._wire else b"")
+        await _send_body(generation.send, events, more=False)
 
     def _queue(self, _request: HttpRequest) -> Response:
         queue = self.loop.queue
@@ -339,6 +397,11 @@ def _publisher(settings: WorkerSettings, engine: Engine) -> "KvPublisher | None"
     from workers.server.kv_events import KvPublisher  # noqa: PLC0415 - it needs an optional extra
 
     return KvPublisher(engine, settings.dialect, settings.host, settings.kv_events)
+
+
+def _end_without_tokens(generation: Generation, finish: FinishReason) -> None:
+    for choice in generation.choices:
+        generation.mailbox.put(choice.index, Output("", NO_TOKEN, finish, 0))
 
 
 async def _take(mailbox: Mailbox, choices: list[Choice]) -> list[Choice]:

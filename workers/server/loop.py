@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from workers.engine.barrier import Barrier
 from workers.engine.engine import Engine
-from workers.engine.model import Output, Request
-from workers.engine.tokenizer import EOS
+from workers.engine.model import NO_TOKEN, Output, Request
 from workers.engine.waiting import QueueMeter
 
 MAX_LAG = 0.05
@@ -187,7 +186,7 @@ class EngineLoop:
                 receiver.engine.abort(request_id)
                 self._observe_queue()
                 self._work.set()
-                mailbox.put(receiver.choice, Output(request_id, EOS, "abort", 0))
+                mailbox.put(receiver.choice, Output(request_id, NO_TOKEN, "abort", 0))
 
     async def run(self) -> None:
         """Step until cancelled."""

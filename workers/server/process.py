@@ -19,6 +19,7 @@ class WorkerServer:
         side_port = self._listeners[1].getsockname()[1] if settings.disaggregated else None
         self._app = WorkerApp(settings, side_port)
         self._server = uvicorn.Server(_config(self._app))
+        self._app.die = self.stop
         host, port = self._listeners[0].getsockname()[:2]
         self.url = f"http://{host}:{port}"
 

@@ -64,6 +64,13 @@ class Leases:
         else:
             self._engine.release_held(request_id)
 
+    def spoil(self, request_id: str) -> None:
+        """End a lease at once, as if its blocks had been reused since."""
+        if self._ends.pop(request_id, None) is not None:
+            self._engine.release_held(request_id)
+            self.expired += 1
+            self._blocks[request_id] = [(block, version - 1) for block, version in self._blocks[request_id]]
+
     def expire(self, now: float) -> None:
         """Release what no decode engine has read in time."""
         for request_id in [each for each, end in self._ends.items() if end <= now]:

@@ -35,6 +35,9 @@ class Leg:
     async def end(self, mailbox: Mailbox, choices: Sequence[Choice]) -> None:
         """Finish a hand-off whose tokens all exist, before the end of the answer is sent. Raises ApiError."""
 
+    def spoil(self, mailbox: Mailbox) -> None:
+        """Lose the KV that is held, as if its time were over and other prompts had overwritten it."""
+
     def close(self, mailbox: Mailbox) -> None:
         """Note that the call is over, whichever way."""
 

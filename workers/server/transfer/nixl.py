@@ -166,6 +166,11 @@ class PrefillLeg(Leg):
         for choice, request_id, rank in zip(choices, mailbox.ids, mailbox.ranks, strict=True):
             choice.transfer = self._connector.offer(rank, request_id, choice)
 
+    def spoil(self, mailbox: Mailbox) -> None:
+        """End the leases, and let the blocks be reused."""
+        for request_id, rank in zip(mailbox.ids, mailbox.ranks, strict=True):
+            self._connector.leases[rank].spoil(request_id)
+
 
 class DecodeLeg(Leg):
     """A call whose KV is read from a prefill engine."""

@@ -1,5 +1,6 @@
 """Prefill and decode on two emulated vLLM engines with NIXL: the wire as a router sees it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from tests.support.workers_http import (
     call,
     chat,
     content,
+    eventually,
+    series,
     stream,
     text,
     worker,
@@ -76,3 +79,222 @@ async def test_a_handed_off_answer_is_that_of_one_engine(
         assert handed[1][count] == usage[count]
     cached = first["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert handed[1]["prompt_tokens_details"]["cached_tokens"] == cached
+
+
+async def test_a_prefill_answers_with_the_parameters_of_the_hand_off(prefill: str, http: aiohttp.ClientSession) -> None:
+    """They name the blocks, the engine and its side channel, and say what the prefill found cached."""
+    answer = await prefilled(http, prefill, TEXT, text("a prompt that nobody has sent before"))
+    params = answer["kv_transfer_params"]
+    assert params["do_remote_prefill"] is True
+    assert params["do_remote_decode"] is False
+    assert params["remote_prefill_cached_tokens"] == 0
+    (blocks,) = params["remote_block_ids"]
+    assert len(blocks) == -(-answer["usage"]["prompt_tokens"] // 4)
+    assert params["remote_host"] == "127.0.0.1"
+    assert f":{params['remote_port']}" not in prefill
+    assert answer["usage"]["completion_tokens"] == 1
+
+
+async def test_parameters_ride_on_the_last_chunk_of_a_stream(
+    prefill: str, decode: str, http: aiohttp.ClientSession
+) -> None:
+    """A streamed prefill hands off as a whole one does."""
+    body = text(PROMPT, max_tokens=1, kv_transfer_params=PREFILL, stream_options=CONTINUOUS)
+    *_, last, _usage = await stream(http, prefill + TEXT, body)
+    answer = await call(http, decode + TEXT, text(PROMPT, kv_transfer_params=last["kv_transfer_params"]))
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+async def test_only_the_prefill_engine_computes_the_prompt(http: aiohttp.ClientSession) -> None:
+    """The decode engine gets all tokens of the prompt that it does not hold from the other, by both its counters."""
+    with worker(role="prefill") as prefill, worker(role="decode") as decode:
+        first = await prefilled(http, prefill, TEXT, text(PROMPT))
+        await call(http, decode + TEXT, text(PROMPT, kv_transfer_params=first["kv_transfer_params"]))
+        counts = await series(http, decode)
+        pinned = (await series(http, prefill))["vllm:kv_cache_usage_perc"]
+    prompt = first["usage"]["prompt_tokens"]
+    assert counts["vllm:external_prefix_cache_hits_total"] == prompt
+    assert counts["vllm:prompt_tokens_by_source_total"] == prompt
+    assert counts["vllm:prompt_tokens_total"] == prompt
+    assert pinned == 0.0
+
+
+async def test_a_prefill_stays_in_memory_until_it_is_read(http: aiohttp.ClientSession) -> None:
+    """The usage of the cache shows the pin, and a read ends it."""
+    with worker(role="prefill") as prefill, worker(role="decode") as decode:
+        first = await prefilled(http, prefill, TEXT, text(PROMPT))
+        assert (await series(http, prefill))["vllm:kv_cache_usage_perc"] > 0
+        await call(http, decode + TEXT, text(PROMPT, kv_transfer_params=first["kv_transfer_params"]))
+        counts = await series(http, prefill)
+    assert counts["vllm:kv_cache_usage_perc"] == 0
+    assert counts["vllm:nixl_num_kv_expired_reqs_total"] == 0
+    assert counts["vllm:nixl_num_notifications_after_expiry_total"] == 0
+
+
+async def test_a_lease_ends_by_itself(http: aiohttp.ClientSession) -> None:
+    """After its seconds the blocks are free, and the end is counted, although no other call arrives."""
+    with worker(role="prefill", kv_lease=0.05) as prefill:
+        await prefilled(http, prefill, TEXT, text(PROMPT))
+
+        async def freed() -> bool:
+            counts = await series(http, prefill)
+            return counts["vllm:kv_cache_usage_perc"] == 0 and counts["vllm:nixl_num_kv_expired_reqs_total"] == 1
+
+        await eventually(freed)
+
+
+@pytest.mark.parametrize("reused", [False, True])
+async def test_a_late_read_is_answered_200_with_whatever_the_blocks_contain(
+    alone: str, http: aiohttp.ClientSession, reused: bool
+) -> None:
+    """It is the truth while the blocks are unused, and other tokens after; the prefill engine counts both."""
+    body = text(PROMPT, max_tokens=20)
+    with worker(role="prefill", kv_lease=0.05, kv_tokens=400) as prefill, worker(role="decode") as decode:
+        first = await prefilled(http, prefill, TEXT, body)
+
+        async def expired() -> bool:
+            return (await series(http, prefill))["vllm:nixl_num_kv_expired_reqs_total"] == 1
+
+        await eventually(expired)
+        for number in range(8 if reused else 0):
+            await call(http, prefill + TEXT, text(f"{number} " * 100))
+        late = await call(http, decode + TEXT, body | {"kv_transfer_params": first["kv_transfer_params"]})
+        counts = await series(http, prefill)
+    truth = await call(http, alone + TEXT, body)
+    assert (late["choices"][0]["text"] != truth["choices"][0]["text"]) == reused
+    assert late["usage"] == truth["usage"] | {"prompt_tokens_details": late["usage"]["prompt_tokens_details"]}
+    assert counts["vllm:nixl_num_notifications_after_expiry_total"] == 1
+
+
+async def test_a_request_in_the_decode_engine_keeps_the_lease(alone: str, http: aiohttp.ClientSession) -> None:
+    """While it waits there for memory, heartbeats renew the lease, for longer than it lasts by itself."""
+    long = text("something else " * 20, max_tokens=100)
+    body = text(PROMPT, max_tokens=20)
+    with (
+        worker(role="prefill", kv_lease=1.0) as prefill,
+        worker(role="decode", max_running=1, step_times="20,0,0", kv_lease=1.0) as decode,
+    ):
+        busy = asyncio.create_task(call(http, decode + TEXT, long))
+
+        async def running() -> bool:
+            return (await series(http, decode))["vllm:num_requests_running"] == 1
+
+        await eventually(running)
+        first = await prefilled(http, prefill, TEXT, body)
+        answer = await call(http, decode + TEXT, body | {"kv_transfer_params": first["kv_transfer_params"]})
+        await busy
+        counts = await series(http, prefill)
+    assert answer["choices"][0]["text"] == (await call(http, alone + TEXT, body))["choices"][0]["text"]
+    assert counts["vllm:nixl_num_kv_expired_reqs_total"] == 0
+    assert counts["vllm:nixl_num_notifications_after_expiry_total"] == 0
+
+
+async def test_a_refusal_by_a_busy_decode_engine_releases(http: aiohttp.ClientSession) -> None:
+    """A model that it does not have is 404, and the prefill engine's blocks are free; an idle engine only says so with
+    its next step.
+    """
+    with worker(role="prefill") as prefill, worker(role="decode") as decode:
+        first = await prefilled(http, prefill, TEXT, text(PROMPT))
+        body = text(PROMPT, model="no such model", kv_transfer_params=first["kv_transfer_params"])
+        await call(http, decode + TEXT, body, 404)
+
+        async def freed() -> bool:
+            return (await series(http, prefill))["vllm:kv_cache_usage_perc"] == 0
+
+        assert not await freed()
+        await call(http, decode + TEXT, text("the next step"))
+        await eventually(freed)
+        assert (await series(http, prefill))["vllm:nixl_num_kv_expired_reqs_total"] == 0
+
+
+async def test_a_prompt_whose_prefill_engine_died_fails_at_once(http: aiohttp.ClientSession) -> None:
+    """Whole answers are 500, streams end with an error; with the other policy the decode engine computes the prompt."""
+    with (
+        worker(role="decode") as strict,
+        worker(role="decode", kv_load_failure_policy="recompute") as lenient,
+        worker() as alone,
+    ):
+        with worker(role="prefill") as prefill:
+            first = await prefilled(http, prefill, TEXT, text(PROMPT))
+        body = text(PROMPT, kv_transfer_params=first["kv_transfer_params"])
+        error = await call(http, strict + TEXT, body, 500)
+        assert error["error"]["type"] == "InternalServerError"
+        (event,) = await stream(http, strict + TEXT, body)
+        assert event["error"]["code"] == 500
+        answer = await call(http, lenient + TEXT, body)
+        truth = await call(http, alone + TEXT, text(PROMPT))
+        assert answer["choices"][0]["text"] == truth["choices"][0]["text"]
+        left = await series(http, strict)
+    assert left["vllm:kv_cache_usage_perc"] == left["vllm:num_requests_waiting"] == 0
+
+
+async def test_another_process_at_the_same_address_is_no_prefill_engine(http: aiohttp.ClientSession) -> None:
+    """Parameters of an engine that has been restarted are answered 500, not with other KV."""
+    with worker(role="decode") as decode:
+        with worker(role="prefill") as prefill:
+            params = (await prefilled(http, prefill, TEXT, text(PROMPT)))["kv_transfer_params"]
+        with worker(role="prefill", side_port=params["remote_port"]):
+            await call(http, decode + TEXT, text(PROMPT, kv_transfer_params=params), 500)
+
+
+async def test_a_client_that_leaves_the_decode_engine_releases(http: aiohttp.ClientSession) -> None:
+    """A call that is closed while its KV is under way leaves no memory in use on either side."""
+    with worker(role="prefill") as prefill, worker(role="decode", transfer_times="500,0") as decode:
+        first = await prefilled(http, prefill, TEXT, text(PROMPT))
+        body = text(PROMPT, kv_transfer_params=first["kv_transfer_params"])
+        leaving = asyncio.create_task(call(http, decode + TEXT, body))
+
+        async def loading() -> bool:
+            counts = await series(http, decode)
+            return counts["vllm:kv_cache_usage_perc"] > 0 and counts["vllm:num_requests_waiting"] == 1
+
+        await eventually(loading)
+        leaving.cancel()
+
+        async def freed() -> bool:
+            used = [(await series(http, url))["vllm:kv_cache_usage_perc"] for url in (prefill, decode)]
+            return used == [0, 0]
+
+        await eventually(freed)
+
+
+@pytest.mark.parametrize("params", ["text", 5, [1]])
+async def test_parameters_that_are_no_object_are_refused(decode: str, http: aiohttp.ClientSession, params: Any) -> None:
+    """Such a call is 400."""
+    await call(http, decode + TEXT, text(kv_transfer_params=params), 400)
+
+
+async def test_a_decode_engine_without_parameters_computes_the_prompt(
+    decode: str, alone: str, http: aiohttp.ClientSession
+) -> None:
+    """It answers as one engine does; so it does if the parameters lack an address."""
+    truth = await call(http, alone + TEXT, text(PROMPT))
+    for params in ({}, {"do_remote_prefill": True}, {"do_remote_prefill": True, "remote_block_ids": [[1]]}):
+        answer = await call(http, decode + TEXT, text(PROMPT, kv_transfer_params=params))
+        assert answer["choices"][0]["text"] == truth["choices"][0]["text"]
+
+
+async def test_an_engine_without_a_connector_knows_no_parameters(alone: str, http: aiohttp.ClientSession) -> None:
+    """It answers null, and shows no series of NIXL."""
+    answer = await prefilled(http, alone, TEXT, text(PROMPT))
+    assert answer["kv_transfer_params"] is None
+    assert not [name for name in await series(http, alone) if "nixl" in name]
+
+
+async def test_ranks_hand_off_to_ranks(alone: str, http: aiohttp.ClientSession) -> None:
+    """Each rank of the prefill engine has a name of its own, and any rank of the decode engine reads from it."""
+    body = text(PROMPT, max_tokens=20)
+    truth = await call(http, alone + TEXT, body)
+    engines = set()
+    with worker(role="prefill", ranks=2) as prefill, worker(role="decode", ranks=2) as decode:
+        for source in "01":
+            for target in "01":
+                rank = {"X-data-parallel-rank": source}
+                wanted = body | {"max_tokens": 1, "kv_transfer_params": PREFILL}
+                params = (await call(http, prefill + TEXT, wanted, 200, **rank))["kv_transfer_params"]
+                engines.add(params["remote_engine_id"])
+                rank = {"X-data-parallel-rank": target}
+                answer = await call(http, decode + TEXT, body | {"kv_transfer_params": params}, 200, **rank)
+                assert answer["choices"][0]["text"] == truth["choices"][0]["text"]
+    assert len(engines) == 2
+    assert all(name.endswith(("_dp0", "_dp1")) for name in engines)
