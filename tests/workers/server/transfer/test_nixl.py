@@ -21,6 +21,15 @@ from tests.support.workers_http import (
     text,
     worker,
 )
+from workers.api.choice import Choice
+from workers.engine.engine import default_config
+from workers.engine.hardware import HARDWARE
+from workers.engine.vllm_engine import VllmEngine
+from workers.server.clock import EmulatedClock
+from workers.server.loop import EngineLoop, Mailbox
+from workers.server.transfer.exchange import LocalExchange, Message
+from workers.server.transfer.nixl import NixlConnector, SideChannel
+from workers.server.transfer.pulls import TransferTimes
 
 PREFILL: Json = {"do_remote_decode": True, "do_remote_prefill": False}
 PROMPT = "the same long beginning of every prompt " * 8
@@ -166,27 +175,33 @@ async def test_a_late_read_is_answered_200_with_whatever_the_blocks_contain(
     assert counts["vllm:nixl_num_notifications_after_expiry_total"] == 1
 
 
-async def test_a_request_in_the_decode_engine_keeps_the_lease(alone: str, http: aiohttp.ClientSession) -> None:
-    """While it waits there for memory, heartbeats renew the lease, for longer than it lasts by itself."""
-    long = text("something else " * 20, max_tokens=100)
-    body = text(PROMPT, max_tokens=20)
-    with (
-        worker(role="prefill", kv_lease=1.0) as prefill,
-        worker(role="decode", max_running=1, step_times="20,0,0", kv_lease=1.0) as decode,
-    ):
-        busy = asyncio.create_task(call(http, decode + TEXT, long))
+async def test_a_request_in_the_decode_engine_renews_its_lease() -> None:
+    """While it waits there for memory, heartbeats go to the prefill engine, a sixth of the lease apart."""
+    heartbeats = asyncio.Semaphore(0)
 
-        async def running() -> bool:
-            return (await series(http, decode))["vllm:num_requests_running"] == 1
+    async def answer(question: Message) -> Message:
+        assert question == {"kind": "renew", "engine": "p", "request": "7"}
+        heartbeats.release()
+        return {"known": True, "right": True}
 
-        await eventually(running)
-        first = await prefilled(http, prefill, TEXT, body)
-        answer = await call(http, decode + TEXT, body | {"kv_transfer_params": first["kv_transfer_params"]})
-        await busy
-        counts = await series(http, prefill)
-    assert answer["choices"][0]["text"] == (await call(http, alone + TEXT, body))["choices"][0]["text"]
-    assert counts["vllm:nixl_num_kv_expired_reqs_total"] == 0
-    assert counts["vllm:nixl_num_notifications_after_expiry_total"] == 0
+    exchange = LocalExchange()
+    exchange.engines["http://host:1"] = answer
+    engine = VllmEngine(default_config("vllm"), HARDWARE["instant"])
+    loop = EngineLoop([engine], 1.0)
+    times = TransferTimes(0, 0)
+    connector = NixlConnector(
+        [engine], loop, EmulatedClock(1.0), exchange, SideChannel("", 0), lease=0.06, times=times, recompute=False
+    )
+    params = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "p", "remote_request_id": "7"}
+    leg = connector.leg({"kv_transfer_params": params | {"remote_host": "host", "remote_port": 1}}, {}, TEXT)
+    mailbox = Mailbox()
+    loop.open(mailbox, [([1, 2, 3], 1, 0)], True, lambda: 0, pulls=leg.pulls)
+    leg.submit(mailbox, [Choice(0, [1, 2, 3])])
+    async with asyncio.timeout(60):
+        for _ in range(3):
+            await heartbeats.acquire()
+    leg.close(mailbox)
+    await connector.close()
 
 
 async def test_a_refusal_by_a_busy_decode_engine_releases(http: aiohttp.ClientSession) -> None:
