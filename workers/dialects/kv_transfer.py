@@ -1,4 +1,4 @@
-"""vLLM's `kv_transfer_params`, in calls and in answers, as of vLLM 0.32 (`kv_connector/v1/nixl`). PURE.
+"""vLLM's `kv_transfer_params`, in calls and in answers, as of vLLM 0.32 (`kv_connector/v1/nixl`, `mooncake`). PURE.
 
 Left out: parameters that come back from decode to prefill (`bidirectional_kv_xfer`), and the push mode of NIXL.
 """
@@ -26,6 +26,15 @@ class RemotePrefill:
         return f"http://{self.host}:{self.port}"
 
 
+@dataclass(frozen=True, slots=True)
+class PushedPrefill:
+    """A prompt whose KV a prefill engine will send: which one, and under which name."""
+
+    address: str
+    engine: str
+    transfer_id: str
+
+
 def transfer_params(body: Body) -> Mapping[str, object]:
     """Return the parameters of a call, empty if it has none. Raises ApiError 400 if they are no object."""
     params = body.get(FIELD)
@@ -48,6 +57,17 @@ def remote_prefill(params: Mapping[str, object]) -> RemotePrefill | None:
     if type(port) is not int:
         return None
     return RemotePrefill(host, port, engine, request_id, cached if type(cached) is int else None)
+
+
+def pushed_prefill(params: Mapping[str, object]) -> PushedPrefill | None:
+    """Return where the KV of a prompt will come from with Mooncake, None if from nowhere, or if a part is missing."""
+    address, engine = params.get("remote_bootstrap_addr"), params.get("remote_engine_id")
+    transfer_id = params.get("transfer_id")
+    if not params.get("do_remote_prefill"):
+        return None
+    if not (isinstance(address, str) and isinstance(engine, str) and isinstance(transfer_id, str)):
+        return None
+    return PushedPrefill(address, engine, transfer_id)
 
 
 def handed_off(

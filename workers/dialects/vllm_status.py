@@ -2,7 +2,8 @@
 
 Gauges are current as of the last step. Each counter has a *_created gauge, which reveals a restart.
 
-Left out: histograms and the development endpoints, which a production server does not have.
+Left out: histograms, and the development endpoints, which a production server does not have; but a worker with a KV
+connector serves /server_info as with VLLM_SERVER_DEV_MODE=1, with the part that concerns it.
 """
 
 import time
@@ -16,9 +17,10 @@ from workers.dialects.refusals import refuse_chat_ends
 from workers.engine.engine import Engine
 from workers.engine.tokenizer import decode
 from workers.engine.transfer.leases import Leases
-from workers.settings import WorkerSettings
+from workers.settings import Role, WorkerSettings
 
 VERSION = "0.33.0"
+KV_ROLES: Mapping[Role, str] = {"both": "kv_both", "prefill": "kv_producer", "decode": "kv_consumer"}
 TEXT = b"text/plain; version=1.0.0; charset=utf-8"
 PERMISSION: dict[str, object] = {
     **dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True),
@@ -37,10 +39,12 @@ class VllmStatus:
         max_model_len: int,
         sources: Mapping[str, object],
         leases: Sequence[Leases] = (),
+        side_port: int | None = None,
     ) -> None:
         """`engines`: its data-parallel ranks. `sources`: where KV events are published, empty if nowhere. `leases`:
-        those of each rank, if the engine has a NIXL connector.
+        those of each rank, if the engine has a NIXL connector. `side_port`: where its connector listens.
         """
+        self._side_port = side_port
         self._sources = sources
         self._settings = settings
         self._engines = engines
@@ -49,7 +53,9 @@ class VllmStatus:
         self._leases = leases
 
     def routes(self) -> Routes:
+        info: Routes = {("GET", "/server_info"): lambda _: json_response(self.server_info())}
         return {
+            **(info if self._settings.kv_connector is not None else {}),
             ("GET", "/health"): lambda _: Response(),
             ("GET", "/ping"): lambda _: Response(),
             ("POST", "/ping"): lambda _: Response(),
@@ -62,6 +68,20 @@ class VllmStatus:
             ("POST", "/detokenize"): self._detokenize,
             ("POST", "/v1/messages/count_tokens"): self._count_message_tokens,
         }
+
+    def server_info(self) -> dict[str, object]:
+        """Return the configuration of the connector, as `?config_format=json` does."""
+        settings = self._settings
+        nixl = settings.kv_connector == "nixl"
+        transfer = {
+            "kv_connector": "NixlConnector" if nixl else "MooncakeConnector",
+            "kv_role": KV_ROLES[settings.role],
+            "kv_buffer_device": "cuda",
+            "kv_connector_extra_config": {"kv_lease_duration": settings.kv_lease} if nixl else {},
+            "kv_load_failure_policy": settings.kv_load_failure_policy,
+        }
+        port = "VLLM_NIXL_SIDE_CHANNEL_PORT" if nixl else "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+        return {"vllm_config": {"kv_transfer_config": transfer}, "vllm_env": {port: self._side_port}}
 
     def metrics(self) -> bytes:
         """Return all series in Prometheus' text format."""

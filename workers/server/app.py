@@ -42,7 +42,8 @@ from workers.server.faults import COMMANDS, Fault, Faults, refusal
 from workers.server.loop import CallEnded, EngineLoop, Mailbox
 from workers.server.transfer.exchange import PATH
 from workers.server.transfer.legs import NO_LEG, Connector, Leg
-from workers.server.transfer.setup import bootstrap_connector, nixl_connector
+from workers.server.transfer.nixl import NixlConnector
+from workers.server.transfer.setup import bootstrap_connector, vllm_connector
 from workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
@@ -114,9 +115,10 @@ class WorkerApp:
             leases: Sequence[Leases] = ()
             if side_port is not None:
                 each = [engine for engine in engines if isinstance(engine, VllmEngine)]
-                nixl = nixl_connector(each, self.loop, settings, side_port)
-                self._connector, leases = nixl, nixl.leases
-            self._routes = VllmStatus(settings, engines, max_model_len, sources, leases).routes()
+                connector = vllm_connector(each, self.loop, settings, side_port)
+                self._connector = connector
+                leases = connector.leases if isinstance(connector, NixlConnector) else ()
+            self._routes = VllmStatus(settings, engines, max_model_len, sources, leases, side_port).routes()
         self._routes = {**self._routes, **self._emulated()}
 
     def _emulated(self) -> Routes:

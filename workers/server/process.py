@@ -22,6 +22,8 @@ class WorkerServer:
         self._app.die = self.stop
         host, port = self._listeners[0].getsockname()[:2]
         self.url = f"http://{host}:{port}"
+        self.side_url = None if side_port is None else f"http://{host}:{side_port}"
+        """Where other engines reach this one."""
 
     def stop(self, *_signal: object) -> None:
         """End `run` soon, cutting open streams. Callable from any thread, and as a signal handler."""

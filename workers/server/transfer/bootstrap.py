@@ -112,7 +112,7 @@ class PrefillLeg(Leg):
             sent = connector.clock.work(connector.times.of(len(choice.prompt)))
             if choice.finish == "abort" or not await unless_interrupted(sent, mailbox, connector.clock, float("inf")):
                 continue
-            offer = Offer(fingerprint(choice.prompt), rank, choice.cached_tokens)
+            offer = Offer(fingerprint(choice.prompt), rank, choice.cached_tokens, len(choice.prompt))
             connector.meetings.at(str(room.number)).make(offer)
 
     def close(self, mailbox: Mailbox) -> None:

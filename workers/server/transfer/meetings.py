@@ -24,6 +24,7 @@ class Offer(NamedTuple):
     """Of the prompt."""
     rank: int
     cached_tokens: int
+    tokens: int
 
 
 class Meeting:
@@ -54,6 +55,10 @@ class Meetings:
         if len(self._meetings) > KEPT:
             self._meetings.popitem(last=False)
         return meeting
+
+    def forget(self, key: str) -> None:
+        """End a meeting that one leg has not come to."""
+        self._meetings.pop(key, None)
 
     async def wait_for_offer(self, key: str) -> Offer | None:
         """Return what is offered, and end the meeting; None if there is nothing yet."""

@@ -8,11 +8,14 @@ from workers.server.clock import EmulatedClock
 from workers.server.loop import EngineLoop
 from workers.server.transfer.bootstrap import BootstrapConnector
 from workers.server.transfer.exchange import HttpExchange
+from workers.server.transfer.mooncake import MooncakeConnector
 from workers.server.transfer.nixl import NixlConnector, SideChannel
 from workers.server.transfer.pulls import TransferTimes
 from workers.settings import WorkerSettings
 
 SGLANG_TIMEOUT = 300.0
+MOONCAKE_TIMEOUT = 480.0
+"""Seconds: VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT."""
 
 
 def bootstrap_connector(
@@ -30,10 +33,28 @@ def bootstrap_connector(
     )
 
 
+def vllm_connector(
+    engines: Sequence[VllmEngine], loop: EngineLoop, settings: WorkerSettings, side_port: int
+) -> NixlConnector | MooncakeConnector:
+    """Return the connector of a vLLM worker."""
+    if settings.kv_connector == "nixl":
+        return nixl_connector(engines, loop, settings, side_port)
+    return MooncakeConnector(
+        engines,
+        loop,
+        EmulatedClock(settings.speed),
+        HttpExchange(),
+        f"http://{settings.host}:{side_port}",
+        times=TransferTimes(*settings.transfer_seconds()),
+        patience=MOONCAKE_TIMEOUT if settings.transfer_timeout is None else settings.transfer_timeout,
+        recompute=settings.kv_load_failure_policy == "recompute",
+    )
+
+
 def nixl_connector(
     engines: Sequence[VllmEngine], loop: EngineLoop, settings: WorkerSettings, side_port: int
 ) -> NixlConnector:
-    """Return the connector of a vLLM worker."""
+    """Return the connector of a vLLM worker with NIXL."""
     return NixlConnector(
         engines,
         loop,
