@@ -37,7 +37,8 @@ class Rooms:
 
     def first(self) -> int:
         """Return the number of the first room. Raises ApiError 400 if there is none."""
-        return self.of(1)[0].number
+        numbers = self.numbers
+        return _number(numbers[0] if isinstance(numbers, list) and numbers else numbers)
 
     def of(self, answers: int) -> list[Room]:
         """Return a room for each answer. Raises ApiError 400 if there is none, or not as many as answers."""

@@ -136,7 +136,7 @@ class WorkerApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one HTTP request: the ASGI entry point."""
         if self._dead:
-            await asyncio.Future()  # the server is about to cut the connection
+            await asyncio.Future()  # the connection is cut
         try:
             request = await read_request(scope, receive)
             if self._side_port is not None and scope["server"][1] == self._side_port:
@@ -264,7 +264,9 @@ class WorkerApp:
         self._die_if(generation.fault == "die_after")
 
     async def _end(self, generation: "Generation") -> None:
-        """Finish the hand-off of a call whose tokens all exist."""
+        """Finish the hand-off of a call whose tokens all exist, unless the engine never had it."""
+        if not generation.mailbox.ids:
+            return
         if generation.fault == "expire":
             generation.leg.spoil(generation.mailbox)
         await generation.leg.end(generation.mailbox, generation.choices)

@@ -19,7 +19,7 @@ class WorkerServer:
         side_port = self._listeners[1].getsockname()[1] if settings.disaggregated else None
         self._app = WorkerApp(settings, side_port)
         self._server = uvicorn.Server(_config(self._app))
-        self._app.die = self.stop
+        self._app.die = self.die
         host, port = self._listeners[0].getsockname()[:2]
         self.url = f"http://{host}:{port}"
         self.side_url = None if side_port is None else f"http://{host}:{side_port}"
@@ -28,6 +28,15 @@ class WorkerServer:
     def stop(self, *_signal: object) -> None:
         """End `run` soon, cutting open streams. Callable from any thread, and as a signal handler."""
         self._server.should_exit = True
+
+    def die(self) -> None:
+        """End `run` like a process that is killed: no connection is answered any more. Called in its event loop."""
+        for listening in self._server.servers:
+            listening.close()
+        for connection in list(self._server.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.close()
+        self.stop()
 
     async def run(self) -> None:
         """Serve until `stop` is called. Raises the exception of a task of the engine that failed."""

@@ -130,7 +130,7 @@ class PrefillLeg(Leg):
             else:
                 self._connector.engines[rank].release_held(request_id)
 
-    def spoil(self, mailbox: Mailbox) -> None:
+    def spoil(self, _mailbox: Mailbox) -> None:
         """Let the decode engine wait in vain."""
         self._spoilt = True
 
