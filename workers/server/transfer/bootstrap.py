@@ -69,9 +69,8 @@ class BootstrapConnector:
         return {}
 
     async def close(self) -> None:
-        """Stop what is under way, and close connections."""
+        """Stop what is under way."""
         await self.pulls.close()
-        await self.exchange.close()
 
 
 def timed_out(leg: str, number: int, state: str, seconds: float) -> ApiError:

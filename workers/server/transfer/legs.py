@@ -58,4 +58,4 @@ class Connector(Protocol):
         """Return what the side port serves besides the exchange."""
 
     async def close(self) -> None:
-        """Stop what is under way, and close connections."""
+        """Stop what is under way."""

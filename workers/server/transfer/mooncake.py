@@ -85,9 +85,8 @@ class MooncakeConnector:
         return {("GET", "/query"): self._query}
 
     async def close(self) -> None:
-        """Stop what is under way, and close connections."""
+        """Stop what is under way."""
         await self.pulls.close()
-        await self.exchange.close()
 
     def offer(self, transfer_id: str, rank: int, request_id: str, choice: Choice) -> None:
         """Hold a prompt's KV for the decode engine that will ask for it, for a time."""

@@ -62,6 +62,9 @@ class NixlConnector:
         self._side = side
         self.pulls = Pulls(engines)
         self._notices: list[RemotePrefill] = []
+        self._renewed: dict[str, RemotePrefill] = {}
+        self._next_heartbeat = 0.0
+        self._heartbeat: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
         loop.call_after_steps(self._after_step)
 
@@ -95,11 +98,10 @@ class NixlConnector:
         return {}
 
     async def close(self) -> None:
-        """Stop what is under way, and close connections."""
+        """Stop what is under way."""
         if self._expiry is not None:
             self._expiry.cancel()
         await self.pulls.close()
-        await self.exchange.close()
 
     def offer(self, rank: int, request_id: str, choice: Choice) -> dict[str, object] | None:
         """Return the parameters of a hand-off, None if the engine does not hold it."""
@@ -110,6 +112,16 @@ class NixlConnector:
         return handed_off(
             self.engine_ids[rank], request_id, host, port, blocks, len(choice.prompt), choice.cached_tokens
         )
+
+    def renew(self, request_id: str, remote: RemotePrefill) -> None:
+        """Renew the lease of a request's KV from now on. The heartbeats of all requests go out together."""
+        self._renewed[request_id] = remote
+        if self._heartbeat is None or self._heartbeat.done():
+            self._heartbeat = self.pulls.start(self._send_heartbeats())
+
+    def renew_no_more(self, request_id: str) -> None:
+        """Note that the KV of a request has come, or is not wanted."""
+        self._renewed.pop(request_id, None)
 
     def notify(self, remote: RemotePrefill) -> None:
         """Have the prefill engine release a hand-off, after this engine's next step."""
@@ -132,7 +144,7 @@ class NixlConnector:
         self.pulls.note_allocated()
         notices, self._notices = self._notices, []
         for remote in notices:
-            self.pulls.start(self._release(remote))
+            self.pulls.start(self._tell("release", remote))
 
     def _await_expiry(self) -> None:
         if self._expiry is not None:
@@ -143,9 +155,19 @@ class NixlConnector:
             delay = self.clock.real(max(0.0, min(ends) - self.clock.now()))
             self._expiry = asyncio.get_running_loop().call_later(delay, self.expire)
 
-    async def _release(self, remote: RemotePrefill) -> None:
+    async def _send_heartbeats(self) -> None:
+        while self._renewed:
+            wait = self._next_heartbeat - self.clock.now()
+            if wait > 0:
+                await asyncio.sleep(self.clock.real(wait))
+                continue
+            self._next_heartbeat = self.clock.now() + self.renewal
+            for remote in self._renewed.values():
+                self.pulls.start(self._tell("renew", remote))
+
+    async def _tell(self, kind: str, remote: RemotePrefill) -> None:
         with suppress(Unreachable):
-            await self.exchange.ask(remote.address, question("release", remote))
+            await self.exchange.ask(remote.address, question(kind, remote))
 
 
 def question(kind: str, remote: RemotePrefill) -> Message:
@@ -207,12 +229,21 @@ class NixlPull(Pull):
         self._remote = remote
 
     async def run(self) -> None:
-        """Renew the lease until there is memory, read the KV, and let the request go on."""
+        """Renew the lease until there is memory and the blocks are read; then let the request go on."""
+        connector, request_id = self._connector, self.waiting.request_id
+        connector.renew(request_id, self._remote)
+        try:
+            await self.allocated.wait()
+            if not self.dropped:
+                await self._read()
+        finally:
+            connector.renew_no_more(request_id)
+        connector.loop.wake()
+
+    async def _read(self) -> None:
+        """Read the blocks, also if the request has gone meanwhile: that releases them."""
         connector, remote = self._connector, self._remote
         engine, request_id, _ = self.waiting
-        await self._renew_until_allocated()
-        if self.gone and not engine.tokens_to_pull(request_id):
-            return
         await connector.clock.work(connector.times.of(engine.tokens_to_pull(request_id)))
         try:
             answer = await connector.exchange.ask(remote.address, question("read", remote))
@@ -223,16 +254,6 @@ class NixlPull(Pull):
         else:
             damage = 0 if answer.get("right") else crc32(f"{remote.engine} {remote.request_id}".encode()) + 1
             engine.loaded(request_id, remote.cached_tokens, damage)
-        connector.loop.wake()
-
-    async def _renew_until_allocated(self) -> None:
-        connector = self._connector
-        while not self.allocated.is_set():
-            with suppress(Unreachable):
-                await connector.exchange.ask(self._remote.address, question("renew", self._remote))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(connector.clock.real(connector.renewal)):
-                    await self.allocated.wait()
 
     def _fail(self) -> None:
         """Do what `kv_load_failure_policy` says."""

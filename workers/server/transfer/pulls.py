@@ -39,6 +39,8 @@ class Pull(ABC):
         """Set when the engine has memory for the prompt, or will never have."""
         self.gone = False
         """True if the call is over."""
+        self.dropped = False
+        """True if the call was over before there was memory."""
 
     @abstractmethod
     async def run(self) -> None:
@@ -66,6 +68,7 @@ class Pulls:
         pull.gone = True
         if pull.allocated.is_set():
             return None
+        pull.dropped = True
         pull.allocated.set()
         return pull
 
@@ -76,11 +79,12 @@ class Pulls:
                 if request_id in self._pulls:
                     self._pulls[request_id].allocated.set()
 
-    def start(self, coroutine: Coroutine[None, None, None]) -> None:
+    def start(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run a task that `close` ends."""
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def close(self) -> None:
         """End all tasks."""
