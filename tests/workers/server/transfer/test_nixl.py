@@ -28,11 +28,54 @@ from workers.engine.vllm_engine import VllmEngine
 from workers.server.clock import EmulatedClock
 from workers.server.loop import EngineLoop, Mailbox
 from workers.server.transfer.exchange import LocalExchange, Message
+from workers.server.transfer.legs import Leg
 from workers.server.transfer.nixl import NixlConnector, SideChannel
 from workers.server.transfer.pulls import TransferTimes
 
 PREFILL: Json = {"do_remote_decode": True, "do_remote_prefill": False}
 PROMPT = "the same long beginning of every prompt " * 8
+
+
+class Decoding:
+    """The connector of a decode engine that steps only if a test says so, and what it asks the prefill engine."""
+
+    def __init__(self, lease: float = 30.0) -> None:
+        self.questions = asyncio.Queue[Message]()
+        exchange = LocalExchange()
+        exchange.engines["http://host:1"] = self._answer
+        self.engine = VllmEngine(default_config("vllm"), HARDWARE["instant"])
+        self.loop = EngineLoop([self.engine], 1.0)
+        self.connector = NixlConnector(
+            [self.engine],
+            self.loop,
+            EmulatedClock(1.0),
+            exchange,
+            SideChannel("", 0),
+            lease=lease,
+            times=TransferTimes(0, 0),
+            recompute=False,
+        )
+
+    def leg(self) -> Leg:
+        """Return that of a request whose prompt is held as request 7 of the engine p."""
+        params = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "p"}
+        address = {"remote_request_id": "7", "remote_host": "host", "remote_port": 1}
+        return self.connector.leg({"kv_transfer_params": params | address}, {}, TEXT)
+
+    def submit(self, leg: Leg) -> Mailbox:
+        mailbox = Mailbox()
+        self.loop.open(mailbox, [([1, 2, 3], 1, 0)], True, lambda: 0, pulls=leg.pulls)
+        leg.submit(mailbox, [Choice(0, [1, 2, 3])])
+        return mailbox
+
+    async def asked(self) -> Message:
+        """Return the next question, waiting for it."""
+        async with asyncio.timeout(60):
+            return await self.questions.get()
+
+    async def _answer(self, question: Message) -> Message:
+        self.questions.put_nowait(question)
+        return {"known": True, "right": True}
 
 
 @pytest.fixture(scope="module")
@@ -177,37 +220,45 @@ async def test_a_late_read_is_answered_200_with_whatever_the_blocks_contain(
 
 async def test_a_request_in_the_decode_engine_renews_its_lease() -> None:
     """While it waits there for memory, heartbeats go to the prefill engine, a sixth of the lease apart."""
-    heartbeats = asyncio.Semaphore(0)
-
-    async def answer(question: Message) -> Message:
-        assert question == {"kind": "renew", "engine": "p", "request": "7"}
-        heartbeats.release()
-        return {"known": True, "right": True}
-
-    exchange = LocalExchange()
-    exchange.engines["http://host:1"] = answer
-    engine = VllmEngine(default_config("vllm"), HARDWARE["instant"])
-    loop = EngineLoop([engine], 1.0)
-    times = TransferTimes(0, 0)
-    connector = NixlConnector(
-        [engine], loop, EmulatedClock(1.0), exchange, SideChannel("", 0), lease=0.06, times=times, recompute=False
-    )
-    params = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "p", "remote_request_id": "7"}
-    leg = connector.leg({"kv_transfer_params": params | {"remote_host": "host", "remote_port": 1}}, {}, TEXT)
-    mailbox = Mailbox()
-    loop.open(mailbox, [([1, 2, 3], 1, 0)], True, lambda: 0, pulls=leg.pulls)
-    leg.submit(mailbox, [Choice(0, [1, 2, 3])])
-    async with asyncio.timeout(60):
-        for _ in range(3):
-            await heartbeats.acquire()
+    decoding = Decoding(lease=0.06)
+    leg = decoding.leg()
+    mailbox = decoding.submit(leg)
+    for _ in range(3):
+        assert await decoding.asked() == {"kind": "renew", "engine": "p", "request": "7"}
     leg.close(mailbox)
-    await connector.close()
+    await decoding.connector.close()
+
+
+async def test_a_refusal_is_notified_with_the_next_step() -> None:
+    """An engine without work takes none, so the prefill engine's blocks stay held."""
+    decoding = Decoding()
+    decoding.leg().refuse()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert decoding.questions.empty()
+    stepping = asyncio.create_task(decoding.loop.run())
+    decoding.loop.open(Mailbox(), [([1, 2, 3], 1, 0)], True, lambda: 0)
+    assert await decoding.asked() == {"kind": "release", "engine": "p", "request": "7"}
+    stepping.cancel()
+    await decoding.connector.close()
+
+
+async def test_a_request_that_leaves_with_its_memory_is_read_all_the_same() -> None:
+    """The read has begun by then, and releases the prefill engine's blocks."""
+    decoding = Decoding()
+    leg = decoding.leg()
+    mailbox = decoding.submit(leg)
+    assert (await decoding.asked())["kind"] == "renew"
+    decoding.engine.step()
+    decoding.connector.pulls.note_allocated()
+    decoding.loop.close(mailbox)
+    leg.close(mailbox)
+    assert (await decoding.asked())["kind"] == "read"
+    await decoding.connector.close()
 
 
 async def test_a_refusal_by_a_busy_decode_engine_releases(http: aiohttp.ClientSession) -> None:
-    """A model that it does not have is 404, and the prefill engine's blocks are free; an idle engine only says so with
-    its next step.
-    """
+    """A model that it does not have is 404, and the prefill engine's blocks are free after the next step."""
     with worker(role="prefill") as prefill, worker(role="decode") as decode:
         first = await prefilled(http, prefill, TEXT, text(PROMPT))
         body = text(PROMPT, model="no such model", kv_transfer_params=first["kv_transfer_params"])
@@ -216,7 +267,6 @@ async def test_a_refusal_by_a_busy_decode_engine_releases(http: aiohttp.ClientSe
         async def freed() -> bool:
             return (await series(http, prefill))["vllm:kv_cache_usage_perc"] == 0
 
-        assert not await freed()
         await call(http, decode + TEXT, text("the next step"))
         await eventually(freed)
         assert (await series(http, prefill))["vllm:nixl_num_kv_expired_reqs_total"] == 0
