@@ -9,7 +9,9 @@ ANSWER_TEXT = {EOS: "", **{token: decode([token]) for token in VOCABULARY}}
 class Choice:
     """Answer number `index` of a call. Token counts cover all of it, `text` and `token_ids` only the unsent part."""
 
-    __slots__ = ("cached_tokens", "completion_tokens", "finish", "index", "prompt", "sent", "token_ids", "transfer")
+    __slots__ = (
+        *("cached_tokens", "completion_tokens", "finish", "index", "prompt", "pulled", "sent", "token_ids", "transfer"),
+    )
 
     def __init__(self, index: int, prompt: list[int]) -> None:
         self.index = index
@@ -21,6 +23,8 @@ class Choice:
         self.sent = False
         self.transfer: object = None
         """What a prefill engine says about the KV that it holds, as vLLM's `kv_transfer_params`."""
+        self.pulled = False
+        """True if the KV of the prompt came from a prefill engine."""
 
     def add(self, output: Output) -> None:
         self.finish = output.finish

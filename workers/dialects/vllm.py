@@ -56,13 +56,8 @@ class _Writer:
         return self._opening + b'],"usage":%b%b}\n\n' % (usage, MARK) + DONE
 
     def _mark(self, choice: Choice) -> bytes:
-        """Return what only the last chunk of a choice has: the fingerprint, if no usage chunk follows, and a
-        hand-off.
-        """
-        if not choice.finish:
-            return b""
-        mark = b"" if self._call.include_usage else MARK
-        return mark if choice.transfer is None else mark + b',"kv_transfer_params":' + orjson.dumps(choice.transfer)
+        """Return the fingerprint if this chunk is the last of its choice and no usage chunk follows."""
+        return MARK if choice.finish and not self._call.include_usage else b""
 
 
 class ChatWriter(_Writer):
@@ -168,7 +163,7 @@ class VllmWire:
             "system_fingerprint": FINGERPRINT,
             "usage": _whole_usage(call, choices, self._block_size),
             **UNSET,
-            "kv_transfer_params": choices[-1].transfer,
+            "kv_transfer_params": choices[0].transfer,
         }
         if call.chat:
             body |= {"prompt_logprobs": None, "prompt_text": None}
@@ -188,7 +183,8 @@ def _usage(call: Call, choices: Sequence[Choice], block_size: int) -> dict[str, 
     prompt, completion, cached = usage_totals(choices, call.n)
     details = {"cached_tokens": cached}
     if call.chat:
-        full_blocks = sum(len(choice.prompt) // block_size * block_size for choice in choices[:: call.n])
+        own = [choice for choice in choices[:: call.n] if not choice.pulled]
+        full_blocks = sum(len(choice.prompt) // block_size * block_size for choice in own)
         details["created_cache_tokens"] = max(0, full_blocks - cached)
     return {
         "prompt_tokens": prompt,

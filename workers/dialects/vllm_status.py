@@ -20,6 +20,7 @@ from workers.engine.transfer.leases import Leases
 from workers.settings import Role, WorkerSettings
 
 VERSION = "0.33.0"
+CACHED_SOURCES = ("device", "host", "p2p", "disk", "external_unspecified")
 KV_ROLES: Mapping[Role, str] = {"both": "kv_both", "prefill": "kv_producer", "decode": "kv_consumer"}
 TEXT = b"text/plain; version=1.0.0; charset=utf-8"
 PERMISSION: dict[str, object] = {
@@ -92,6 +93,8 @@ class VllmStatus:
             if self._leases:
                 self._counter(labelled, "nixl_num_kv_expired_reqs", self._leases[rank].expired)
                 self._counter(labelled, "nixl_num_notifications_after_expiry", self._leases[rank].late)
+                self._counter(labelled, "nixl_num_failed_transfers", self._leases[rank].failed)
+                self._counter(labelled, "nixl_num_failed_notifications", 0)
         return exposition.text()
 
     def _of_rank(self, exposition: Exposition, engine: Engine) -> None:
@@ -100,17 +103,25 @@ class VllmStatus:
         exposition.gauge("num_requests_waiting", engine.waiting + engine.loading)
         exposition.gauge("num_requests_waiting_by_reason", engine.waiting, reason="capacity")
         exposition.gauge("num_requests_waiting_by_reason", engine.loading, reason="deferred")
+        for stage, count in (
+            ("waiting_to_start", 0),
+            ("in_progress", engine.loading),
+            ("completed_waiting", engine.loaded_waiting),
+        ):
+            exposition.gauge("num_requests_kv_fetch_by_stage", count, stage=stage)
         exposition.gauge("kv_cache_usage_perc", engine.used_tokens / engine.capacity)
         exposition.gauge("engine_sleep_state", 1, sleep_state="awake")
         exposition.gauge("cache_config_info", 1, **self._cache_config(engine))
+        connected = self._settings.kv_connector is not None
+        asked = counts.prefix_queries - counts.prefix_hits if connected else 0
         local = counts.prompt_tokens - counts.prefix_hits - counts.external_hits
         for name, value in (
             ("prefix_cache_queries", counts.prefix_queries),
             ("prefix_cache_hits", counts.prefix_hits),
-            ("external_prefix_cache_queries", counts.external_queries),
+            ("external_prefix_cache_queries", asked),
             ("external_prefix_cache_hits", counts.external_hits),
             ("prompt_tokens", counts.prompt_tokens),
-            ("prompt_tokens_cached", counts.prefix_hits),
+            ("prompt_tokens_cached", counts.prefix_hits + counts.external_hits),
             ("generation_tokens", counts.generation_tokens),
             ("num_preemptions", counts.preempted_requests),
         ):
@@ -118,6 +129,9 @@ class VllmStatus:
         self._counter(exposition, "prompt_tokens_by_source", max(local, 0), source="local_compute")
         self._counter(exposition, "prompt_tokens_by_source", counts.prefix_hits, source="local_cache_hit")
         self._counter(exposition, "prompt_tokens_by_source", counts.external_hits, source="external_kv_transfer")
+        for source in CACHED_SOURCES:
+            cached = {"device": counts.prefix_hits, "p2p": counts.external_hits}.get(source, 0)
+            self._counter(exposition, "prompt_tokens_cached_by_source", cached, source=source)
         for reason, finished in counts.finished_requests.items():
             self._counter(exposition, "request_success", finished, finished_reason=reason)
 

@@ -50,6 +50,11 @@ class Sequence:
             self._length = generated + answer_length(self.state, request.ignore_eos, request.max_tokens - generated)
         return self._length + self.prompt_length - len(self.tokens)
 
+    def suffer(self, damage: int) -> None:
+        """Go on to other tokens, if some of the KV is wrong: `damage` is not 0 then."""
+        if damage:
+            self.state = initial_state(damage, self.tokens, self.request.sample)
+
     def append_next(self, steps: int) -> list[int]:
         """Append the next `steps` tokens, none of which is the last."""
         tokens, self.state = walk(self.state, self.request.ignore_eos, steps)
@@ -182,8 +187,9 @@ class Batching(ABC, Generic[S]):
         """Note that the KV of a prompt has arrived: the request can be admitted, and computes its last token itself.
 
         `cached_tokens`: the prefix hit that its outputs report, None for that of this engine. `damage`: 0 if the KV is
-        that of the prompt; any other number leads to an answer of other tokens. The cache of this engine stays right,
-        where that of a real one would be spoilt. Returns False if the request is not loading (any more).
+        that of the prompt; any other number leads to an answer of other tokens. vLLM caches wrong KV like any other, so
+        that later requests with this prefix get such answers, too. Returns False if the request is not loading (any
+        more).
         """
         sequence = self._loading.pop(request_id, None)
         if sequence is None:
@@ -192,9 +198,8 @@ class Batching(ABC, Generic[S]):
         sequence.pulls = False
         if cached_tokens is not None:
             sequence.cached_tokens = cached_tokens
-        if damage:
-            sequence.state = initial_state(damage, sequence.tokens, sequence.request.sample)
-        self._store_loaded(sequence)
+        self._store_loaded(sequence, damage)
+        sequence.suffer(damage)
         sequence.computed = sequence.prompt_length - 1
         self._ready.append(sequence)
         return True
@@ -236,6 +241,11 @@ class Batching(ABC, Generic[S]):
     def loading(self) -> int:
         """The number of requests whose KV is to come from a prefill engine: they hold memory, and compute nothing."""
         return len(self._loading)
+
+    @property
+    def loaded_waiting(self) -> int:
+        """The number of requests whose KV has come from a prefill engine, and that have not been admitted yet."""
+        return len(self._ready)
 
     @property
     def held(self) -> int:
@@ -328,8 +338,8 @@ class Batching(ABC, Generic[S]):
         """Release the memory of a sequence that is loading or ready."""
 
     @abstractmethod
-    def _store_loaded(self, sequence: S) -> None:
-        """Account for the KV of a prompt that has arrived."""
+    def _store_loaded(self, sequence: S, damage: int) -> None:
+        """Account for the KV of a prompt that has arrived, right (0) or wrong."""
 
     @abstractmethod
     def _peek(self, sequence: S) -> int:
@@ -400,4 +410,3 @@ class Batching(ABC, Generic[S]):
         self._loading[sequence.request.id] = sequence
         self._newly_loading.append(sequence.request.id)
         self._first_scheduled(sequence, hit)
-        self.counters.external_queries += sequence.prompt_length - hit

@@ -86,14 +86,13 @@ class Counters:
 
     `prefix_queries` and `prefix_hits` count each request once, when it is first scheduled. `prefilled_tokens` counts
     the computed prompt tokens, recomputation included; `prefill_seconds` is the time of all steps with a prefill.
-    `external_queries` and `external_hits`: tokens that were asked of prefill engines, and those that arrived.
+    `external_hits` counts those that came from prefill engines.
     """
 
     steps: int = 0
     prefill_steps: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
-    external_queries: int = 0
     external_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0

@@ -215,7 +215,7 @@ class SglangEngine(Batching[RadixSequence]):
         self._unlock(sequence)
         self._full = False
 
-    def _store_loaded(self, sequence: RadixSequence) -> None:
+    def _store_loaded(self, sequence: RadixSequence, damage: int) -> None:
         """Do nothing: the cache gets the prompt with its last token."""
 
     def _take(self, room: Room, sequence: RadixSequence) -> None:

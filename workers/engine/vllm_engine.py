@@ -48,6 +48,7 @@ class VllmEngine(Batching[BlockSequence]):
         super().__init__(config, hardware)
         self._block_size = config.block_size
         self._pool = self._new_pool()
+        self._damaged: dict[int, tuple[int, int]] = {}  # block: the version with wrong KV, and how it is wrong
 
     @property
     def capacity(self) -> int:
@@ -79,6 +80,7 @@ class VllmEngine(Batching[BlockSequence]):
         if self._sequences or self._held:
             raise RuntimeError("the cache is in use")
         self._pool = self._new_pool()
+        self._damaged.clear()
         if self._log is not None:
             self._log.add(Cleared())
 
@@ -160,8 +162,17 @@ class VllmEngine(Batching[BlockSequence]):
             self._running.append(self._waiting.popleft())
             sequence.blocks, sequence.computed, sequence.remembered = blocks, hit, len(hits)
             self._first_scheduled(sequence, hit)
+            sequence.suffer(self._damage(hits))
             self._compute(sequence, new, batch, sampled)
             budget -= new
+
+    def _damage(self, blocks: list[int]) -> int:
+        """Return what is wrong with the KV in these blocks, 0 if nothing is."""
+        if not self._damaged:
+            return 0
+        known = [self._damaged.get(block, (0, 0)) for block in blocks]
+        versions = self._pool.versions(blocks)
+        return next((damage for (at, damage), now in zip(known, versions, strict=True) if damage and at == now), 0)
 
     def _allocate_prompt(self, sequence: BlockSequence, hits: list[int]) -> bool:
         """Let the head of the queue load its prompt, if there is memory for it."""
@@ -169,6 +180,7 @@ class VllmEngine(Batching[BlockSequence]):
         if blocks is None:
             return False
         sequence.blocks, sequence.remembered = blocks, len(hits)
+        sequence.suffer(self._damage(hits))
         sequence.computed = len(hits) * self._block_size
         self._begin_loading(sequence, sequence.computed)
         return True
@@ -287,7 +299,11 @@ class VllmEngine(Batching[BlockSequence]):
     def _release_loading(self, sequence: BlockSequence) -> None:
         self._release(sequence)
 
-    def _store_loaded(self, sequence: BlockSequence) -> None:
+    def _store_loaded(self, sequence: BlockSequence, damage: int) -> None:
+        if damage:
+            pulled = sequence.blocks[sequence.remembered :]
+            versions = self._pool.versions(pulled)
+            self._damaged |= {block: (version, damage) for block, version in zip(pulled, versions, strict=True)}
         sequence.computed = sequence.prompt_length
         if sequence.computed // self._block_size > sequence.remembered:
             self._remember_full_blocks(sequence)

@@ -25,7 +25,7 @@ from workers.api.http import (
     read_request,
     send_response,
 )
-from workers.api.messages import MessagesForm
+from workers.api.messages import CHECKED, MessagesForm
 from workers.api.pooling import POOLED, Pooled
 from workers.api.responses import ResponsesForm
 from workers.dialects.ranks import own_choice, pinned_rank
@@ -213,10 +213,13 @@ class WorkerApp:
             header = "x-request-id" if self._settings.dialect == "vllm" else "x-override-rid"
             answer = self._wire.answer(call, request.headers.get(header))
             prompts = self._prompts(call, leg)
-        except ApiError:
-            leg.refuse()
+        except ApiError as error:
+            if error.kind != CHECKED:
+                leg.refuse()
             raise
         choices = [Choice(index, prompt) for index, (prompt, _, _) in enumerate(prompts)]
+        for choice in choices:
+            choice.pulled = leg.pulls
         generation = Generation(form, answer, Mailbox(), choices, leg, fault, send)
         async with self._answering(answer.id, generation.mailbox, receive, streams=call.stream):
             if await self._admit(generation, prompts, rank):

@@ -29,6 +29,8 @@ class Leases:
         """Hand-offs whose lease ended before they were read or released."""
         self.late = 0
         """Notifications of reads, or of releases, that came after the hand-off had ended."""
+        self.failed = 0
+        """Reads by this engine, of what others hold, that failed."""
 
     def begin(self, request_id: str, now: float) -> None:
         """Start the lease of a request that the engine holds since now."""

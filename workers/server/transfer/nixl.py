@@ -250,6 +250,7 @@ class NixlPull(Pull):
         except Unreachable:
             answer = {"known": False}
         if not answer.get("known"):
+            connector.leases[connector.engines.index(engine)].failed += 1
             self._fail()
         else:
             damage = 0 if answer.get("right") else crc32(f"{remote.engine} {remote.request_id}".encode()) + 1

@@ -147,14 +147,11 @@ async def test_a_prefill_answers_with_the_parameters_of_the_hand_off(prefill: st
     assert answer["usage"]["completion_tokens"] == 1
 
 
-async def test_parameters_ride_on_the_last_chunk_of_a_stream(
-    prefill: str, decode: str, http: aiohttp.ClientSession
-) -> None:
-    """A streamed prefill hands off as a whole one does."""
-    body = text(PROMPT, max_tokens=1, kv_transfer_params=PREFILL, stream_options=CONTINUOUS)
-    *_, last, _usage = await stream(http, prefill + TEXT, body)
-    answer = await call(http, decode + TEXT, text(PROMPT, kv_transfer_params=last["kv_transfer_params"]))
-    assert answer["usage"]["completion_tokens"] == 3
+async def test_a_streamed_prefill_says_nothing_of_its_hand_off(prefill: str, http: aiohttp.ClientSession) -> None:
+    """Chunks have no parameters, although the KV is held: a prefill must not be streamed."""
+    for path, body in ((TEXT, text(PROMPT)), (CHAT, chat(PROMPT))):
+        body |= {"max_tokens": 1, "kv_transfer_params": PREFILL, "stream_options": CONTINUOUS}
+        assert not [event for event in await stream(http, prefill + path, body) if "kv_transfer_params" in event]
 
 
 async def test_only_the_prefill_engine_computes_the_prompt(http: aiohttp.ClientSession) -> None:
@@ -199,7 +196,9 @@ async def test_a_lease_ends_by_itself(http: aiohttp.ClientSession) -> None:
 async def test_a_late_read_is_answered_200_with_whatever_the_blocks_contain(
     alone: str, http: aiohttp.ClientSession, reused: bool
 ) -> None:
-    """It is the truth while the blocks are unused, and other tokens after; the prefill engine counts both."""
+    """It is the truth while the blocks are unused, and other tokens after; the prefill engine counts both. The decode
+    engine caches either, and answers from it later.
+    """
     body = text(PROMPT, max_tokens=20)
     with worker(role="prefill", kv_lease=0.05, kv_tokens=400) as prefill, worker(role="decode") as decode:
         first = await prefilled(http, prefill, TEXT, body)
@@ -212,8 +211,10 @@ async def test_a_late_read_is_answered_200_with_whatever_the_blocks_contain(
             await call(http, prefill + TEXT, text(f"{number} " * 100))
         late = await call(http, decode + TEXT, body | {"kv_transfer_params": first["kv_transfer_params"]})
         counts = await series(http, prefill)
+        again = await call(http, decode + TEXT, body)
     truth = await call(http, alone + TEXT, body)
     assert (late["choices"][0]["text"] != truth["choices"][0]["text"]) == reused
+    assert again["choices"] == late["choices"]
     assert late["usage"] == truth["usage"] | {"prompt_tokens_details": late["usage"]["prompt_tokens_details"]}
     assert counts["vllm:nixl_num_notifications_after_expiry_total"] == 1
 
@@ -321,6 +322,19 @@ async def test_a_client_that_leaves_the_decode_engine_releases(http: aiohttp.Cli
             return used == [0, 0]
 
         await eventually(freed)
+
+
+async def test_a_call_of_the_wrong_types_releases_nothing(
+    prefill: str, decode: str, http: aiohttp.ClientSession
+) -> None:
+    """It is refused before the engine's part that would notify the prefill engine."""
+    first = await prefilled(http, prefill, TEXT, text("of the wrong types"))
+    params = {"kv_transfer_params": first["kv_transfer_params"]}
+    await call(http, decode + TEXT, text(PROMPT, max_tokens="many") | params, 400)
+    await call(http, decode + TEXT, text("the next step"))
+    answer = await call(http, decode + TEXT, text("of the wrong types") | params)
+    assert answer["usage"]["completion_tokens"] == 3
+    assert (await series(http, prefill))["vllm:nixl_num_notifications_after_expiry_total"] == 0
 
 
 @pytest.mark.parametrize("params", ["text", 5, [1]])
