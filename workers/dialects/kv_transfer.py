@@ -1,5 +1,7 @@
 """vLLM's `kv_transfer_params`, in calls and in answers, as of vLLM 0.32 (`kv_connector/v1/nixl`, `mooncake`). PURE.
 
+Those of NIXL were compared with two vLLM 0.32 servers, which have all fields but remote_registration_generation.
+
 Left out: parameters that come back from decode to prefill (`bidirectional_kv_xfer`), and the push mode of NIXL.
 """
 

@@ -3,9 +3,11 @@
 After `kv_connector/v1/nixl` of vLLM 0.32. A prefill answers with parameters, which a router passes on to any decode
 engine. While such a request is in the decode engine's scheduler, heartbeats renew the lease. Once its memory is
 allocated, it reads the blocks and notifies, which releases them. A request that the decode engine refuses, or that
-leaves before its memory is allocated, notifies with the engine's next step, and not before.
+leaves before its memory is allocated, notifies at once. But if nothing has passed between the two engines yet, they
+shake hands first, and the notification waits for the decode engine's next step, however long that takes (both seen on
+two servers).
 
-Left out: the handshake of two engines (about 4 s, once), several tensor-parallel ranks, and host buffers.
+Left out: the time of that handshake (about 4 s), several tensor-parallel ranks, and host buffers.
 """
 
 import asyncio
@@ -61,6 +63,7 @@ class NixlConnector:
         self.renewal = lease / RENEWALS_PER_LEASE
         self._side = side
         self.pulls = Pulls(engines)
+        self._known: set[str] = set()
         self._notices: list[RemotePrefill] = []
         self._renewed: dict[str, RemotePrefill] = {}
         self._next_heartbeat = 0.0
@@ -124,8 +127,16 @@ class NixlConnector:
         self._renewed.pop(request_id, None)
 
     def notify(self, remote: RemotePrefill) -> None:
-        """Have the prefill engine release a hand-off, after this engine's next step."""
-        self._notices.append(remote)
+        """Have the prefill engine release a hand-off: now, or after the next step if the engines are strangers."""
+        if remote.engine in self._known:
+            self.pulls.start(self._tell("release", remote))
+        else:
+            self._known.add(remote.engine)
+            self._notices.append(remote)
+
+    def note_read(self, remote: RemotePrefill) -> None:
+        """Note that this engine has read from the prefill engine."""
+        self._known.add(remote.engine)
 
     def expire(self) -> None:
         """End leases that are over."""
@@ -253,6 +264,7 @@ class NixlPull(Pull):
             connector.leases[connector.engines.index(engine)].failed += 1
             self._fail()
         else:
+            connector.note_read(remote)
             damage = 0 if answer.get("right") else crc32(f"{remote.engine} {remote.request_id}".encode()) + 1
             engine.loaded(request_id, remote.cached_tokens, damage)
 

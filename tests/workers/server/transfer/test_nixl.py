@@ -230,8 +230,10 @@ async def test_a_request_in_the_decode_engine_renews_its_lease() -> None:
     await decoding.connector.close()
 
 
-async def test_a_refusal_is_notified_with_the_next_step() -> None:
-    """An engine without work takes none, so the prefill engine's blocks stay held."""
+async def test_a_refusal_to_a_stranger_is_notified_with_the_next_step() -> None:
+    """A decode engine without work takes none, so the prefill engine's blocks stay held; later ones are released at
+    once.
+    """
     decoding = Decoding()
     decoding.leg().refuse()
     for _ in range(10):
@@ -241,6 +243,8 @@ async def test_a_refusal_is_notified_with_the_next_step() -> None:
     decoding.loop.open(Mailbox(), [([1, 2, 3], 1, 0)], True, lambda: 0)
     assert await decoding.asked() == {"kind": "release", "engine": "p", "request": "7"}
     stepping.cancel()
+    decoding.leg().refuse()
+    assert (await decoding.asked())["kind"] == "release"
     await decoding.connector.close()
 
 
@@ -258,9 +262,15 @@ async def test_a_request_that_leaves_with_its_memory_is_read_all_the_same() -> N
     await decoding.connector.close()
 
 
-async def test_a_refusal_by_a_busy_decode_engine_releases(http: aiohttp.ClientSession) -> None:
-    """A model that it does not have is 404, and the prefill engine's blocks are free after the next step."""
+@pytest.mark.parametrize("strangers", [False, True])
+async def test_a_refusal_by_the_decode_engine_releases(http: aiohttp.ClientSession, strangers: bool) -> None:
+    """A model that it does not have is 404, and the prefill engine's blocks are free: at once if it has read from it
+    before, else after its next step.
+    """
     with worker(role="prefill") as prefill, worker(role="decode") as decode:
+        if not strangers:
+            first = await prefilled(http, prefill, TEXT, text(PROMPT))
+            await call(http, decode + TEXT, text(PROMPT, kv_transfer_params=first["kv_transfer_params"]))
         first = await prefilled(http, prefill, TEXT, text(PROMPT))
         body = text(PROMPT, model="no such model", kv_transfer_params=first["kv_transfer_params"])
         await call(http, decode + TEXT, body, 404)
@@ -268,7 +278,8 @@ async def test_a_refusal_by_a_busy_decode_engine_releases(http: aiohttp.ClientSe
         async def freed() -> bool:
             return (await series(http, prefill))["vllm:kv_cache_usage_perc"] == 0
 
-        await call(http, decode + TEXT, text("the next step"))
+        if strangers:
+            await call(http, decode + TEXT, text("the next step"))
         await eventually(freed)
         assert (await series(http, prefill))["vllm:nixl_num_kv_expired_reqs_total"] == 0
 
