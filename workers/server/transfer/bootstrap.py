@@ -58,9 +58,10 @@ class BootstrapConnector:
 
     async def answer(self, question: Message) -> Message:
         """Answer a decode server that has memory for a request."""
-        offer = await self.meetings.wait_for_offer(str(question.get("room")))
-        wanted = question.get("rank")
-        if offer is None or wanted not in (None, offer.rank):
+        room = int(str(question.get("room")))
+        offer = await self.meetings.wait_for_offer(str(room))
+        named = question.get("rank")
+        if offer is None or offer.rank != (room % len(self.engines) if named is None else named):
             return {"pending": True}
         return {"pending": False, "fingerprint": offer.fingerprint, "cached_tokens": offer.cached_tokens}
 
@@ -73,13 +74,18 @@ class BootstrapConnector:
         await self.pulls.close()
 
 
-def timed_out(leg: str, number: int, state: str, seconds: float) -> ApiError:
-    """Return what a leg answers that has waited in vain."""
+def failed(leg: str, number: int, reason: str) -> ApiError:
+    """Return what a leg answers whose other leg has not done its part."""
     message = (
-        f"{leg} failed: KVTransferError(bootstrap_room={number}): "
-        f"Request {number} timed out after {seconds:g}s in KVPoll.{state}"
+        f"{leg} failed for request rank=0 bootstrap_room={number} with exception "
+        f"KVTransferError(bootstrap_room={number}): {reason}"
     )
     return ApiError(500, message, "InternalServerError")
+
+
+def timed_out(leg: str, number: int, state: str, seconds: float) -> ApiError:
+    """Return what a leg answers that has waited in vain."""
+    return failed(leg, number, f"Request {number} timed out after {seconds:.1f}s in KVPoll.{state}")
 
 
 class PrefillLeg(Leg):
@@ -173,10 +179,8 @@ class RoomPull(Pull):
             connector.loop.fail(mailbox, error)
             return
         if answer is None:
-            message = (
-                f"Decode transfer failed: lost connection with prefill instance (bootstrap_addr: {self._room.address})"
-            )
-            connector.loop.fail(mailbox, ApiError(500, message, "InternalServerError"))
+            reason = f"Lost connection with prefill instance (bootstrap_addr: {self._room.host}:{self._room.port})"
+            connector.loop.fail(mailbox, failed("Decode transfer", self._room.number, reason))
             return
         cached = answer.get("cached_tokens")
         damage = 0 if answer.get("fingerprint") == self._prompt else self._room.number + 1
