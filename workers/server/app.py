@@ -41,7 +41,7 @@ from workers.engine.vllm_engine import VllmEngine
 from workers.server.faults import COMMANDS, Fault, Faults, refusal
 from workers.server.loop import CallEnded, EngineLoop, Mailbox
 from workers.server.transfer.exchange import PATH
-from workers.server.transfer.legs import NO_LEG, Connector, Leg
+from workers.server.transfer.legs import NO_LEG, Connector, EngineDied, Leg
 from workers.server.transfer.nixl import NixlConnector
 from workers.server.transfer.setup import bootstrap_connector, vllm_connector
 from workers.settings import WorkerSettings
@@ -203,7 +203,7 @@ class WorkerApp:
         self, request: HttpRequest, parse: Callable[[Body], Call], form: "Wire | Form", receive: Receive, send: Send
     ) -> None:
         body = request.json()
-        leg = NO_LEG if self._connector is None else self._connector.leg(body, request.headers, request.path)
+        leg = self._leg(request, body)
         fault = self._faults.take(leg)
         try:
             if (refused := refusal(fault)) is not None:
@@ -224,6 +224,16 @@ class WorkerApp:
         async with self._answering(answer.id, generation.mailbox, receive, streams=call.stream):
             if await self._admit(generation, prompts, rank):
                 await self._answer(generation)
+
+    def _leg(self, request: HttpRequest, body: Body) -> Leg:
+        """Return what a call does besides generating. Raises ApiError, and CallEnded if it takes down the server."""
+        if self._connector is None:
+            return NO_LEG
+        try:
+            return self._connector.leg(body, request.headers, request.path)
+        except EngineDied:
+            self._die()
+            raise CallEnded from None
 
     async def _admit(self, generation: "Generation", prompts: Sequence[Answering], rank: int | None) -> bool:
         """Give a call to the engine, unless it is over before. Returns False if its refusal has been answered."""
@@ -280,9 +290,12 @@ class WorkerApp:
     def _die_if(self, fault: bool) -> None:
         """End the worker, whose calls get no answer from now on. Raises CallEnded then."""
         if fault:
-            self._dead = True
-            self.die()
+            self._die()
             raise CallEnded
+
+    def _die(self) -> None:
+        self._dead = True
+        self.die()
 
     async def _pool(self, request: HttpRequest, pooled: Pooled, receive: Receive, send: Send) -> None:
         """Compute the prompts up to their first token, which is not sent."""

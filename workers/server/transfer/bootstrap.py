@@ -19,7 +19,7 @@ from workers.engine.sglang_engine import SglangEngine
 from workers.server.clock import EmulatedClock
 from workers.server.loop import EngineLoop, Mailbox
 from workers.server.transfer.exchange import Exchange, Message, Unreachable
-from workers.server.transfer.legs import Leg
+from workers.server.transfer.legs import EngineDied, Leg
 from workers.server.transfer.meetings import Meetings, Offer, unless_interrupted
 from workers.server.transfer.pulls import Pull, Pulls, TransferTimes, Waiting, fingerprint
 
@@ -50,9 +50,15 @@ class BootstrapConnector:
         loop.call_after_steps(self.pulls.note_allocated)
 
     def leg(self, body: Body, headers: Mapping[str, str], path: str) -> Leg:
-        """Return the leg of a call. Raises ApiError 400 if it names no room."""
+        """Return the leg of a call.
+
+        Raises ApiError 400 if it names no room, and EngineDied if it should choose the rank of a prefill by it: an
+        assertion of the controller fails then.
+        """
         where = rooms(body, headers, path)
         if self._prefills:
+            if where.numbers is None and len(self.engines) > 1:
+                raise EngineDied
             return PrefillLeg(self, where)
         return DecodeLeg(self, where, prefill_rank(body))
 

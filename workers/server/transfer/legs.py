@@ -10,6 +10,10 @@ from workers.server.loop import Mailbox
 from workers.server.transfer.exchange import Message
 
 
+class EngineDied(Exception):
+    """A call that takes down the server."""
+
+
 class Leg:
     """One call. This one takes part in no hand-off; each method of others is called in this order."""
 
@@ -49,7 +53,7 @@ class Connector(Protocol):
     """What connects the engines of one worker with those of others."""
 
     def leg(self, body: Body, headers: Mapping[str, str], path: str) -> Leg:
-        """Return the leg of a call. Raises ApiError if the call's parameters are invalid."""
+        """Return the leg of a call. Raises ApiError if the call's parameters are invalid, and EngineDied."""
 
     async def answer(self, question: Message) -> Message:
         """Answer an engine of another worker."""

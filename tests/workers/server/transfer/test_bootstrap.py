@@ -238,6 +238,14 @@ async def test_a_leg_without_a_room_is_refused(role: str, http: aiohttp.ClientSe
     assert "bootstrap room" in error["message"]
 
 
+async def test_a_prefill_without_a_room_takes_down_a_server_with_ranks(http: aiohttp.ClientSession) -> None:
+    """Its controller chooses the rank by the room, and fails without one: never probe such a server."""
+    with worker(dialect="sglang", role="prefill", ranks=2) as prefill:
+        for _ in range(2):
+            with pytest.raises((aiohttp.ClientError, ConnectionError)):
+                await call(http, prefill + TEXT, text(PROMPT))
+
+
 async def test_headers_of_chats_name_the_room(
     prefill: str, decode: str, alone: str, http: aiohttp.ClientSession
 ) -> None:
