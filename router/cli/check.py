@@ -79,7 +79,7 @@ def fleet_lines(checks: Sequence[WorkerCheck]) -> Iterator[str]:
 
 async def _workers(settings: Settings) -> tuple[Sequence[WorkerAddress], Sequence[Finding]]:
     """Return the listed and the discovered workers, each once, and a finding for each failed lookup."""
-    named = list(settings.worker)
+    named = list(settings.workers())
     findings = []
     if settings.workers_file is not None:
         named += read_workers(settings.workers_file)

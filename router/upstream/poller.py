@@ -330,6 +330,7 @@ class WorkerProbe:
             rank=endpoint.rank,
             barrier=endpoint.barrier,
             takes=endpoint.takes,
+            role=endpoint.role,
         )
 
     def _leave(self, worker: WorkerId) -> None:
