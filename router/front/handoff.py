@@ -1,4 +1,4 @@
-"""Prompts that prefill workers keep for requests of this front, until a decode worker fetches them or they are released.
+"""Prompts that prefill workers keep for this front, until a decode worker fetches them or they are released.
 
 A prefill worker frees a prompt when its lease is over, and vLLM then answers a late read with status 200 and wrong
 text. So each front measures the age of a prompt itself, whatever it took until the scheduler's answer arrived.
@@ -40,17 +40,17 @@ class PromptReleases:
     def __init__(self, connections: WorkerConnections, seconds: float) -> None:
         """`seconds`: the greatest age of a prompt that a decode worker may be sent to fetch."""
         self._connections = connections
-        self._seconds = seconds
+        self.seconds: Final = seconds
         self._tasks: set[asyncio.Task[None]] = set()
 
     def is_fresh(self, held: HeldPrompt, now: float) -> bool:
         """Return whether a prompt is young enough to be fetched."""
-        return now - held.since <= self._seconds
+        return now - held.since <= self.seconds
 
     def release(self, held: HeldPrompt, model: str, now: float) -> None:
         """Release a prompt in the background, unless its lease may be over."""
         worker = self._decode_worker(model)
-        if worker is None or len(self._tasks) >= MAX_RELEASES or now - held.since > self._seconds + RELEASE_SECONDS:
+        if worker is None or len(self._tasks) >= MAX_RELEASES or now - held.since > self.seconds + RELEASE_SECONDS:
             return
         task = asyncio.get_running_loop().create_task(self._send(worker, held.params))
         self._tasks.add(task)

@@ -125,6 +125,8 @@ class Relay:
         self._keeper = keeper
         self._held: HeldPrompt | None = None
         """What a prefill worker keeps for the next attempt."""
+        self._release_timer: asyncio.TimerHandle | None = None
+        """Releases that once it is too old."""
         self._prefilled_by: WorkerId | None = None
         self._reader: Reader | None = None
         self._continuation: Continuation | None = None
@@ -323,14 +325,21 @@ class Relay:
             self._close_upstream()
             self._hold.set(before)
         self._held = HeldPrompt(assignment.worker, kept.params, self._scheduler_client.clock())
+        self._release_timer = asyncio.get_running_loop().call_later(self._releases.seconds, self._release_held)
         self._prefilled_by = assignment.worker
         return Prefilled(self._request.id, kept.usage)
 
     def _release_held(self) -> None:
         """Release what a prefill worker keeps, because nobody will fetch it."""
-        held, self._held = self._held, None
-        if held is not None:
+        if (held := self._take_held()) is not None:
             self._releases.release(held, self._call.model, self._scheduler_client.clock())
+
+    def _take_held(self) -> HeldPrompt | None:
+        """Return what a prefill worker keeps; from now on it is neither sent nor released again."""
+        if self._release_timer is not None:
+            self._release_timer.cancel()
+        held, self._held = self._held, None
+        return held
 
     def _attempt(self, assignment: Assignment, headers: HeaderList) -> Awaitable[FailedAttempt | None]:
         """Try one worker. If its engine goes on without the client (background), ignore disconnects too."""
@@ -397,7 +406,7 @@ class Relay:
         The first call has what a prefill worker keeps, if anything: a refusal makes that worker let go of it, so the
         second call has the worker compute the prompt.
         """
-        held, self._held = self._held, None
+        held = self._take_held()
         encode = partial(self._encode, worker, path, body, added, held)
         try:
             upstream = await self._forward(worker, path, encode, body, idle_timeouts)
