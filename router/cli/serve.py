@@ -74,7 +74,7 @@ def with_default_policy(settings: Settings) -> Settings:
     if "policy" in settings.model_fields_set:
         return settings
     rules = RankRules(settings.ranks, settings.barrier)
-    endpoints = [endpoint_of(worker, settings) for worker in settings.worker]
+    endpoints = [endpoint_of(worker, settings) for worker in settings.workers()]
     if settings.workers_file is not None:
         endpoints += [endpoint_of(worker, settings) for worker in read_workers(settings.workers_file)]
     if not asyncio.run(any_step_together(endpoints, rules)):

@@ -199,7 +199,7 @@ def _worker_services(
     worker_registry = WorkerRegistry(directory, poller, drain, runs, lambda worker: _endpoint(worker, settings, fleet))
     if saved is not None:
         worker_registry.repeat(saved.changes)
-    needs = RouterNeeds(settings.min_match_tokens, settings.isolate != "none")
+    needs = RouterNeeds(settings.min_match_tokens, settings.isolate != "none", handoff_seconds=settings.handoff_seconds)
     advice = FlagWarnings(directory, needs, balances=settings.policy != "dlpm_home")
     discovery = _discovery(settings, worker_registry, resolve, goes_on=saved is not None)
     return WorkerServices(poller, drain, worker_registry, discovery, advice)

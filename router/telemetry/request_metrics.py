@@ -34,7 +34,7 @@ from router.core.model.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from router.core.model.request import ClientId, Leg, RequestId, Role, WorkerId
+from router.core.model.request import ClientId, Leg, RequestId, Role, Worker, WorkerId
 from router.telemetry.exposition import TextFamily
 
 log = logging.getLogger(__name__)
@@ -284,7 +284,7 @@ class HandoffMetrics(Collector):
     def __init__(self, registry: CollectorRegistry, pool: Sized) -> None:
         """Register with `registry`. `pool`: the requests that are prefilled and wait for a decode worker."""
         self._pool = pool
-        self._apart: dict[WorkerId, Role] = {}
+        self._apart: dict[WorkerId, Worker] = {}
         """The workers that compute prompts or answers only. Without any, nothing is followed."""
         self._requests: dict[RequestId, tuple[str, bool]] = {}
         """Model and whether one engine must compute it all, of each open request that arrived beside such workers."""
@@ -306,6 +306,8 @@ class HandoffMetrics(Collector):
         self._again[()] = 0
         self._warned: set[str] = set()
         """The models of which it was logged that decode workers serve them alone."""
+        self._undecodable: set[str] = set()
+        """The models of which it was logged that they have no decode worker."""
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
@@ -330,7 +332,7 @@ class HandoffMetrics(Collector):
 
     def _change_fleet(self, event: WorkerJoined | WorkerLeft) -> None:
         if isinstance(event, WorkerJoined) and event.worker.role is not Role.BOTH:
-            self._apart[event.worker.id] = event.worker.role
+            self._apart[event.worker.id] = event.worker
         else:
             self._apart.pop(event.worker if isinstance(event, WorkerLeft) else event.worker.id, None)
 
@@ -338,6 +340,7 @@ class HandoffMetrics(Collector):
         match event:
             case Arrived(request) | Resumed(request):
                 self._requests[request.id] = request.model, request.whole or request.worker is not None
+                self._check_tiers(request.model)
             case Prefilled(request):
                 self._handed[request] = HandedOff(now)
             case HandoffLost(request):
@@ -346,6 +349,18 @@ class HandoffMetrics(Collector):
                 self._lose(request, HandoffOutcome.RETURNED)
             case Finished() | Failed() | Cancelled():
                 self._end(event.request)
+
+    def _role_of(self, worker: WorkerId) -> Role:
+        return self._apart[worker].role if worker in self._apart else Role.BOTH
+
+    def _check_tiers(self, model: str) -> None:
+        """Log once that prompts of a model cannot be decoded; again after it was possible."""
+        roles = {worker.role for worker in self._apart.values() if model in worker.models}
+        if roles != {Role.PREFILL}:
+            self._undecodable.discard(model)
+        elif model not in self._undecodable:
+            self._undecodable.add(model)
+            log.warning("no decode worker serves %s: its prefill workers wait for one", model)
 
     def _lose(self, request: RequestId, outcome: HandoffOutcome) -> None:
         handed = self._handed.get(request)
@@ -364,7 +379,7 @@ class HandoffMetrics(Collector):
             self._again[()] += command.leg is Leg.PREFILL
         if command.leg is Leg.PREFILL:
             self._warned.discard(model)
-        elif command.leg is Leg.WHOLE and self._apart.get(command.worker) is Role.DECODE:
+        elif command.leg is Leg.WHOLE and self._role_of(command.worker) is Role.DECODE:
             self._alone["one engine" if whole else "no prefill worker",] += 1
             if not whole and model not in self._warned:
                 self._warned.add(model)

@@ -20,7 +20,19 @@ from router.core.fleet.health import HealthRules
 from router.core.fleet.window import FixedWindow, NoWindow
 from router.core.model.commands import Refusal
 from router.core.model.cost import Charge, LinearCost
-from router.core.model.events import Cancelled, Failed, Fault, Finished, HandoffLost, Prefilled, Returned, WorkerJoined
+from router.core.model.events import (
+    Cancelled,
+    Failed,
+    Fault,
+    Finished,
+    HandoffLost,
+    Held,
+    Prefilled,
+    Released,
+    Resumed,
+    Returned,
+    WorkerJoined,
+)
 from router.core.model.request import BarrierId, Leg, RequestId, Role, Usage, Worker, WorkerId
 from router.core.policies.base import Policy
 from router.core.policies.context import PolicyContext
@@ -312,6 +324,50 @@ def test_the_last_decode_worker_is_not_ejected() -> None:
     scene.prefill(request)
     scene.feed(Failed(request, accepted=True, fault=Fault.BROKEN))
     assert "d1" not in scene.scheduler.cluster.ejected
+
+
+# When another run of the scheduler takes over
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_hand_off_survives_the_scheduler(gone: bool) -> None:
+    """The next run is told of both attempts, and charges each once, even if the workers are gone by then."""
+    first = pair()
+    request = first.arrive("ada", "document", limit=50)
+    prefilled = Prefilled(request, Usage(8 * CHUNK_TOKENS, 1, 0))
+    first.feed(prefilled)
+    second = Scene("dlpm_home", workers=(), settings=OPEN)
+    second.requests = dict(first.requests)
+    second.feed(Held())
+    for worker, role in () if gone else (("p1", Role.PREFILL), ("d1", Role.DECODE)):
+        second.join(worker, role=role)
+    second.feed(Resumed(first.requests[request], WorkerId("p1"), 0, saved=False, leg=Leg.PREFILL))
+    second.feed(prefilled)
+    assert len(second.scheduler.handoffs) == 1
+    assert not second.dispatched, "it is held"
+    second.feed(Resumed(first.requests[request], WorkerId("d1"), 0, saved=False, leg=Leg.DECODE))
+    assert len(second.scheduler.handoffs) == 0
+    second.feed(Released())
+    for scene in (first, second):
+        scene.progress(request, 5)
+        scene.feed(Finished(request, Usage(8 * CHUNK_TOKENS, 7, 0)))
+        assert scene.scheduler.live == 0
+        assert scene.charged("ada") == 8 * CHUNK_TOKENS + 2 * 7
+
+
+def test_a_pooled_request_goes_on_after_a_takeover() -> None:
+    """It is decoded as soon as the scheduler may send anything."""
+    first = pair(settings=ONE_AT_A_TIME)
+    request = first.arrive("ada", "document")
+    second = Scene("dlpm_home", workers=(), settings=OPEN)
+    second.requests = dict(first.requests)
+    second.feed(Held())
+    second.join("p1", role=Role.PREFILL)
+    second.join("d1", role=Role.DECODE)
+    second.feed(Resumed(first.requests[request], WorkerId("p1"), 0, saved=False, leg=Leg.PREFILL))
+    second.feed(Prefilled(request, Usage(8 * CHUNK_TOKENS, 1, 0)))
+    second.feed(Released())
+    assert at(second, request) == ("d1", Leg.DECODE)
 
 
 # Whatever happens
