@@ -293,7 +293,9 @@ class Attempts:
         if attempt is None or attempt.leg is not Leg.PREFILL:
             return None
         self.start(state, now)
-        attempt.worker.serve(attempt.flight, 0.0, attempt.flight.answers)  # the token that nobody is charged for
+        # The engine counts the one token of a prefill, which nobody is charged for.
+        attempt.worker.serve(attempt.flight, 0.0, 1)
+        attempt.worker.work.charge(NOTHING, Tokens(output=1))
         if usage is not None:
             usage = Usage(usage.input_tokens, 0, usage.cached_tokens)
         self._settle(state, attempt, usage, now, (), charge_estimate=False)

@@ -282,8 +282,7 @@ async def test_a_stream_whose_decode_worker_dies_goes_on_through_another_prefill
 
 async def test_an_old_hand_off_is_released_and_never_decoded() -> None:
     """While no decode worker has room it becomes too old; then it is prefilled again, free for its client."""
-    limits = {"window": "fixed", "max_inflight": 1, "handoff_seconds": 0.1}
-    async with tiers(**limits) as ((prefill,), (decode,), router):
+    async with tiers(window="fixed", max_inflight=1, handoff_seconds=0.1) as ((prefill,), (decode,), router):
         async with router.post(chat()) as post:
             first = await prefill.call()
             async with router.post(chat(n=2)) as other:
