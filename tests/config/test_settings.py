@@ -97,7 +97,8 @@ def test_no_worker_is_there_twice(second: object) -> None:
 
 def test_workers_have_the_role_of_their_list() -> None:
     """Those of all lists are one fleet: none is there twice, and prompts need someone to decode them."""
-    settings = Settings(worker=["http://a"], prefill=["http://p"], decode=[{"url": "http://d", "rank": 1}])
+    lists = {"worker": ["http://a"], "prefill": ["http://p"], "decode": [{"url": "http://d", "rank": 1}]}
+    settings = Settings.model_validate(lists)
     assert [(worker.id, worker.role) for worker in settings.workers()] == [
         ("a", "both"),
         ("p", "prefill"),
