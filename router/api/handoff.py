@@ -88,6 +88,7 @@ RELEASED_MODEL: Final = "d2lpm: release"
 def release_body(params: bytes) -> bytes:
     """Return the body of a completion that any decode worker refuses, for which it lets go of a kept prompt.
 
-    vLLM tells the prefill worker so when it refuses a call with parameters; there is no call to do only that.
+    vLLM tells the prefill worker so when it refuses a call with parameters because of its model; there is no call to do
+    only that. A call that it cannot read at all, as without a prompt, it refuses too early for that.
     """
-    return decode_body(orjson.dumps({"model": RELEASED_MODEL, "prompt": "", "max_tokens": 1}), params)
+    return decode_body(orjson.dumps({"model": RELEASED_MODEL, "prompt": "-", "max_tokens": 1}), params)

@@ -4,14 +4,11 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import pytest
 
 from . import prompts
@@ -25,9 +22,6 @@ pytestmark = pytest.mark.engine
 PINS = Path(__file__).with_name("constraints-nixl.txt")
 CALLS = 200
 AT_ONCE = 4
-LEASE_SECONDS = 5.0
-OLDEST_SECONDS = 2.0
-"""The greatest age of a hand-off in the test of leases."""
 
 
 class Pair(NamedTuple):
@@ -83,11 +77,6 @@ def started(servers: list[Server], model: Path, logs: Path, lease: float) -> Ite
 @pytest.fixture(scope="module")
 def pair(servers: list[Server], model: Path, logs: Path) -> Iterator[Pair]:
     yield from started(servers, model, logs, 30.0)
-
-
-@pytest.fixture
-def short_pair(servers: list[Server], model: Path, logs: Path) -> Iterator[Pair]:
-    yield from started(servers, model, logs, LEASE_SECONDS)
 
 
 def router_before(pair: Pair, logs: Path, *flags: str) -> Router:
@@ -164,50 +153,3 @@ def test_answers_are_those_of_one_engine(pair: Pair, logs: Path) -> None:
     assert prefilled >= 0.8 * asked
     assert decoded <= CALLS
     assert counted(pair.prefill, "nixl_num_notifications_after_expiry_total") == 0
-
-
-def value(router: Router, metric: str) -> float:
-    """Return the value of a metric without labels."""
-    found = re.search(rf"^{metric} (\S+)$", get(f"{router.url}/metrics").body.decode(), re.MULTILINE)
-    assert found is not None
-    return float(found[1])
-
-
-@contextmanager
-def decode_held_back(router: Router) -> Iterator[None]:
-    """Keep the only place of the decode engine taken by a stream that one engine must compute."""
-    body = {"model": "tiny", "prompt": prompts.text("busy"), "n": 2, "ignore_eos": True, "stream": True}
-    with (
-        httpx.Client(trust_env=False, timeout=60.0) as http,
-        http.stream("POST", router.url + COMPLETIONS, json={**body, "max_tokens": 7500}) as response,
-    ):
-        blocks = response.iter_raw()  # the stream is closed when nothing refers to it
-        next(blocks)
-        yield
-
-
-def test_no_hand_off_is_read_after_its_lease(short_pair: Pair, logs: Path) -> None:
-    """While the decode engine is held back for longer than the lease, a prompt waits; then it is prefilled again."""
-    flags = ["--window=fixed", "--max-inflight=1", f"--handoff-seconds={OLDEST_SECONDS}"]
-    router = router_before(short_pair, logs, *flags)
-    body: Json = {"model": "tiny", "prompt": prompts.tokens("late", 6000), "max_tokens": 12, "temperature": 0}
-    try:
-        with ThreadPoolExecutor(1) as threads:
-            late = threads.submit(call, router.url, COMPLETIONS, body)
-            wait_until(lambda: router.in_flight() == 1, 20, "the prompt is prefilled")
-            with decode_held_back(router):
-                wait_until(lambda: value(router, "d2lpm_handoff_pool_requests") == 1, 60, "the prompt waits")
-                time.sleep(LEASE_SECONDS + 2.0)
-                for number in range(20):  # so that what was kept is overwritten
-                    other = {"model": "tiny", "prompt": prompts.tokens(f"{number}", 2000), "max_tokens": 1}
-                    assert call(short_pair.prefill.url, COMPLETIONS, other).status == 200
-            handed = late.result()
-        assert value(router, "d2lpm_prefills_again_total") == 1
-        wait_until(lambda: not router.unfinished(), 10, "nothing is left")
-    finally:
-        router.stop()
-    truth = call(short_pair.prefill.url, COMPLETIONS, body)
-    assert [choice["text"] for choice in listed(handed.json["choices"])] == [
-        choice["text"] for choice in listed(truth.json["choices"])
-    ]
-    assert counted(short_pair.prefill, "nixl_num_notifications_after_expiry_total") == 0
