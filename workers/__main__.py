@@ -1,7 +1,7 @@
 """Run one emulated worker as a process: `python -m workers`.
 
-Prints one line to standard output once it accepts connections. SIGTERM and SIGINT end the process at once with exit
-status 0, cutting open streams.
+Prints its address to standard output once it accepts connections, and on a second line where other engines reach it, if
+they do. SIGTERM and SIGINT end the process at once with exit status 0, cutting open streams.
 """
 
 import os
@@ -24,6 +24,8 @@ def main() -> None:
     if settings.exit_with_parent:
         Thread(target=_at_end_of_input, args=(server.stop,), daemon=True).start()
     print(f"workers: {settings.dialect} {settings.model} on {server.url}", flush=True)
+    if server.side_url is not None:
+        print(f"workers: {settings.role}, for other engines on {server.side_url}", flush=True)
     uvloop.run(server.run())
 
 

@@ -5,11 +5,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from workers.engine.engine import DEFAULT_HARDWARE, default_config
 from workers.engine.hardware import HARDWARE, Hardware, RankSteps, linear, rank
 from workers.engine.model import Dialect, EngineConfig, Order
+
+Role = Literal["both", "prefill", "decode"]
+ConnectorName = Literal["nixl", "mooncake"]
+FailurePolicy = Literal["fail", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,45 @@ class WorkerSettings:
         "port that publishes KV events, and each rank's at the next one; the ports after these replay past events; 0 "
         "picks free ports",
     ] = None
+    role: Annotated[
+        Role, "prefill or decode: the engine does only its part of a request and hands the KV cache on; both: all of it"
+    ] = "both"
+    connector: Annotated[
+        ConnectorName | None, "vllm only: what carries the KV cache from prefill to decode (default: nixl with a role)"
+    ] = None
+    side_port: Annotated[
+        int,
+        "port for other engines: NIXL's side channel, or the bootstrap server of Mooncake and SGLang; 0: a free one",
+    ] = 0
+    kv_lease: Annotated[float, "seconds for which a NIXL prefill holds the KV cache for a decode engine"] = 30.0
+    kv_load_failure_policy: Annotated[
+        FailurePolicy, "vllm only: what a decode engine does whose KV cache does not come"
+    ] = "fail"
+    transfer_times: Annotated[
+        str, "A,B: milliseconds of a transfer from prefill to decode, and microseconds of each token in it"
+    ] = "2,5"
+    transfer_timeout: Annotated[
+        float | None,
+        "seconds that one leg of a request waits for the other (default: 300 for sglang, 480 for Mooncake)",
+    ] = None
     exit_with_parent: Annotated[bool, "exit when standard input is closed"] = False
+
+    @property
+    def kv_connector(self) -> ConnectorName | None:
+        """The connector of a vLLM engine, None if it has none."""
+        if self.dialect != "vllm" or (self.connector is None and self.role == "both"):
+            return None
+        return self.connector or "nixl"
+
+    @property
+    def disaggregated(self) -> bool:
+        """True if the engine can exchange KV with others."""
+        return self.kv_connector is not None or self.role != "both"
+
+    def transfer_seconds(self) -> tuple[float, float]:
+        """Return the seconds of a transfer and of each token in it. Raises ValueError if they are invalid."""
+        each, token = _numbers("transfer_times", self.transfer_times, 2)
+        return each / 1e3, token / 1e6
 
     def machine(self) -> Hardware:
         """Return the emulated hardware. Raises ValueError if the step times are invalid."""
@@ -142,9 +184,10 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _parsing(kind: Any) -> dict[str, Any]:
-    if get_origin(kind) is Literal:
-        return {"choices": get_args(kind)}
-    return {"type": get_args(kind)[0] if isinstance(kind, UnionType) else kind}
+    wanted = get_args(kind)[0] if get_origin(kind) in (UnionType, Union) else kind
+    if get_origin(wanted) is Literal:
+        return {"choices": get_args(wanted)}
+    return {"type": wanted}
 
 
 def _check(settings: WorkerSettings) -> None:
@@ -157,4 +200,9 @@ def _check(settings: WorkerSettings) -> None:
         raise ValueError("step_times and rank_steps exclude each other")
     if settings.ranks < 1:
         raise ValueError("ranks must be at least 1")
+    if settings.dialect == "sglang" and settings.connector is not None:
+        raise ValueError("connector is for vllm: sglang has a role alone")
+    if settings.kv_lease <= 0 or (settings.transfer_timeout is not None and settings.transfer_timeout <= 0):
+        raise ValueError("kv_lease and transfer_timeout must be positive")
+    settings.transfer_seconds()
     settings.engine_config()

@@ -21,7 +21,17 @@ from router.channel.messages import (
     WorkerRemoved,
 )
 from router.core.model.commands import Refusal, Reject
-from router.core.model.events import Arrived, Cancelled, Failed, Finished, Progressed, Returned, Started
+from router.core.model.events import (
+    Arrived,
+    Cancelled,
+    Failed,
+    Finished,
+    HandoffLost,
+    Prefilled,
+    Progressed,
+    Returned,
+    Started,
+)
 from router.core.model.request import Request, RequestId, Usage
 from router.errors import NoWorker, Refused, RouterError
 
@@ -125,12 +135,15 @@ class SchedulerClient:
             self._assignments.pop(request.id)  # nothing was submitted, so nothing will be settled
             raise
 
-    def resubmit(self, returned: Returned) -> "asyncio.Future[Assignment]":
+    def resubmit(self, event: Returned | Prefilled | HandoffLost) -> "asyncio.Future[Assignment]":
         """Submit a placed request again, for another worker. Returns a future as `submit` does."""
-        self._report_last_tokens(returned.request, returned.usage)
-        return self._expect_assignment(returned.request, returned)
+        if isinstance(event, Returned):
+            self._report_last_tokens(event.request, event.usage)
+        return self._expect_assignment(event.request, event)
 
-    def _expect_assignment(self, request: RequestId, event: Arrived | Returned) -> "asyncio.Future[Assignment]":
+    def _expect_assignment(
+        self, request: RequestId, event: Arrived | Returned | Prefilled | HandoffLost
+    ) -> "asyncio.Future[Assignment]":
         assignment: asyncio.Future[Assignment] = asyncio.get_running_loop().create_future()
         self._assignments[request] = assignment
         self._unanswered.add(request)

@@ -36,7 +36,9 @@ from router.core.model.events import (
     Event,
     Failed,
     Finished,
+    HandoffLost,
     Held,
+    Prefilled,
     Progressed,
     Released,
     Resumed,
@@ -201,7 +203,15 @@ class FrontLink:
         match message:
             case Progressed(output_tokens):
                 return Progressed({self._renamed.get(own, own): tokens for own, tokens in output_tokens.items()})
-            case Started(own) | Finished(own) | Failed(own) | Returned(own) | Cancelled(own) if own in self._renamed:
+            case (
+                Started(own)
+                | Finished(own)
+                | Failed(own)
+                | Returned(own)
+                | Prefilled(own)
+                | HandoffLost(own)
+                | Cancelled(own)
+            ) if own in self._renamed:
                 return replace(message, request=self._renamed[own])
             case _:
                 return message
@@ -360,7 +370,7 @@ class SchedulerHost:
                 opened = self._open.pop(ended, None)
                 if opened is not None and not opened.replied:
                     front.deliver(Withdrawn(opened.own_name))
-            case Returned(request):
+            case Returned(request) | Prefilled(request) | HandoffLost(request):
                 if (opened := self._open.get(request)) is not None:
                     opened.replied = False
                 self.feed(message)
@@ -390,13 +400,13 @@ class SchedulerHost:
 
     def _carry_out(self, command: Command, now: float) -> None:
         match command:
-            case Dispatch(request, worker, cached_tokens):
+            case Dispatch(request, worker, cached_tokens, leg=leg):
                 if (open_request := self._open.get(request)) is not None:
                     open_request.replied = True
                     timeouts = self._timeouts(worker, open_request.output_limit)
                     own = open_request.own_name
                     known_as = None if own == request else request
-                    open_request.front.deliver(Assignment(own, worker, cached_tokens, timeouts, known_as))
+                    open_request.front.deliver(Assignment(own, worker, cached_tokens, timeouts, known_as, leg))
             case Reject(request):
                 if (open_request := self._open.get(request)) is not None:
                     open_request.replied = True

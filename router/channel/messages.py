@@ -12,15 +12,26 @@ from typing import Final, Generic, NewType, TypeVar
 
 from router.core.clients.rate_limits import OwnerLimits, Shortage
 from router.core.model.commands import Reject
-from router.core.model.events import Arrived, Cancelled, Failed, Finished, Progressed, Resumed, Returned, Started
-from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.model.events import (
+    Arrived,
+    Cancelled,
+    Failed,
+    Finished,
+    HandoffLost,
+    Prefilled,
+    Progressed,
+    Resumed,
+    Returned,
+    Started,
+)
+from router.core.model.request import ClientId, Leg, Request, RequestId, Role, WorkerId
 
 TicketId = NewType("TicketId", int)
 """Number of an admitted call; unique in its front."""
 
 A_co = TypeVar("A_co", covariant=True)
 
-LaterEvent = Started | Progressed | Finished | Failed | Returned | Cancelled
+LaterEvent = Started | Progressed | Finished | Failed | Returned | Prefilled | HandoffLost | Cancelled
 """The events of a request after its arrival."""
 FrontEvent = Arrived | LaterEvent
 
@@ -228,6 +239,8 @@ class Assignment:
     known_as: RequestId | None = None
     """The id under which the scheduler and the workers know the request, where it is not the front's own: another front
     has a request with that id in flight."""
+    leg: Leg = Leg.WHOLE
+    """What the worker computes of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +278,7 @@ class WorkerCard:
     """The data-parallel rank that calls to its URL must name; None if they name none."""
     has_ranks: bool = False
     """Whether several ranks are behind its URL, so that a client's call must not name one."""
+    role: Role = Role.BOTH
 
 
 @dataclass(frozen=True, slots=True)

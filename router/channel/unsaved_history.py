@@ -31,10 +31,21 @@ from router.channel.messages import (
     TicketId,
     WaitedBefore,
 )
-from router.core.model.events import Arrived, Cancelled, Failed, Finished, Progressed, Resumed, Returned, Started
+from router.core.model.events import (
+    Arrived,
+    Cancelled,
+    Failed,
+    Finished,
+    HandoffLost,
+    Prefilled,
+    Progressed,
+    Resumed,
+    Returned,
+    Started,
+)
 from router.core.model.request import Request, RequestId
 
-AttemptEnd = Returned | Finished | Failed | Cancelled
+AttemptEnd = Returned | Prefilled | HandoffLost | Finished | Failed | Cancelled
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +70,8 @@ class AttemptHistory:
 
         `request`: under the scheduler's id; `own`: its id in this front; `saved`: as in `Resumed`.
         """
-        yield RanBefore(own, Resumed(request, self.assignment.worker, self.assignment.cached_tokens, saved))
+        sent = self.assignment
+        yield RanBefore(own, Resumed(request, sent.worker, sent.cached_tokens, saved, sent.leg))
         if self.started:
             yield Started(own)
         if self.output_tokens:
@@ -142,7 +154,7 @@ class UnsavedHistory:
             case Started(started):
                 if (attempt := self._attempt(started)) is not None:
                     attempt.started = True
-            case Returned(returned):
+            case Returned(returned) | Prefilled(returned) | HandoffLost(returned):
                 self._end_attempt(returned, message)
             case Finished() | Failed() | Cancelled():
                 self._end(message)

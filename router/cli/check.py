@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from router.config.settings import Settings, WorkerAddress
@@ -40,7 +40,7 @@ def _check(file: str) -> int:
         print(f"{finding.seen}; {finding.change}")
     endpoints = [endpoint_of(worker, settings) for worker in workers]
     rules = RankRules(settings.ranks, settings.barrier)
-    needs = RouterNeeds(settings.min_match_tokens, settings.isolate != "none", rules)
+    needs = RouterNeeds(settings.min_match_tokens, settings.isolate != "none", rules, settings.handoff_seconds)
     checks = asyncio.run(check_workers(endpoints, needs))
     for line in (*worker_lines(checks), *fleet_lines(checks)):
         print(line)
@@ -79,7 +79,7 @@ def fleet_lines(checks: Sequence[WorkerCheck]) -> Iterator[str]:
 
 async def _workers(settings: Settings) -> tuple[Sequence[WorkerAddress], Sequence[Finding]]:
     """Return the listed and the discovered workers, each once, and a finding for each failed lookup."""
-    named = list(settings.worker)
+    named = list(settings.workers())
     findings = []
     if settings.workers_file is not None:
         named += read_workers(settings.workers_file)
@@ -95,4 +95,16 @@ async def _workers(settings: Settings) -> tuple[Sequence[WorkerAddress], Sequenc
         found.setdefault(worker.url, worker)
     if not found and not settings.emulate and not findings:
         raise ConfigError("there is no worker: name some under worker, worker_dns or workers_file")
-    return list(found.values()), findings
+    return list(found.values()), [*findings, *role_findings(found.values())]
+
+
+def role_findings(workers: Iterable[WorkerAddress]) -> Iterator[Finding]:
+    """Yield what is wrong with the roles of a fleet as a whole."""
+    roles = {worker.role for worker in workers}
+    if "prefill" in roles and "decode" not in roles:
+        yield Finding("there are prefill workers and no decode worker", "name some under decode, or with a role")
+    if "decode" in roles and "prefill" not in roles:
+        yield Finding(
+            "there are decode workers and no prefill worker, so they compute whole requests",
+            "name some under prefill, or with a role",
+        )

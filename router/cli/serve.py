@@ -42,7 +42,7 @@ def _serve(settings: Settings) -> int:
 
     Returns 0, or `INTERRUPTED` if a second signal aborted calls.
     """
-    if not any((settings.worker, settings.worker_dns, settings.workers_file, settings.emulate)):
+    if not any((settings.workers(), settings.worker_dns, settings.workers_file, settings.emulate)):
         raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
@@ -52,7 +52,7 @@ def _serve(settings: Settings) -> int:
     ):
         joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
         settings = with_default_policy(settings.model_copy(update={"worker": joined}))
-        greeting = _greeting(listener, settings.policy, len(joined), workers)
+        greeting = _greeting(listener, settings.policy, len(settings.workers()), workers)
         processes = process_count(settings.processes)
         if processes > 1:
             return supervise(settings, listener, processes - 1, lambda: print(greeting, flush=True))
@@ -74,7 +74,7 @@ def with_default_policy(settings: Settings) -> Settings:
     if "policy" in settings.model_fields_set:
         return settings
     rules = RankRules(settings.ranks, settings.barrier)
-    endpoints = [endpoint_of(worker, settings) for worker in settings.worker]
+    endpoints = [endpoint_of(worker, settings) for worker in settings.workers()]
     if settings.workers_file is not None:
         endpoints += [endpoint_of(worker, settings) for worker in read_workers(settings.workers_file)]
     if not asyncio.run(any_step_together(endpoints, rules)):

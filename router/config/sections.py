@@ -18,7 +18,10 @@ SECTIONS: Final = (
     Section(
         "Workers",
         ("worker", "worker_api_key", "worker_dns", "emulate"),
-        ("alias", "workers_file", "discovery_interval", "poll_interval", "ranks", "barrier"),
+        (
+            *("alias", "workers_file", "discovery_interval", "poll_interval", "ranks", "barrier"),
+            *("prefill", "decode", "handoff_seconds", "pd_fallback"),
+        ),
     ),
     Section(
         "Scheduling",

@@ -52,6 +52,8 @@ ADDRESSES: Final = frozenset(
         "worker_api_key",
         "worker_dns",
         "workers_file",
+        "prefill",
+        "decode",
         "admin_key",
         "emulate",
         "hash_secret",
@@ -184,6 +186,8 @@ class WorkerAddress(BaseModel):
     kv_topic: str = ""
     group: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")] = None
     """Ranks that name the same group step together; none: its ranks wait for no other."""
+    role: Literal["both", "prefill", "decode"] = "both"
+    """What it computes: prompts and answers, or prompts that it hands over, or answers to these."""
 
     @model_validator(mode="before")
     @classmethod
@@ -223,7 +227,19 @@ class Settings(PolicyGroups):
     held bytes."""
     worker: Annotated[tuple[WorkerAddress, ...], AfterValidator(distinct)] = ()
     """URL of a vLLM or SGLang server; repeatable. In YAML also {url, api_key, id, kv_events, kv_replay, kv_topic, rank,
-    group}."""
+    group, role}."""
+    prefill: tuple[WorkerAddress, ...] = ()
+    """URL of a worker that computes prompts and hands them to decode workers; repeatable. A model with such workers has
+    its requests computed in two parts. In YAML an entry can be as in `worker`."""
+    decode: tuple[WorkerAddress, ...] = ()
+    """URL of a worker that computes answers to the prompts of prefill workers; repeatable. In YAML an entry can be as
+    in `worker`."""
+    handoff_seconds: PositiveFloat = 20.0
+    """Greatest age of a prefilled prompt that is sent to a decode worker; then it is prefilled again. At least 5 s less
+    than the lease of the prefill workers (vLLM: kv_lease_duration, 30 s), after which vLLM answers with wrong text."""
+    pd_fallback: bool = True
+    """Let decode workers compute whole requests while a model has no living prefill worker. If not, its requests are
+    refused."""
     worker_api_key: Annotated[SecretStr | None, Field(min_length=1)] = None
     """API key sent to workers that have no key of their own. Prefer the environment or the file to a flag."""
     alias: Annotated[tuple[Annotated[str, AfterValidator(alias_pair)], ...], AfterValidator(one_model_each)] = ()
@@ -398,10 +414,27 @@ class Settings(PolicyGroups):
     """Log every request: address, method, path and status."""
 
     @model_validator(mode="after")
+    def _has_fitting_roles(self) -> "Settings":
+        for name, given in (("prefill", self.prefill), ("decode", self.decode)):
+            for worker in given:
+                if worker.role not in ("both", name):
+                    raise ValueError(f"{name}: {worker.id} has the role {worker.role}")
+        roles = {worker.role for worker in distinct(self.workers())}
+        if roles == {"prefill"} and not (self.worker_dns or self.workers_file or self.emulate):
+            raise ValueError("prefill: there is no decode worker for these prefill workers; name some with --decode")
+        return self
+
+    @model_validator(mode="after")
     def _knows_clients(self) -> "Settings":
         if self.clients is not None and not {IdentitySource.KEY, IdentitySource.HEADER} & set(self.identity):
             raise ValueError("clients: no client could be identified, because identity has neither key nor header")
         return self
+
+    def workers(self) -> tuple[WorkerAddress, ...]:
+        """Return the workers that the settings name, each with its role."""
+        prefill = [worker.model_copy(update={"role": "prefill"}) for worker in self.prefill]
+        decode = [worker.model_copy(update={"role": "decode"}) for worker in self.decode]
+        return (*self.worker, *prefill, *decode)
 
     def without_addresses(self) -> dict[str, JsonValue]:
         """Return the settings that can change a scheduling decision, for `model_validate`: no addresses and no

@@ -8,7 +8,8 @@ them.
 
 An attempt that its worker returns is closed in the same way, with all that the worker may have computed. The bill of
 the next attempt leaves that out, so a client is charged once for a prompt and once for each output token. What the next
-worker computes again is the router's doing, and nobody is charged for it.
+worker computes again is the router's doing, and nobody is charged for it. In the same way, the attempt that decodes a
+prefilled request is charged for output only, and a second prefill is free.
 """
 
 from math import inf
@@ -21,15 +22,16 @@ from router.core.clients.service_gap import Outstanding
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.in_flight import InFlight
 from router.core.fleet.worker_state import WorkerState
+from router.core.handoffs import PrefillGate, pooled_outstanding
 from router.core.membership import Membership
 from router.core.model.commands import Decision, Dispatch
 from router.core.model.cost import NOTHING, Charge, LinearCost, Tokens
-from router.core.model.events import ChargedRequest
+from router.core.model.events import ChargedRequest, Resumed
 from router.core.model.prompt_key import PromptKey
-from router.core.model.request import Request, Usage, WorkerId
+from router.core.model.request import Leg, Request, Role, Usage, WorkerId
 from router.core.policies.base import Choice, Policy
 from router.core.predict.token_estimates import Estimates
-from router.core.requests import Attempt, RequestState, Stage
+from router.core.requests import Attempt, Handoff, RequestState, Stage
 
 ESTIMATE_SECONDS: Final = 0.5
 """How often the output of unstreamed answers is estimated and charged, in seconds."""
@@ -47,6 +49,7 @@ class Attempts:
         policy: Policy,
         fairness: Fairness,
         membership: Membership,
+        gate: PrefillGate,
         cost: LinearCost,
     ) -> None:
         self._cluster = cluster
@@ -60,6 +63,7 @@ class Attempts:
         self._fairness = fairness
         self._turns = fairness.turns
         self._membership = membership
+        self._gate = gate
         self._cost = cost
         self._unstreamed: dict[RequestState, None] = {}
         """Requests whose answers are not streamed and of which nothing has been seen yet."""
@@ -71,28 +75,28 @@ class Attempts:
         request, worker_id, why, passed = choice
         worker, credit = self._workers[worker_id], self._policy.deficit(request.client, worker_id)
         load, limits = worker.load, worker.window.limits
-        attempt = state.attempt = self._open(state, worker, now)
+        attempt = state.attempt = self._open(state, worker, _leg_at(state, worker), now)
         # The lookup is of the moment of the dispatch: `_open` has brought it up to date before anything changed.
         decision = Decision(request.client, state.lookup.match, credit, load, limits, passed)
-        return Dispatch(request.id, worker_id, attempt.run.predicted_tokens, why, decision)
+        return Dispatch(request.id, worker_id, attempt.run.predicted_tokens, why, decision, attempt.leg)
 
-    def resume(
-        self, state: RequestState, worker_id: WorkerId, cached: int, carried: ChargedRequest | None, now: float
-    ) -> None:
-        """Open the books of an attempt that an earlier run has sent to this worker.
+    def resume(self, state: RequestState, event: Resumed, carried: ChargedRequest | None, now: float) -> None:
+        """Open the books of an attempt that an earlier run has sent to its worker.
 
-        `cached`: what that run predicted to be cached; `carried`: what the restored counters and accounts hold for the
-        attempt. That is taken back, as the new bill charges it again.
+        `carried`: what the restored counters and accounts hold for the attempt. That is taken back, as the new bill
+        charges it again.
         """
         if carried is not None and carried.started:
             self._ledger.take_back(carried.client, carried.charged)
         charged = NOTHING if carried is None else carried.charged
-        state.attempt = self._open(state, self._workers[worker_id], now, cached, charged)
+        worker = self._workers[event.worker]
+        state.attempt = self._open(state, worker, event.leg, now, event.cached_tokens, charged)
 
     def _open(
         self,
         state: RequestState,
         worker: WorkerState,
+        leg: Leg,
         now: float,
         predicted: int | None = None,
         charged: Tokens = NOTHING,
@@ -116,12 +120,14 @@ class Attempts:
         bill = self._open_bill(state, worker_id, size, cached)
         charge = bill.change_from(charged)
         outstanding = Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
-        flight = self._add_load(state, worker, size + resumed - cached, cached, expected, now)
+        if leg is Leg.PREFILL:
+            expected = 1.0
+        flight = self._add_load(state, worker, size + resumed - cached, cached, expected, leg, now)
         if run.prefilling is not None:
             run.prefilling.flight = flight
         self._report_dispatch(state, charge, outstanding, now)
         blocks = self._blocks.expect(request, worker_id) if request.blocks else None
-        return Attempt(worker, bill, run, flight, outstanding, blocks)
+        return Attempt(worker, bill, run, flight, outstanding, blocks, leg=leg)
 
     def _open_bill(self, state: RequestState, worker: WorkerId, size: int, cached: int) -> Bill:
         """Open the bill of an attempt. Only the first one that is charged pays for the prompt, of `size` tokens."""
@@ -136,31 +142,38 @@ class Attempts:
         uncached_tokens: int,
         cached_tokens: int,
         output: float,
+        leg: Leg,
         now: float,
     ) -> InFlight:
         """Add the attempt to its worker's load.
 
-        `uncached_tokens`: what the worker has to compute before it answers; `output`: predicted output tokens.
+        `uncached_tokens`: what the worker has to compute or fetch before it answers; `output`: predicted output tokens.
         """
         request = state.request
-        if not request.streamed:
+        streamed = request.streamed or leg is Leg.PREFILL  # a prefill is answered as soon as its token is there
+        if not streamed:
             self._unstreamed[state] = None
             self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
         most = inf if request.output_limit is None else max(0, request.output_limit - state.resumed_output)
+        fetched = 0
+        if leg is Leg.DECODE:  # it computes the last token of the prompt
+            fetched = max(0, uncached_tokens - 1)
         return worker.add(
             request.id,
-            uncached_tokens,
+            uncached_tokens - fetched,
             output,
             now,
-            streamed=request.streamed,
-            most_output=most,
+            streamed=streamed,
+            most_output=1 if leg is Leg.PREFILL else most,
             answers=request.answers,
             cached_tokens=cached_tokens,
+            fetched_tokens=fetched,
         )
 
     def _report_dispatch(self, state: RequestState, charge: Charge, outstanding: Outstanding, now: float) -> None:
         """Report the attempt to the counts of all requests: the service gap, the policy, and what it changes there."""
-        self._fairness.request_dispatched(state.request, charge.worker, outstanding, now - state.waiting_since)
+        since = state.waiting_since if state.handoff is None else state.handoff.since
+        self._fairness.request_dispatched(state.request, charge.worker, outstanding, now - since)
         self._policy.request_charged(charge)
         if self._prefixes.changed:
             self.report_match_changes()
@@ -185,7 +198,8 @@ class Attempts:
                 worker.start(attempt.flight, now, seen=seen)
             if seen:
                 self._mirror.on_first_token(attempt.run, now)
-                self._note_answered(state, now)
+                if attempt.leg is not Leg.PREFILL:
+                    self._note_answered(state, now)
                 if state.suspects:
                     self._membership.blame_suspects(state, now)
         if not sent:
@@ -271,6 +285,24 @@ class Attempts:
         self._settle(state, attempt, usage, now, answers, charge_estimate=False)
         return True
 
+    def hand_off(self, state: RequestState, usage: Usage | None, now: float) -> Handoff | None:
+        """End an attempt that has computed the prompt only. Returns what its worker keeps of the request; None, without
+        any change, if no prefill worker has it.
+        """
+        attempt = state.attempt
+        if attempt is None or attempt.leg is not Leg.PREFILL:
+            return None
+        self.start(state, now)
+        # The engine counts the one token of a prefill, which nobody is charged for.
+        attempt.worker.serve(attempt.flight, 0.0, 1)
+        attempt.worker.work.charge(NOTHING, Tokens(output=1))
+        if usage is not None:
+            usage = Usage(usage.input_tokens, 0, usage.cached_tokens)
+        self._settle(state, attempt, usage, now, (), charge_estimate=False)
+        worker, rest = attempt.worker.worker.id, pooled_outstanding(attempt.outstanding)
+        self._fairness.request_pooled(state.request, worker, rest)
+        return Handoff(worker, now, rest)
+
     def break_off(
         self, state: RequestState, attempt: Attempt, usage: Usage | None, now: float, *, broken: bool = False
     ) -> None:
@@ -347,6 +379,7 @@ class Attempts:
             self._blocks.end(attempt.blocks, stored=computed)
         self._fairness.attempt_ended(request, worker.worker.id, attempt.outstanding)
         worker.remove(attempt.flight, now, computed=computed)
+        self._gate.attempt_ended(worker, attempt.leg, now)
         if worker.left:
             self._membership.forget_if_gone(worker)
         state.attempt = None
@@ -379,6 +412,13 @@ class Attempts:
         self._fairness.add_service(
             state.request, charge.worker, cost, now, outstanding=attempt.outstanding, charge=charge
         )
+
+
+def _leg_at(state: RequestState, worker: WorkerState) -> Leg:
+    """Return what a worker computes of a request that is sent there now."""
+    if state.handoff is not None:
+        return Leg.DECODE
+    return Leg.PREFILL if worker.worker.role is Role.PREFILL and not state.request.whole else Leg.WHOLE
 
 
 def _cap_cached(request: Request, attempt: Attempt, usage: Usage) -> Usage:

@@ -24,7 +24,7 @@ from router.core.model.events import (
     WorkerLeft,
     WorkerReported,
 )
-from router.core.model.request import Request, WorkerId
+from router.core.model.request import Request, Role, Worker, WorkerId, decode_route
 from router.core.policies.base import Policy
 from router.core.predict.output_predictions import OutputPredictions
 from router.core.requests import RequestState
@@ -89,6 +89,12 @@ class Membership:
             self._cluster.had_unpinned = True
             self._fairness.set_alike(alike=self._cluster.alike)
 
+    def note_whole(self) -> None:
+        """Note that one engine must compute all of a request: prefill workers cannot serve what others can."""
+        if not self._cluster.had_whole:
+            self._cluster.had_whole = True
+            self._fairness.set_alike(alike=self._cluster.alike)
+
     def on_failure(self, worker: WorkerId, fault: Fault, now: float) -> None:
         """Note that a call failed at a worker, after the attempt there has been closed."""
         if fault is Fault.BROKEN:
@@ -121,8 +127,10 @@ class Membership:
     def readmit(self, now: float) -> None:
         """Readmit on trial the workers that were ejected for long enough, or without which some model has no worker."""
         for worker in self._cluster.to_readmit(now):
+            alone = self._decoding_alone(self._cluster[worker].worker)
             self._cluster.readmit(worker, now)
             self._policy.worker_joined(worker, now)
+            self._relieve(alone, now)
 
     def eject_silent(self, now: float) -> None:
         """Eject workers that do not answer and can be spared, so that the requests waiting for them go to others."""
@@ -181,18 +189,33 @@ class Membership:
         models = known.models if present else frozenset[str]()
         ejected = was_ejected = worker.id in self._cluster.ejected
         unserved: Sequence[Request] | None = None
-        if not models <= worker.models:
-            # The worker serves fewer models now: requests of the dropped ones must not wait for it.
+        if not models <= worker.models or (present and known.role is not worker.role):
+            # The worker serves fewer models now, or other parts of requests: those of the others must not wait for it.
             unserved = self._remove(worker.id, now)
             models, ejected = frozenset(), False
+        alone = self._decoding_alone(worker)
         self._cluster.join(worker, back=not present or (was_ejected and not ejected))
         self._cluster[worker.id].mark_alive(now)
         self._mirror.update_worker(worker)
         if not ejected and (not models or models != worker.models or known.barrier != worker.barrier):
             self._policy.worker_joined(worker.id, now)
+            self._relieve(alone, now)
         if unserved is not None:
             self._requeue(unserved, now)
         self._fairness.set_alike(alike=self._cluster.alike)
+
+    def _decoding_alone(self, worker: Worker) -> Sequence[WorkerId]:
+        """Return the decode workers that serve whole requests and need not once this prefill worker has joined."""
+        if worker.role is not Role.PREFILL:
+            return ()
+        alone = worker.models - self._cluster.prefilled_models
+        return [*dict.fromkeys(each for model in alone for each in self._cluster.serving(decode_route(model)))]
+
+    def _relieve(self, alone: Sequence[WorkerId], now: float) -> None:
+        """Place anew the requests that wait for these decode workers: their prompts are prefilled from now on."""
+        for worker in alone:
+            self._requeue(self._policy.worker_left(worker, now), now)
+            self._policy.worker_joined(worker, now)
 
     def _leave(self, worker: WorkerId, now: float) -> None:
         if not self._is_present(worker):

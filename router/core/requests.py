@@ -21,7 +21,7 @@ from router.core.fleet.worker_state import WorkerState
 from router.core.kv_blocks.token_blocks import ExpectedBlocks
 from router.core.model.cost import Tokens
 from router.core.model.events import Fault, Returned
-from router.core.model.request import Request, WorkerId
+from router.core.model.request import Leg, Request, WorkerId
 
 BUDGET_SECONDS: Final = 10.0
 """Time in which the floor of the retry budget is refilled."""
@@ -51,6 +51,18 @@ class Attempt:
     blocks: ExpectedBlocks | None
     """The token blocks that the worker will store for it; None if they are not known or not followed."""
     stage: Stage = Stage.SENT
+    leg: Leg = Leg.WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """A prompt that a prefill worker keeps for a decode worker."""
+
+    worker: WorkerId
+    since: float
+    """When it was prefilled, in seconds."""
+    outstanding: Outstanding
+    """What is still to be computed of the request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +76,8 @@ class RequestState:
     """Its size and match."""
     attempt: Attempt | None = None
     """The present visit to a worker; None while the request waits."""
+    handoff: Handoff | None = None
+    """What a prefill worker keeps of the request, in the pool and during the attempt that decodes it; else None."""
     answered: bool = False
     """Whether the answer has begun, as far as is known, since the request last began to wait for it."""
     charged: Tokens | None = None
@@ -150,6 +164,10 @@ class RetryQueue:
             return self._tries > 1
         state.tries += 1
         return state.tries < self._tries and (event.begun or not in_use or self._budget.take(now))
+
+    def add_lost(self, state: RequestState) -> None:
+        """Queue a request that must be prefilled again though no worker has failed it."""
+        self._requests[state] = None
 
     def remove(self, state: RequestState) -> None:
         """Remove a request from the queue."""

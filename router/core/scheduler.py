@@ -11,8 +11,10 @@ rejects requests, retries those that workers returned, and sets the wake-up time
 A request is WAITING, then at a worker in an ATTEMPT, and ends once; after each attempt but the last it waits again:
 
     WAITING ──> ATTEMPT(worker, stage) ──> ended
-       ^             │
-       └── Returned ─┘
+       ^             │       ^  │
+       └── Returned ─┘       │  └── Prefilled ──> POOLED
+       ^                     └───── Dispatch ──────┘ │
+       └───────────────── too old, or lost ──────────┘
 
     state              Started  Progressed  Finished, Failed  Returned  Cancelled  otherwise
     -----------------  -------  ----------  ----------------  --------  ---------  -------------------------------------
@@ -22,8 +24,16 @@ A request is WAITING, then at a worker in an ATTEMPT, and ends once; after each 
     ATTEMPT, STARTED   -        charged     ended             WAITING   ended      its worker leaves: no change
     WAITING, returned  -        -           -                 -         ended      room elsewhere: Dispatch, ATTEMPT
                                                                                    expired or no tries left: Reject
+    POOLED             -        -           -                 -         ended      room to decode: Dispatch, ATTEMPT
+                                                                                   too old, or its prefill worker left:
+                                                                                   WAITING, as if returned
 
-The policy owns a queued request, the front one that a worker has, and the scheduler one that a worker returned.
+Where a model has prefill workers, a request has two attempts: `Prefilled` ends the first, at a prefill worker, and the
+second, at a decode worker, ends the request (see `handoffs`). If that worker returns it, or `HandoffLost` says that the
+prompt is no longer there, it is prefilled again.
+
+The policy owns a queued request, the front one that a worker has, and the scheduler one that a worker returned or has
+prefilled.
 
 An ended request is in no count any more: the policy and the queue limits, or `Attempts`, have dropped it, and `_close`
 comes last. An event about an ended request is late and changes nothing, because the front's events and the scheduler's
@@ -31,6 +41,7 @@ commands can cross. When a worker returns a request, that attempt ends like any 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from random import Random
 from typing import Final
@@ -41,11 +52,13 @@ from router.core.clients.backlog import Backlog
 from router.core.clients.fairness import Fairness
 from router.core.clients.ledger import Ledger
 from router.core.clients.queue_limits import QueueLimits
+from router.core.clients.service_gap import Outstanding
 from router.core.clients.shares import Shares
 from router.core.fleet.cluster import Cluster
 from router.core.fleet_view import SchedulerView
+from router.core.handoffs import HandoffPool, PrefillGate
 from router.core.known_clients import KnownClients
-from router.core.membership import Membership
+from router.core.membership import Membership, WorkerEvent
 from router.core.model.commands import Command, Refusal, Reject, WakeAt
 from router.core.model.cost import NOTHING
 from router.core.model.events import (
@@ -58,7 +71,9 @@ from router.core.model.events import (
     Fault,
     Finished,
     Forgotten,
+    HandoffLost,
     Held,
+    Prefilled,
     Progressed,
     Released,
     Resumed,
@@ -68,15 +83,18 @@ from router.core.model.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from router.core.model.request import ClientId, Request, RequestId, Worker, WorkerId
+from router.core.model.request import ClientId, Leg, Request, RequestId, Role, Worker, WorkerId
 from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
-from router.core.requests import Attempt, RequestState, RetryQueue
+from router.core.requests import Attempt, Handoff, RequestState, RetryQueue
 from router.core.scheduler_settings import SchedulerSettings
 
 CHUNKS_PER_MEASURED_PREFIX: Final = 80
 """Chunks in the prefix tree per measured prefix that is kept; with the default `prefix_limit`, 50,000 are kept."""
+
+ROLE_OF: Final[Mapping[Leg, Role]] = {Leg.PREFILL: Role.PREFILL, Leg.DECODE: Role.DECODE}
+"""The role of a worker that was sent this part of a request."""
 
 
 class Scheduler:
@@ -96,7 +114,11 @@ class Scheduler:
         self.estimates = Estimates(measured_prefixes=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
         self.ledger = Ledger(settings.cached_in_flight)
         outputs = self.estimates.outputs
-        self.cluster = Cluster(settings.window, settings.health, settings.departed_limit, outputs)
+        self.cluster = Cluster(
+            settings.window, settings.health, settings.departed_limit, outputs, decode_alone=settings.decode_alone
+        )
+        self.handoffs = HandoffPool(settings.handoff_seconds)
+        self._gate = PrefillGate(self.cluster, self.handoffs, settings.handoff_seconds)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(
             settings.prefix_limit,
@@ -129,6 +151,7 @@ class Scheduler:
             self.policy,
             self.fairness,
             self.membership,
+            self._gate,
             settings.cost,
         )
         self._queue_limits = QueueLimits(settings.waiting)
@@ -194,8 +217,8 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """How many live requests are at no worker: queued, or waiting for a retry."""
-        return len(self._queue_limits) + len(self._retry_queue.requests)
+        """How many live requests are at no worker: queued, prefilled, or waiting for a retry."""
+        return len(self._queue_limits) + len(self._retry_queue.requests) + len(self.handoffs)
 
     def _apply(self, event: Event, now: float) -> None:
         match event:
@@ -212,8 +235,8 @@ class Scheduler:
                 self._cancel(event, now)
             case Failed():
                 self._end_attempt(event, now)
-            case Returned():
-                self._queue_retry(event, now)
+            case Returned() | Prefilled() | HandoffLost():
+                self._take_from_worker(event, now)
             case Ticked():
                 self._expire(now)
             case Held() | Resumed() | Released():
@@ -221,8 +244,24 @@ class Scheduler:
             case Credited() | Forgotten():
                 self.clients.apply(event)
             case _:
-                self.membership.apply(event, now)
-                self._attempts.report_match_changes()
+                self._change_fleet(event, now)
+
+    def _take_from_worker(self, event: Returned | Prefilled | HandoffLost, now: float) -> None:
+        """Take a request from a worker that is done with it, although it has not ended."""
+        match event:
+            case Returned():
+                self._queue_retry(event, now)
+            case Prefilled():
+                self._pool(event, now)
+            case HandoffLost(request):
+                self._prefill_again(request, now)
+
+    def _change_fleet(self, event: WorkerEvent, now: float) -> None:
+        """Apply what is reported of a worker."""
+        self.membership.apply(event, now)
+        self._attempts.report_match_changes()
+        if isinstance(event, WorkerLeft):
+            self._give_up(self.handoffs.kept_by(event.worker))
 
     def _enqueue(self, event: Arrived, now: float) -> None:
         request = event.request
@@ -235,6 +274,8 @@ class Scheduler:
         self.clients.remember(request.client, request.weight)
         if not request.pinned:
             self.membership.note_unpinned()
+        elif request.whole:
+            self.membership.note_whole()
         if not self.cluster.candidates(request):
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
@@ -283,15 +324,25 @@ class Scheduler:
             self._open(state, now, begun=state.resumed_output > 0)
         elif state in self._retry_queue.requests:
             self._retry_queue.remove(state)
+        elif state in self.handoffs:
+            self._leave_pool(state)
         else:
             raise ValueError(f"request {request.id} is live")
+        state.handoff = Handoff(worker, now, Outstanding()) if event.leg is Leg.DECODE else None
         present = worker in self.cluster and not self.cluster[worker].left
         if not present:
-            self.membership.apply(WorkerJoined(Worker(worker, frozenset({request.model}))), now)
-        self.policy.resume(request, worker, now)
-        self._attempts.resume(state, worker, event.cached_tokens, carried, now)
+            role = ROLE_OF.get(event.leg, Role.BOTH)
+            self.membership.apply(WorkerJoined(Worker(worker, frozenset({request.model}), role=role)), now)
+        self.policy.resume(self._part(request, event.leg, worker), worker, now)
+        self._attempts.resume(state, event, carried, now)
         if not present:
             self.membership.apply(WorkerLeft(worker), now)
+
+    def _part(self, request: Request, leg: Leg, worker: WorkerId) -> Request:
+        """Return the part of a request that this worker has, as the policy chooses workers for it."""
+        if leg is Leg.DECODE:
+            return _rest_of(request)
+        return request if worker in self.cluster.candidates(request) else replace(request, whole=True)
 
     def _open(self, state: RequestState, now: float, *, begun: bool) -> None:
         """Count a request as live, when it arrives and again when its worker returns it. `begun`: whether a part of its
@@ -331,7 +382,11 @@ class Scheduler:
             self._dispatch_queued(now)
 
     def _dispatch_waiting(self, now: float) -> None:
-        """Dispatch what may go: what has just been queued first, then retries, then the queue."""
+        """Dispatch what may go: hand-offs, which do not keep, then what was just queued, retries, and the queue."""
+        if self.handoffs:
+            self._dispatch_handoffs(now)
+        if self.cluster.has_roles:
+            self._gate.open_or_close(now)
         if self._retry_queue.requests:
             if self._newly_queued and (choice := self.policy.next(now)) is not None:
                 self._dispatch(choice, now)
@@ -349,7 +404,12 @@ class Scheduler:
         request = choice.request.id
         self._newly_queued = self._newly_queued and request in self._queue_limits.waiters
         self._queue_limits.leave(request, now, served=True)
-        self._commands.append(self._attempts.send(self._requests[request], choice, now))
+        self._send(self._requests[request], choice, now)
+
+    def _send(self, state: RequestState, choice: Choice, now: float) -> None:
+        self._commands.append(dispatch := self._attempts.send(state, choice, now))
+        if dispatch.leg is Leg.PREFILL:
+            self._gate.open_or_close(now)
 
     def _dispatch_retries(self, now: float) -> None:
         """Dispatch returned requests, first come, first served, to workers that have not failed them before."""
@@ -357,6 +417,9 @@ class Scheduler:
             request = state.request
             serving = self.cluster.candidates(request)
             untried = [worker for worker in serving if worker not in state.failed_workers]
+            if not untried and (substitutes := self.cluster.substitutes(request)):
+                untried = [worker for worker in substitutes if worker not in state.failed_workers]
+                request = replace(request, whole=True)
             if not untried:
                 self._reject_retry(state, Refusal.NO_RETRY if serving else Refusal.NO_WORKER, now)
             elif with_room := [
@@ -364,7 +427,50 @@ class Scheduler:
             ]:
                 self._retry_queue.remove(state)
                 worker = self.policy.resend(request, with_room, now)
-                self._commands.append(self._attempts.send(state, Choice(request, worker, "tried again"), now))
+                self._send(state, Choice(request, worker, "tried again"), now)
+
+    def _dispatch_handoffs(self, now: float) -> None:
+        """Dispatch prefilled requests, the oldest first, to decode workers that have not failed them before."""
+        self._give_up(self.handoffs.expired(now))
+        for state in self.handoffs:
+            rest = _rest_of(state.request)
+            serving = self.cluster.candidates(rest)
+            untried = [worker for worker in serving if worker not in state.failed_workers]
+            if serving and not untried:
+                self._leave_pool(state)
+                self._close(state.request, now)
+                self._commands.append(Reject(state.request.id, Refusal.NO_RETRY))
+            elif with_room := [worker for worker in untried if self.cluster[worker].admits(1)]:
+                self._leave_pool(state)
+                worker = self.policy.resend(rest, with_room, now)
+                self._send(state, Choice(rest, worker, "prefilled"), now)
+
+    def _leave_pool(self, state: RequestState) -> None:
+        """Take a prefilled request out of the pool."""
+        handoff = self.handoffs.remove(state)
+        self.fairness.attempt_ended(state.request, handoff.worker, handoff.outstanding)
+
+    def _give_up(self, lost: Sequence[RequestState]) -> None:
+        """Let pooled requests be prefilled again, because what was kept of them is too old or gone."""
+        for state in lost:
+            self._leave_pool(state)
+            state.handoff = None
+            self._retry_queue.add_lost(state)
+
+    def _pool(self, event: Prefilled, now: float) -> None:
+        """Let a request that was prefilled wait for a decode worker."""
+        state = self._requests.get(event.request)
+        if state is not None and (handoff := self._attempts.hand_off(state, event.usage, now)) is not None:
+            self.handoffs.add(state, handoff)
+
+    def _prefill_again(self, request: RequestId, now: float) -> None:
+        """Take back a request that was dispatched to a decode worker and not sent there."""
+        state = self._requests.get(request)
+        if state is None or state.attempt is None or state.handoff is None:
+            return
+        self._attempts.refund(state, state.attempt, now)
+        state.handoff = None
+        self._retry_queue.add_lost(state)
 
     def _progress(self, output_tokens: Mapping[RequestId, int], now: float) -> None:
         for request, tokens in output_tokens.items():
@@ -387,6 +493,9 @@ class Scheduler:
         elif state in self._retry_queue.requests:
             self._close(state.request, now)
             self._retry_queue.remove(state)
+        elif state in self.handoffs:
+            self._leave_pool(state)
+            self._close(state.request, now)
         else:
             self._remove_queued(state, now)
 
@@ -411,6 +520,7 @@ class Scheduler:
         if (ended := self._end_attempt(event, now)) is None:
             return
         state, worker = ended
+        state.handoff = None
         self._open(state, now, begun=state.resumed_output > 0)
         may_retry = self._retry_queue.add(state, event, worker, now, in_use=self.cluster.in_use(worker))
         if not may_retry and not self.cluster.held:
@@ -443,6 +553,7 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         self._wake_at = inf
+        self._give_up(self.handoffs.expired(now))
         for request in self._queue_limits.expired(now):
             self._remove_queued(self._requests[request], now)
             self._commands.append(Reject(request, Refusal.EXPIRED, self._queue_limits.retry_after(now)))
@@ -454,8 +565,15 @@ class Scheduler:
         deadline = min(self.cluster.next_deadline, self._attempts.next_estimate)
         if self._retry_queue.requests:
             deadline = min(deadline, self._retry_queue.next_deadline)
+        if self.handoffs:
+            deadline = min(deadline, self.handoffs.next_deadline)
         if self._queue_limits.waiters:
             deadline = min(deadline, self._queue_limits.next_deadline, self.policy.next_deadline)
         if deadline < self._wake_at and (wake_at := max(deadline, now)) != self._wake_at:
             self._wake_at = wake_at
             self._commands.append(WakeAt(wake_at))
+
+
+def _rest_of(request: Request) -> Request:
+    """Return what is left to place of a prefilled request. It has no prompt, so that no cache attracts it."""
+    return replace(request, prompts=(), blocks=(), prefilled=True)

@@ -34,5 +34,9 @@ class SchedulerSettings:
     """Debts of forgotten clients that each queue keeps; beyond this, the smallest are dropped."""
     departed_limit: int = DEPARTED_LIMIT
     """Workers remembered after they left."""
+    handoff_seconds: float = 20.0
+    """The greatest age, in seconds, of a prefilled prompt that is sent to a decode worker."""
+    decode_alone: bool = True
+    """Whether decode workers serve whole requests while a model has no prefill worker in use."""
     cached_in_flight: int = 1_000_000
     """Tokens predicted to be cached that one client may have in flight without being charged for them."""

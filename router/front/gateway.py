@@ -33,6 +33,7 @@ from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownMo
 from router.front.byte_budget import ByteBudget, Hold
 from router.front.drain import Drain
 from router.front.exchange import ClientGone, Exchange, new_request_id
+from router.front.handoff import PromptReleases
 from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.relay import Relay, RelaySettings
 from router.front.stored.calls import ResponseCalls
@@ -75,12 +76,13 @@ class Gateway:
         block_keys: BlockKeys,
         drain: Drain,
         responses: ResponseCalls,
+        releases: PromptReleases,
         isolation: Isolation | None = None,
     ) -> None:
         """`budget`: of the bytes held for clients; `body_limit`: bytes; `block_keys`: computes keys from prompt tokens.
 
-        `drain`: counts the calls in flight; `isolation`: how cached prefixes are kept apart, None if all clients share
-        them.
+        `drain`: counts the calls in flight; `releases`: as in `Relay`; `isolation`: how cached prefixes are kept apart,
+        None if all clients share them.
         """
         self._scheduler_client = scheduler_client
         self._connections = connections
@@ -93,6 +95,7 @@ class Gateway:
         self._block_keys = block_keys
         self._drain = drain
         self._responses = responses
+        self._releases = releases
         self._isolation = isolation
 
     async def serve(self, exchange: Exchange, family: Family) -> None:
@@ -176,6 +179,7 @@ class Gateway:
             self._scheduler_client,
             self._connections,
             overhead,
+            self._releases,
             keeper,
         )
         try:
@@ -254,6 +258,7 @@ class Gateway:
             answers=min(max(1, call.choices * len(call.prompts)), TOKEN_COUNT_LIMIT),
             computed_anew_by=call.computed_anew_by,
             worker=worker,
+            whole=served.has_roles and call.whole,
             pinned=not served.rank_engines or can_name_rank(call.path, served.rank_engines),
         )
 

@@ -1,11 +1,11 @@
 """Relays one call: queues it, sends it to a worker, passes the answer on, and retries at other workers."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 from router.api.answer.outline import Outline
 from router.api.answer.stream_reader import Answer, StreamReader
@@ -16,15 +16,26 @@ from router.api.continuation import Continuation, Rewriter, continuation, last_e
 from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import ResponseReader, is_running
 from router.api.family import Family, Reader
+from router.api.handoff import decode_body, prefill_body, read_kept_prompt
 from router.channel.client import SchedulerClient
 from router.channel.messages import Assignment, FieldsRefused, UnreachableWorker
 from router.core.model.commands import Refusal
-from router.core.model.events import Cancelled, Failed, Fault, Finished, Returned
-from router.core.model.request import Request, RequestId, Usage, WorkerId
-from router.errors import BadRequest, NoWorker, RouterError, UnservedPath, WorkerBroke, WorkerHung, WorkerUnreachable
+from router.core.model.events import Cancelled, Failed, Fault, Finished, HandoffLost, Prefilled, Returned
+from router.core.model.request import Leg, Request, RequestId, Role, Usage, WorkerId
+from router.errors import (
+    BadRequest,
+    NoWorker,
+    RouterError,
+    UnservedPath,
+    WorkerBroke,
+    WorkerError,
+    WorkerHung,
+    WorkerUnreachable,
+)
 from router.front.answer_stream import AnswerStream
 from router.front.byte_budget import Hold
 from router.front.exchange import JSON_TYPE, Exchange, to_the_client, to_the_worker
+from router.front.handoff import HeldPrompt, PromptReleases
 from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.stored.keeper import ResponseKeeper
 from router.front.verdict import fault_of, is_switched_off, lacks_path, worker_refused
@@ -39,6 +50,8 @@ EVENT_STREAM = (b"content-type", EVENT_TYPE + b"; charset=utf-8")
 HELD_BYTES = 2**20
 """Bytes of a whole answer that are held before its head is sent. Until then, an error in the answer or the death of its
 worker can still be reported by a status, or another worker can be tried."""
+
+A = TypeVar("A")
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -90,11 +103,13 @@ class Relay:
         scheduler_client: SchedulerClient,
         connections: WorkerConnections,
         overhead: float,
+        releases: PromptReleases,
         keeper: ResponseKeeper | None = None,
     ) -> None:
         """`hold`: counts the bytes held for this call; `slots`: used to read a long answer.
 
-        `overhead`: seconds that the router has spent on the call before it is queued; `keeper`: takes care of the
+        `overhead`: seconds that the router has spent on the call before it is queued; `releases`: releases what a
+        prefill worker keeps of the call if nobody fetches it; `keeper`: takes care of the
         response if the engine stores it or computes it in the background.
         """
         self._request = request
@@ -106,7 +121,13 @@ class Relay:
         self._scheduler_client = scheduler_client
         self._connections = connections
         self._overhead = overhead
+        self._releases = releases
         self._keeper = keeper
+        self._held: HeldPrompt | None = None
+        """What a prefill worker keeps for the next attempt."""
+        self._release_timer: asyncio.TimerHandle | None = None
+        """Releases that once it is too old."""
+        self._prefilled_by: WorkerId | None = None
         self._reader: Reader | None = None
         self._continuation: Continuation | None = None
         """The rest to ask another worker for, once the client has part of the answer."""
@@ -142,9 +163,14 @@ class Relay:
                     headers = self._assignment_headers(
                         assignment, settings.policy, self._scheduler_client.clock() - submitted
                     )
-                before, failed = failed, self._mismatch(assignment.worker) or await self._attempt(assignment, headers)
-                if failed is None:
+                before = failed
+                outcome = self._mismatch(assignment.worker) or await self._take_leg(assignment, headers, settings)
+                if outcome is None:
                     return
+                if not isinstance(outcome, FailedAttempt):
+                    pending = self._scheduler_client.resubmit(outcome)
+                    continue
+                failed = outcome
                 if not await self._may_retry(failed, settings):
                     self._ending = self._ending or Failed(
                         self._request.id, failed.accepted, self._usage(), failed.fault
@@ -164,6 +190,7 @@ class Relay:
             task.uncancel()
             await self._exchange.end()
         finally:
+            self._release_held()
             if self._keeper is not None and self._keeper.take_over(self._request.id):
                 self._settled = True  # BackgroundResponses settles it
                 self._close_upstream()
@@ -186,12 +213,7 @@ class Relay:
         Returns None if a retry is refused: then the failed attempt is reported. Raises the refusal if there was no
         attempt, or if that worker could not be connected to and no other is left, as the refusal says more.
         """
-        while self._call.streamed and heartbeat and not pending.done():
-            await asyncio.wait([pending], timeout=heartbeat)
-            if not pending.done():
-                if not self._exchange.begun:
-                    await self._exchange.begin(200, [EVENT_STREAM])
-                await self._exchange.write(HEARTBEAT)
+        await self._beat(pending, heartbeat)
         try:
             return await pending
         except RouterError as refused:
@@ -199,6 +221,15 @@ class Relay:
             if failed is None or (unsent and refused.reason == Refusal.NO_WORKER):
                 raise
             return None
+
+    async def _beat(self, pending: "asyncio.Future[A]", heartbeat: float) -> None:
+        """Send heartbeats to a streaming client until a future is done."""
+        while self._call.streamed and heartbeat and not pending.done():
+            await asyncio.wait([pending], timeout=heartbeat)
+            if not pending.done():
+                if not self._exchange.begun:
+                    await self._exchange.begin(200, [EVENT_STREAM])
+                await self._exchange.write(HEARTBEAT)
 
     def _adopt_name(self, name: RequestId) -> None:
         """Use the id that the scheduler gave the request, because another front has one with the client's id."""
@@ -214,6 +245,7 @@ class Relay:
             (b"x-d2lpm-queue-ms", b"%.3f" % (waited * 1000)),
             (b"x-d2lpm-overhead-ms", b"%.3f" % (self._overhead * 1000)),
             (b"x-d2lpm-predicted-cached-tokens", b"%d" % assignment.cached_tokens),
+            *([(b"x-d2lpm-prefill-worker", self._prefilled_by.encode())] if self._prefilled_by else []),
         ]
 
     async def _may_retry(self, failed: FailedAttempt, settings: RelaySettings) -> bool:
@@ -248,6 +280,67 @@ class Relay:
         error = BadRequest(f"The model `{self._call.model[:200]}` only makes embeddings.", param="model")
         return FailedAttempt(Fault.CALL, False, error, retry_elsewhere=True)
 
+    async def _take_leg(
+        self, assignment: Assignment, headers: HeaderList, settings: RelaySettings
+    ) -> FailedAttempt | Prefilled | HandoffLost | None:
+        """Send what is asked of the call to a worker. Returns None if that ended the request, otherwise what to report
+        to the scheduler.
+        """
+        held, now = self._held, self._scheduler_client.clock()
+        if assignment.leg is Leg.DECODE:
+            if held is None or not self._releases.is_fresh(held, now):
+                self._release_held()
+                return HandoffLost(self._request.id)
+        else:
+            self._release_held()
+            if assignment.leg is Leg.PREFILL and not self._call.whole:
+                return await self._prefill_with_heartbeat(assignment, settings.heartbeat)
+        return await self._attempt(assignment, headers)
+
+    async def _prefill_with_heartbeat(self, assignment: Assignment, heartbeat: float) -> FailedAttempt | Prefilled:
+        prefill = asyncio.ensure_future(self._prefill(assignment))
+        try:
+            await self._beat(prefill, heartbeat)
+            return await prefill
+        finally:
+            prefill.cancel()
+
+    async def _prefill(self, assignment: Assignment) -> FailedAttempt | Prefilled:
+        """Let a prefill worker compute the prompt of the call, and of the answer so far, and keep it."""
+        if (sent := self._path_and_body(assignment.worker)) is None:
+            return FailedAttempt(Fault.CALL, False)
+        path, body = sent
+        timeouts = IdleTimeouts(assignment.timeouts.first_token, assignment.timeouts.between_tokens)
+        before = self._hold.amount
+        try:
+            encode = partial(self._encode_prefill, assignment.worker, path, body)
+            upstream = await self._forward(assignment.worker, path, encode, body, timeouts)
+            answer, all_here = await upstream.read_beginning(HELD_BYTES, self._hold.try_add)
+            if (failed := self._refusal(upstream, answer, all_here, [])) is not None:
+                return failed
+            kept = read_kept_prompt(answer)
+        except RouterError as error:
+            return self._failure(error, assignment.worker)
+        finally:
+            self._close_upstream()
+            self._hold.set(before)
+        self._held = HeldPrompt(assignment.worker, kept.params, self._scheduler_client.clock())
+        self._release_timer = asyncio.get_running_loop().call_later(self._releases.seconds, self._release_held)
+        self._prefilled_by = assignment.worker
+        return Prefilled(self._request.id, kept.usage)
+
+    def _release_held(self) -> None:
+        """Release what a prefill worker keeps, because nobody will fetch it."""
+        if (held := self._take_held()) is not None:
+            self._releases.release(held, self._call.model, self._scheduler_client.clock())
+
+    def _take_held(self) -> HeldPrompt | None:
+        """Return what a prefill worker keeps; from now on it is neither sent nor released again."""
+        if self._release_timer is not None:
+            self._release_timer.cancel()
+        held, self._held = self._held, None
+        return held
+
     def _attempt(self, assignment: Assignment, headers: HeaderList) -> Awaitable[FailedAttempt | None]:
         """Try one worker. If its engine goes on without the client (background), ignore disconnects too."""
         if self._keeper is None or not self._keeper.outlives_client:
@@ -263,13 +356,11 @@ class Relay:
 
     async def _send_and_relay(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | None:
         """Send the call to a worker and relay the answer. Returns None if that ended the request."""
-        path, body = self._call.path, self._call.body
         if self._continuation is None:
             self._reader = None
-        elif (rest_body := self._continuation_body(assignment.worker)) is not None:
-            path, body = self._continuation.path, rest_body
-        else:
+        if (sent := self._path_and_body(assignment.worker)) is None:
             return FailedAttempt(Fault.CALL, False)
+        path, body = sent
         timeouts = assignment.timeouts
         first = timeouts.first_token if self._call.streamed else timeouts.whole
         idle_timeouts = IdleTimeouts(first, timeouts.between_tokens)
@@ -280,17 +371,29 @@ class Relay:
             if upstream.status == 200 and self._is_stream(upstream):
                 return await self._relay_stream(upstream, assignment, headers)
             return await self._relay_whole(upstream, assignment, headers)
-        except WorkerUnreachable as error:
-            if not error.accepted:
-                # Move the requests that wait for this worker, before each fails to connect too.
-                self._scheduler_client.report(UnreachableWorker(assignment.worker))
-            return FailedAttempt(Fault.BROKEN, error.accepted, error)
-        except (WorkerBroke, WorkerHung) as error:
-            return FailedAttempt(Fault.BROKEN, True, error)
-        except NoWorker as error:
-            return FailedAttempt(Fault.CALL, False, error)
+        except (WorkerError, NoWorker) as error:
+            return self._failure(error, assignment.worker)
         finally:
             self._close_upstream()
+
+    def _path_and_body(self, worker: WorkerId) -> tuple[str, bytes] | None:
+        """Return the path and the body of the call, or of that for the rest of its answer; None if that needs a value
+        that is unknown.
+        """
+        if self._continuation is None:
+            return self._call.path, self._call.body
+        body = self._continuation_body(worker)
+        return None if body is None else (self._continuation.path, body)
+
+    def _failure(self, error: RouterError, worker: WorkerId) -> FailedAttempt:
+        """Return the failure of an attempt whose worker gave no answer, or no valid one."""
+        if isinstance(error, NoWorker):
+            return FailedAttempt(Fault.CALL, False, error)
+        accepted = not isinstance(error, WorkerUnreachable) or error.accepted
+        if not accepted:
+            # Move the requests that wait for this worker, before each fails to connect too.
+            self._scheduler_client.report(UnreachableWorker(worker))
+        return FailedAttempt(Fault.BROKEN, accepted, error)
 
     async def _send(
         self, worker: WorkerId, path: str, body: bytes, added: AddedFields, idle_timeouts: IdleTimeouts
@@ -299,15 +402,18 @@ class Relay:
 
         Fields count as refused only if the second call succeeds. So a client cannot make a worker seem to refuse a
         field by naming it in a bad call.
+
+        The first call has what a prefill worker keeps, if anything: a refusal makes that worker let go of it, so the
+        second call has the worker compute the prompt.
         """
-        encode = partial(self._encode, worker, path, body, added)
-        sent = encode() if len(body) <= INLINE_BYTES else await asyncio.to_thread(encode)
-        upstream = self._upstream = await self._connections.forward(
-            *(worker, path, sent, self._known_as, idle_timeouts),
-            method=self._call.method,
-            content_type=self._call.content_type,
-            passed=to_the_worker(self._exchange.headers),
-        )
+        held = self._take_held()
+        encode = partial(self._encode, worker, path, body, added, held)
+        try:
+            upstream = await self._forward(worker, path, encode, body, idle_timeouts)
+        except (WorkerUnreachable, NoWorker) as error:
+            if not (isinstance(error, WorkerUnreachable) and error.accepted):
+                self._held = held  # no worker has seen it
+            raise
         if not added or upstream.status not in BAD_REQUEST:
             return upstream
         refused = fields_named_in((await upstream.read_beginning(HELD_BYTES, self._hold.try_add))[0], added)
@@ -320,11 +426,37 @@ class Relay:
             self._scheduler_client.report(FieldsRefused(worker, path, names))
         return again
 
-    def _encode(self, worker: WorkerId, path: str, body: bytes, added: AddedFields) -> bytes:
-        """Return the body as this worker gets it. It names the worker's rank if the engine reads that there."""
-        body = self._call.additions.put(body, added)
+    async def _forward(
+        self, worker: WorkerId, path: str, encode: Callable[[], bytes], body: bytes, timeouts: IdleTimeouts
+    ) -> WorkerResponse:
+        """Send the call and return when the answer begins. `encode` makes of `body` what the worker gets."""
+        sent = encode() if len(body) <= INLINE_BYTES else await asyncio.to_thread(encode)
+        upstream = self._upstream = await self._connections.forward(
+            *(worker, path, sent, self._known_as, timeouts),
+            method=self._call.method,
+            content_type=self._call.content_type,
+            passed=to_the_worker(self._exchange.headers),
+        )
+        return upstream
+
+    def _encode(self, worker: WorkerId, path: str, body: bytes, added: AddedFields, held: HeldPrompt | None) -> bytes:
+        """Return the body as this worker gets it, with what a prefill worker keeps for it."""
+        body = self._steered(worker, path, self._call.additions.put(body, added))
+        return body if held is None else decode_body(body, held.params)
+
+    def _encode_prefill(self, worker: WorkerId, path: str, body: bytes) -> bytes:
+        """Return the body that a prefill worker gets."""
+        return prefill_body(self._steered(worker, path, body))
+
+    def _steered(self, worker: WorkerId, path: str, body: bytes) -> bytes:
+        """Return a body in which the client chooses nothing that the router chooses. It names the worker's rank if the
+        engine reads that there.
+        """
         card = self._connections[worker]
-        return with_rank(without_steering(body), card.engine, path, card.rank) if card.has_ranks else body
+        if not (card.has_ranks or card.role is not Role.BOTH):
+            return body
+        body = without_steering(body)
+        return with_rank(body, card.engine, path, card.rank) if card.has_ranks else body
 
     def _close_upstream(self) -> None:
         """End the call to the current worker, if there is one."""
@@ -438,15 +570,8 @@ class Relay:
         """Relay an answer that is not a stream. A refusal by the engine counts as a failed attempt."""
         before = self._hold.amount
         body, all_here = await upstream.read_beginning(HELD_BYTES, self._hold.try_add)
-        refused = worker_refused(upstream.status, everywhere=self._family.served_by_all_engines)
-        if refused is not None and not (all_here and is_switched_off(upstream.status, body)):
-            lacks = all_here and lacks_path(upstream.status, body)
-            error = UnservedPath(self._call.path, self._call.model) if lacks else refused
-            return FailedAttempt(Fault.ERROR, False, error)
-        if not 200 <= upstream.status < 300:
-            fault = fault_of(upstream.status)
-            error_body = body if all_here else b""  # part of a body is no JSON
-            return FailedAttempt(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=error_body)
+        if (failed := self._refusal(upstream, body, all_here, headers)) is not None:
+            return failed
         if not all_here:
             return await self._relay_long(upstream, assignment, headers, body, before)
         answer = self._family.read_whole(self._call, body)
@@ -457,6 +582,24 @@ class Relay:
             self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
         await self._exchange.respond(upstream.status, headers, body)
         return None
+
+    def _refusal(
+        self, upstream: WorkerResponse, body: bytes, all_here: bool, headers: HeaderList
+    ) -> FailedAttempt | None:
+        """Return the failed attempt if a worker's status is that of an error; else None.
+
+        `body`: the beginning of the answer; `all_here`: whether that is all of it.
+        """
+        refused = worker_refused(upstream.status, everywhere=self._family.served_by_all_engines)
+        if refused is not None and not (all_here and is_switched_off(upstream.status, body)):
+            lacks = all_here and lacks_path(upstream.status, body)
+            error = UnservedPath(self._call.path, self._call.model) if lacks else refused
+            return FailedAttempt(Fault.ERROR, False, error)
+        if 200 <= upstream.status < 300:
+            return None
+        fault = fault_of(upstream.status)
+        error_body = body if all_here else b""  # part of a body is no JSON
+        return FailedAttempt(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=error_body)
 
     def _notify_keeper(self, answer: Answer, assignment: Assignment) -> bool:
         """Report the response in a whole answer to the keeper. Returns whether the engine is still computing it."""

@@ -66,7 +66,7 @@ def build_kv_events(
         log.info("KV events are not followed: the extra d2lpm-router[events] is not installed")
         return KvEvents()
     expected_workers = MIN_EXPECTED_WORKERS if settings.worker_dns or settings.workers_file is not None else 1
-    limits = StreamLimits(blocks=settings.prefix_limit // max(expected_workers, len(settings.worker)))
+    limits = StreamLimits(blocks=settings.prefix_limit // max(expected_workers, len(settings.workers())))
 
     def observe_requests() -> None:
         scheduler_host.attach(BlockFillObserver(subscriber.filled))

@@ -29,7 +29,7 @@ from router.telemetry.report import (
     usage_report,
     worker_reports,
 )
-from router.telemetry.request_metrics import ClientLabels, RequestMetrics
+from router.telemetry.request_metrics import ClientLabels, HandoffMetrics, RequestMetrics
 from router.telemetry.state_metrics import StateCollector
 
 
@@ -43,7 +43,12 @@ class RequestRecords:
 
     def observers(self, scheduler: Scheduler) -> Sequence[Observer]:
         """Return the observers that record the events of a scheduler."""
-        return [RequestMetrics(self.registry, self.labels), self.explanations, CacheAlarm(scheduler.mirror)]
+        return [
+            RequestMetrics(self.registry, self.labels),
+            HandoffMetrics(self.registry, scheduler.handoffs),
+            self.explanations,
+            CacheAlarm(scheduler.mirror),
+        ]
 
 
 class Insight:

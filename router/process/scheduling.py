@@ -153,6 +153,8 @@ def new_scheduler(settings: Settings) -> Scheduler:
         client_limit=settings.client_limit,
         debtor_limit=DEBTORS_OF_A_CLIENT * settings.client_limit,
         kv_tokens=settings.kv_tokens_default,
+        handoff_seconds=settings.handoff_seconds,
+        decode_alone=settings.pd_fallback,
     )
     parameters = Parameters(*settings.parameters().values())
     return Scheduler(POLICIES[settings.policy], core, parameters, random.Random(settings.seed))
@@ -197,7 +199,7 @@ def _worker_services(
     worker_registry = WorkerRegistry(directory, poller, drain, runs, lambda worker: _endpoint(worker, settings, fleet))
     if saved is not None:
         worker_registry.repeat(saved.changes)
-    needs = RouterNeeds(settings.min_match_tokens, settings.isolate != "none")
+    needs = RouterNeeds(settings.min_match_tokens, settings.isolate != "none", handoff_seconds=settings.handoff_seconds)
     advice = FlagWarnings(directory, needs, balances=settings.policy != "dlpm_home")
     discovery = _discovery(settings, worker_registry, resolve, goes_on=saved is not None)
     return WorkerServices(poller, drain, worker_registry, discovery, advice)
@@ -226,7 +228,7 @@ def _discovery(
 
     `goes_on`: whether another run was before this one, which a file that has become wrong since does not stop.
     """
-    worker_registry.set_source_workers("the settings", settings.worker)
+    worker_registry.set_source_workers("the settings", settings.workers())
     sources: list[WorkerSource] = [DnsSource(url, resolve) for url in settings.worker_dns]
     if settings.workers_file is not None:
         if not goes_on:

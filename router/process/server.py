@@ -56,7 +56,7 @@ def defer_termination() -> None:
 def check_files(settings: Settings) -> None:
     """Raise the limit of open files as far as the system allows, and log a warning if it is too low for clients."""
     in_flight = None if settings.window == "off" else settings.max_inflight
-    wanted = open_files.needed(settings.max_connections, len(settings.worker), in_flight)
+    wanted = open_files.needed(settings.max_connections, len(settings.workers()), in_flight)
     limit = open_files.raise_limit()
     if limit < wanted:
         text = "%d open files are allowed (ulimit -n), and --max-connections %d may need %d"

@@ -17,13 +17,15 @@ from router.core.model.events import (
     Event,
     Failed,
     Finished,
+    HandoffLost,
+    Prefilled,
     Progressed,
     Resumed,
     Returned,
     Started,
 )
 from router.core.model.load import Limits
-from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
+from router.core.model.request import ClientId, Leg, Request, RequestId, Usage, WorkerId
 from router.errors import UnknownRequest
 
 REQUEST_LIMIT: Final = 10_000
@@ -54,6 +56,8 @@ class RequestTimes:
     """Time of arrival, UTC; the other times are seconds after it."""
     dispatched_s: float | None
     """When it was last sent to a worker."""
+    prefilled_s: float | None
+    """When a prefill worker last had computed its prompt; None if its fleet has none."""
     started_s: float | None
     """When its first token came; also None for an answer that was not streamed."""
     ended_s: float | None
@@ -93,6 +97,8 @@ class DispatchRecord:
 
     worker: WorkerId
     """The worker chosen."""
+    leg: Leg
+    """What the worker computes of it: all, the prompt for a decode worker, or the answer to a prefilled prompt."""
     why: str
     """What decided the choice, in a word or two."""
     predicted_cached_tokens: int
@@ -138,6 +144,10 @@ class Explanation:
     """How often another request was sent ahead of it, by reason."""
     dispatch: DispatchRecord | None
     """Its last dispatch; None if it has never been sent to a worker."""
+    prefill: DispatchRecord | None
+    """Its last dispatch to a prefill worker; None if there was none."""
+    handoffs_lost: int
+    """How often a prefilled prompt was given up, and computed again at no cost to the client."""
     usage: Usage | None
     """Tokens used, as reported by the engine."""
 
@@ -153,6 +163,9 @@ class RequestRecord:
     state: RequestOutcome = RequestOutcome.WAITING
     dispatch: Dispatch | None = None
     dispatched: float | None = None
+    prefill: Dispatch | None = None
+    prefilled: float | None = None
+    handoffs_lost: int = 0
     started: float | None = None
     ended: float | None = None
     reason: str | None = None
@@ -187,8 +200,8 @@ class Explanations:
                     record.started = now
             case Finished(request_id, usage):
                 self._end(request_id, now, RequestOutcome.FINISHED, usage=usage)
-            case Returned(request_id, accepted):
-                self._note_lost_try(request_id, BEGUN if accepted else NOT_BEGUN)
+            case Returned() | Prefilled() | HandoffLost():
+                self._note_end_of_try(event, now)
             case Failed(request_id, accepted, usage):
                 self._end(request_id, now, RequestOutcome.FAILED, BEGUN if accepted else NOT_BEGUN, usage)
             case Cancelled(request_id, usage):
@@ -220,6 +233,8 @@ class Explanations:
             tried=list(record.tried),
             held_back=record.held_back,
             dispatch=None if record.dispatch is None else _dispatched(record.dispatch),
+            prefill=None if record.prefill is None else _dispatched(record.prefill),
+            handoffs_lost=record.handoffs_lost,
             usage=record.usage,
         )
 
@@ -237,10 +252,16 @@ class Explanations:
         else:
             self._end(request, now, RequestOutcome.REJECTED, refusal, retry_after=retry_after)
 
-    def _note_lost_try(self, request: RequestId, reason: str) -> None:
-        """Note that a worker lost a request, which waits for another worker again."""
-        if (record := self._records.get(request)) and record.dispatch is not None:
-            record.state, record.reason = RequestOutcome.WAITING, reason
+    def _note_end_of_try(self, event: Returned | Prefilled | HandoffLost, now: float) -> None:
+        """Note that a worker is done with a request, or lost it, so that it waits for another worker."""
+        record = self._records.get(event.request)
+        if record is None or record.dispatch is None:
+            return
+        record.state = RequestOutcome.WAITING
+        if isinstance(event, Prefilled):
+            record.prefilled = now
+        elif isinstance(event, Returned):
+            record.reason = BEGUN if event.accepted else NOT_BEGUN
             record.tried = (*record.tried, record.dispatch.worker)[-TRIED_LIMIT:]
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
@@ -251,6 +272,9 @@ class Explanations:
             record.state, record.reason = RequestOutcome.IN_FLIGHT, None
             record.dispatch = command
             record.dispatched = now
+            if command.leg is Leg.PREFILL:
+                record.handoffs_lost += record.prefilled is not None
+                record.prefill = command
 
     def _end(
         self,
@@ -279,6 +303,7 @@ def _times(record: RequestRecord, now: float, wall: float) -> RequestTimes:
     return RequestTimes(
         datetime.fromtimestamp(wall - (now - record.arrived), UTC),
         after(record.dispatched),
+        after(record.prefilled),
         after(record.started),
         after(record.ended),
         waited_until - record.arrived,
@@ -290,6 +315,7 @@ def _dispatched(command: Dispatch) -> DispatchRecord:
     longest = max(decision.match.values(), default=0)
     return DispatchRecord(
         worker=command.worker,
+        leg=command.leg,
         why=command.why,
         predicted_cached_tokens=command.cached_tokens,
         match=dict(decision.match),

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Self
 
 from router.api.body.edits import AddedFields, Addition
 from router.channel.messages import WorkerCard, WorkerChanged, WorkerRemoved
-from router.core.model.request import RequestId, WorkerId
+from router.core.model.request import RequestId, Role, WorkerId
 from router.errors import NoWorker
 from router.upstream.accepted_fields import AcceptedFields
 from router.upstream.http_client import UNLIMITED, IdleTimeouts, WorkerClient, WorkerResponse
@@ -42,6 +42,8 @@ class ServedModel(NamedTuple):
     """Block sizes, in tokens, of the workers whose KV events are followed."""
     rank_engines: frozenset[str] = frozenset()
     """The engines of which several ranks are behind one URL."""
+    has_roles: bool = False
+    """Whether any worker computes prompts or answers only."""
 
 
 UNLISTED: Final = ServedModel()
@@ -112,7 +114,8 @@ class WorkerConnections:
         vocabularies = [card.vocabulary for card in cards if card.vocabulary is not None]
         sizes = frozenset([card.block_tokens for card in cards if card.block_tokens is not None])
         ranked = frozenset([card.engine for card in cards if card.has_ranks])
-        served = self._models[model] = ServedModel(min(vocabularies, default=None), sizes, ranked)
+        apart = any(card.role is not Role.BOTH for card in cards)
+        served = self._models[model] = ServedModel(min(vocabularies, default=None), sizes, ranked, apart)
         return served
 
     def any_model(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from router.api.body.edits import AddedFields, Addition
 from router.channel.messages import WorkerCard, WorkerChanged, WorkerRemoved
-from router.core.model.request import BarrierId, Takes, WorkerId
+from router.core.model.request import BarrierId, Role, Takes, WorkerId
 from router.upstream.accepted_fields import AcceptedFields
 from router.upstream.kv_endpoints import KvPublisher
 
@@ -42,6 +42,7 @@ class WorkerEndpoint:
     """Tokens in a block of its cache while its KV events are followed, else None."""
     sources: tuple[KvPublisher, ...] = ()
     """Where it publishes its KV events, if the settings say so; if empty, the worker is asked."""
+    role: Role = Role.BOTH
     group: str | None = None
     """The group that the settings name for its ranks."""
     rank: int | None = None
@@ -102,6 +103,7 @@ class WorkerEndpoint:
             self.block_tokens,
             self.rank if self.server is not None else None,
             self.takes is not Takes.ALL,
+            self.role,
         )
 
 

@@ -13,7 +13,7 @@ from router.api.body.edits import NO_FIELDS, Addition, Additions, fields_named_i
 from router.api.endpoints.chat import PATH as CHAT
 from router.core.model.commands import Command
 from router.core.model.events import Event, WorkerJoined
-from router.core.model.request import Takes, Worker, WorkerId
+from router.core.model.request import Role, Takes, Worker, WorkerId
 from router.errors import WorkerBroke
 from router.upstream.accepted_fields import BAD_REQUEST, AcceptedFields
 from router.upstream.dialects import (
@@ -25,7 +25,15 @@ from router.upstream.dialects import (
     reported_ranks,
 )
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.flag_rules import Finding, RouterNeeds, WorkerAnswers, cache_sizes, findings
+from router.upstream.flag_rules import (
+    Finding,
+    RouterNeeds,
+    WorkerAnswers,
+    cache_sizes,
+    findings,
+    handoff_findings,
+    role_finding,
+)
 from router.upstream.poll_client import fetch, fetch_any_status, polling_client
 from router.upstream.ranks.rank_rules import RankRules
 
@@ -74,7 +82,7 @@ async def check_worker(
             info = EngineInfo() if page is None else read_engine_info(page)
         except WorkerBroke as error:
             return WorkerCheck(endpoint.id, "", [_nonsense(endpoint, f"{dialect.info_path}", error)])
-        generate = generate and bool(models) and not (info.disaggregated or info.embeds)
+        generate = generate and bool(models) and not (info.disaggregated or info.embeds) and endpoint.role is Role.BOTH
         usage = await _usage(endpoint, client, models[0]) if generate else None
         # After the prompts, because SGLang's cache metrics appear with the first prompt.
         answers = WorkerAnswers(dialect, await _page(endpoint, client, dialect.cache_path), page, usage)
@@ -89,7 +97,9 @@ async def check_worker(
         card.append(f"its cache holds {sizes.kv_tokens} tokens")
     if sizes.block_tokens is not None:
         card.append(f"in blocks of {sizes.block_tokens}")
-    found = list(findings(answers, needs))
+    found = [*findings(answers, needs), *handoff_findings(endpoint.role, answers, needs)]
+    if (unfit := role_finding(endpoint.role, dialect, info)) is not None:
+        found.append(unfit)
     if endpoint.rank is None and (reported := _reported_ranks(answers, info)) is not None:
         card += _ranks(endpoint, info, reported, needs.ranks)
         if missing := needs.ranks.out_of_range(reported):

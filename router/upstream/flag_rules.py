@@ -9,13 +9,18 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from router.core.model.request import Role
 from router.errors import WorkerBroke
 from router.upstream.accepted_fields import unsalted_paths
-from router.upstream.dialects import SGLANG, VLLM, Dialect, read_engine_info
+from router.upstream.dialects import SGLANG, VLLM, Dialect, EngineInfo, read_engine_info
 from router.upstream.ranks.rank_rules import RankRules
 
 BLOCK_TOKENS: Final = 16
 """The recommended block size: few tokens of a shared prefix are lost in its last block, and KV events stay few."""
+DEFAULT_LEASE: Final = 30.0
+"""Seconds for which a vLLM with NixlConnector keeps a prompt, unless its kv_lease_duration says otherwise."""
+LEASE_MARGIN: Final = 5.0
+"""Seconds that a lease must be longer than the greatest age of a hand-off."""
 _CACHE_OFF: Final = re.compile(rb'^vllm:cache_config_info\{[^}]*\benable_prefix_caching="False"', re.MULTILINE)
 
 
@@ -36,6 +41,8 @@ class RouterNeeds(NamedTuple):
     """Whether clients must not share prefixes (--isolate)."""
     ranks: RankRules = RankRules()
     """Which ranks of an engine are used."""
+    handoff_seconds: float = 20.0
+    """How old a prompt may be that a decode worker fetches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,33 @@ def cache_sizes(answers: WorkerAnswers) -> CacheSizes:
         return CacheSizes(dialect.read_cache(page).block_tokens, reader(page).kv_tokens)
     except WorkerBroke:
         return CacheSizes(None, None)
+
+
+def role_finding(role: Role, dialect: Dialect | None, info: EngineInfo) -> Finding | None:
+    """Return why a worker cannot do its part of requests; None if nothing speaks against it. Such a worker is sent
+    nothing.
+    """
+    if dialect is not SGLANG or not (info.disaggregated or role is not Role.BOTH):
+        return None
+    return Finding(
+        "does prefill or decode only, as an SGLang: the router does not hand prompts over in its way",
+        "start it without --disaggregation-mode and give it no role, or use vLLM with NixlConnector",
+    )
+
+
+def handoff_findings(role: Role, answers: WorkerAnswers, needs: RouterNeeds) -> list[Finding]:
+    """Return what should be changed at a prefill or decode worker."""
+    if role is Role.BOTH or answers.dialect is not VLLM:
+        return []
+    found = []
+    if answers.metrics is not None and b"vllm:nixl_" not in answers.metrics:
+        change = """start it with --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'"""
+        found.append(Finding(f"has the role {role} and shows no metrics of NixlConnector", change))
+    if needs.handoff_seconds > DEFAULT_LEASE - LEASE_MARGIN:
+        lease = needs.handoff_seconds + LEASE_MARGIN
+        change = f"start it with a kv_lease_duration of {lease:g} at least, or lower handoff_seconds"
+        found.append(Finding(f"keeps prompts for {DEFAULT_LEASE:g} s by default, less than they may wait", change))
+    return found
 
 
 def findings(answers: WorkerAnswers, needs: RouterNeeds) -> list[Finding]:

@@ -39,6 +39,7 @@ from router.upstream.dialects import (
     reported_ranks,
 )
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
+from router.upstream.flag_rules import Finding, role_finding
 from router.upstream.poll_client import fetch, fetch_any_status, polling_client
 from router.upstream.ranks.barrier_health import BarrierHealth
 from router.upstream.ranks.rank_rules import RankRules
@@ -209,6 +210,8 @@ class WorkerProbe:
         self.unusable_answers = 0
         """Answers about load and cache that could not be used."""
         self._warned_at = -WARN_SECONDS
+        self._unfit: Finding | None = None
+        """Why it is not used although it answers, as last logged."""
 
     def stop(self) -> None:
         """Report nothing more, even if a poll is under way."""
@@ -277,6 +280,12 @@ class WorkerProbe:
         """Report a worker that has become healthy, or whose list of models has changed, as joined."""
         if models != self._endpoint.models or not self._endpoint.healthy or self._endpoint.assumed:
             info = await self._read_engine_info(client)
+            unfit = role_finding(self._endpoint.role, self._dialect, info)
+            if unfit is not None:
+                if unfit != self._unfit:
+                    log.error("worker %s is not used: it %s; %s", self._endpoint.id, *unfit)
+                self._unfit = unfit
+                return
             vocabulary = await self._read_vocabulary(client, models, info)
             reported = await self._read_ranks(client, info)
             # No await from here on: when anyone sees the endpoint as healthy, the scheduler must know the worker.
@@ -330,6 +339,7 @@ class WorkerProbe:
             rank=endpoint.rank,
             barrier=endpoint.barrier,
             takes=endpoint.takes,
+            role=endpoint.role,
         )
 
     def _leave(self, worker: WorkerId) -> None:

@@ -8,8 +8,18 @@ from typing import ClassVar, Final
 
 from router.config.settings import Settings, WorkerAddress, revealed
 from router.core.model.commands import Command
-from router.core.model.events import Cancelled, Event, Failed, Finished, Returned, WorkerJoined, WorkerLeft
-from router.core.model.request import WorkerId
+from router.core.model.events import (
+    Cancelled,
+    Event,
+    Failed,
+    Finished,
+    HandoffLost,
+    Prefilled,
+    Returned,
+    WorkerJoined,
+    WorkerLeft,
+)
+from router.core.model.request import Role, WorkerId
 from router.errors import UnknownWorker, WorkerExists
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.kv_endpoints import KvPublisher
@@ -77,6 +87,7 @@ def endpoint_of(worker: WorkerAddress, settings: Settings) -> WorkerEndpoint:
         sources=sources,
         group=worker.group,
         rank=worker.rank,
+        role=Role(worker.role),
     )
 
 
@@ -94,7 +105,9 @@ class OperatorChanges:
 class WorkerRegistry:
     """Adds workers to the directory and the poller, and removes them once drained; nothing else does."""
 
-    event_types: ClassVar[Collection[type[Event]]] = (Finished, Failed, Returned, Cancelled, WorkerLeft)
+    event_types: ClassVar[Collection[type[Event]]] = (
+        *(Finished, Failed, Returned, Prefilled, HandoffLost, Cancelled, WorkerLeft),
+    )
 
     def __init__(
         self,

@@ -41,7 +41,19 @@ from router.channel.messages import (
 from router.core.clients.rate_limits import ClientLimits, OwnerLimits, Shortage
 from router.core.model.block_key import BlockKey
 from router.core.model.commands import Refusal, Reject
-from router.core.model.events import Arrived, Cancelled, Failed, Fault, Finished, Progressed, Resumed, Returned, Started
+from router.core.model.events import (
+    Arrived,
+    Cancelled,
+    Failed,
+    Fault,
+    Finished,
+    HandoffLost,
+    Prefilled,
+    Progressed,
+    Resumed,
+    Returned,
+    Started,
+)
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import ClientId, GroupId, Request, RequestId, Usage, WorkerId
 
@@ -79,6 +91,8 @@ FROM_FRONTS: list[FrontMessage] = [
     Finished(NAME, Usage(5, 6), (PromptKey(b"12345678", 200),)),
     Failed(NAME, True, Usage(5, 6, 3), Fault.BROKEN),
     Returned(NAME, False, Fault.FULL, begun=True),
+    Prefilled(NAME, Usage(10, 1, 4)),
+    HandoffLost(NAME),
     Cancelled(NAME),
     WaitedBefore(NAME, REQUEST),
     RanBefore(RequestId("own"), Resumed(REQUEST, WORKER, 7)),

@@ -1,5 +1,7 @@
 """What a front keeps until a saved state of the scheduler covers it."""
 
+from dataclasses import replace
+
 from router.channel.messages import (
     REPEATED,
     Answered,
@@ -13,9 +15,9 @@ from router.channel.messages import (
     WaitedBefore,
 )
 from router.channel.unsaved_history import UnsavedHistory
-from router.core.model.events import Arrived, Fault, Finished, Progressed, Resumed, Returned, Started
+from router.core.model.events import Arrived, Fault, Finished, Prefilled, Progressed, Resumed, Returned, Started
 from router.core.model.prompt_key import PromptHasher
-from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.model.request import ClientId, Leg, Request, RequestId, Usage, WorkerId
 
 KEY = PromptHasher(b"0123456789abcdef").prompt(b"Hello").key
 WORKER = WorkerId("w")
@@ -63,6 +65,24 @@ def test_a_request_that_waits_for_a_retry_is_reported_by_what_is_not_covered() -
     assert list(history.report()) == [RanBefore(RequestId("a"), resumed), returned]
     history.saved(history.messages)
     assert list(history.report()) == [WaitedBefore(RequestId("a"), request("a"))]
+
+
+def test_both_attempts_of_a_prefilled_request_are_reported() -> None:
+    """The first ended with its prefill; the second says that it only decodes."""
+    history = UnsavedHistory()
+    prefilled = Prefilled(RequestId("a"), Usage(10, 1))
+    decoding = replace(assignment("a"), leg=Leg.DECODE)
+    history.sent(Arrived(request("a")))
+    history.received(replace(assignment("a"), leg=Leg.PREFILL))
+    history.sent(prefilled)
+    assert list(history.report())[1:] == [prefilled]
+    history.received(decoding)
+    first, *rest = history.report()
+    assert first == RanBefore(RequestId("a"), Resumed(request("a"), WORKER, 7, saved=False, leg=Leg.PREFILL))
+    assert rest == [
+        prefilled,
+        RanBefore(RequestId("a"), Resumed(request("a"), WORKER, 7, saved=False, leg=Leg.DECODE)),
+    ]
 
 
 def test_without_saves_only_so_many_ended_requests_are_kept() -> None:

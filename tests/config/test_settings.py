@@ -95,6 +95,21 @@ def test_no_worker_is_there_twice(second: object) -> None:
     assert "a:1 at http://a:1 is listed twice" in refusal(worker=["http://a:1", second])
 
 
+def test_workers_have_the_role_of_their_list() -> None:
+    """Those of all lists are one fleet: none is there twice, and prompts need someone to decode them."""
+    lists = {"worker": ["http://a"], "prefill": ["http://p"], "decode": [{"url": "http://d", "rank": 1}]}
+    settings = Settings.model_validate(lists)
+    assert [(worker.id, worker.role) for worker in settings.workers()] == [
+        ("a", "both"),
+        ("p", "prefill"),
+        ("d@1", "decode"),
+    ]
+    assert "listed twice" in refusal(prefill=["http://a"], decode=["http://a"])
+    assert "has the role decode" in refusal(prefill=[{"url": "http://a", "role": "decode"}], decode=["http://d"])
+    assert "no decode worker" in refusal(prefill=["http://p"])
+    assert "no decode worker" in refusal(worker=[{"url": "http://p", "role": "prefill"}])
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a\nb", "ä", "x" * 65])
 def test_an_id_fits_into_a_header(name: str) -> None:
     """Ids are used in headers and metrics, so they must be short printable ASCII."""

@@ -15,6 +15,7 @@ from router.core.model.events import (
     Evicted,
     Failed,
     Finished,
+    Prefilled,
     Progressed,
     Started,
     Ticked,
@@ -22,7 +23,8 @@ from router.core.model.events import (
     WorkerLeft,
 )
 from router.core.model.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
-from router.core.model.request import BarrierId, ClientId, GroupId, Request, RequestId, Usage, Worker, WorkerId
+from router.core.model.request import BarrierId, ClientId, GroupId, Request, RequestId, Role, Usage, Worker, WorkerId
+from router.core.policies.base import PolicyFactory
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
@@ -47,16 +49,15 @@ class Scene:
 
     def __init__(
         self,
-        policy: str,
+        policy: str | PolicyFactory,
         *parameters: object,
         workers: Collection[str] = ("w1",),
         settings: SchedulerSettings | None = None,
     ) -> None:
         """`parameters`: of the policy's families."""
         self.now = 0.0
-        self.scheduler = Scheduler(
-            POLICIES[policy], settings or SchedulerSettings(), Parameters(*parameters), Random(0)
-        )
+        factory = POLICIES[policy] if isinstance(policy, str) else policy
+        self.scheduler = Scheduler(factory, settings or SchedulerSettings(), Parameters(*parameters), Random(0))
         self.requests: dict[RequestId, Request] = {}
         self.dispatched: dict[RequestId, Dispatch] = {}
         """In the order of their dispatch."""
@@ -81,11 +82,19 @@ class Scene:
         return commands
 
     def join(
-        self, worker: str, *models: str, reorders: bool = False, engine: str = "", barrier: str | None = None
+        self,
+        worker: str,
+        *models: str,
+        reorders: bool = False,
+        engine: str = "",
+        barrier: str | None = None,
+        role: Role = Role.BOTH,
     ) -> None:
         """Let a worker join. `barrier`: the group that it steps together with."""
         served, group = frozenset(models or [MODEL]), None if barrier is None else BarrierId(barrier)
-        self.feed(WorkerJoined(Worker(WorkerId(worker), served, engine=engine, reorders=reorders, barrier=group)))
+        self.feed(
+            WorkerJoined(Worker(WorkerId(worker), served, engine=engine, reorders=reorders, barrier=group, role=role))
+        )
 
     def leave(self, worker: str) -> None:
         self.feed(WorkerLeft(WorkerId(worker)))
@@ -113,11 +122,12 @@ class Scene:
         anew: Collection[str] = (),
         answers: int = 1,
         only: str | None = None,
+        whole: bool = False,
     ) -> RequestId:
         """Let a client send a prompt and ask for at most `limit` output tokens; a group has weight 1.
 
         `anew`: the engines that compute the prompt in full, whatever they have cached. `only`: the worker that may take
-        it.
+        it. `whole`: whether one engine must compute it all.
         """
         request = RequestId(f"{client}{len(self.requests) + 1}")
         self.requests[request] = Request(
@@ -132,12 +142,17 @@ class Scene:
             computed_anew_by=frozenset(anew),
             answers=answers,
             worker=None if only is None else WorkerId(only),
+            whole=whole,
         )
         self.feed(Arrived(self.requests[request]))
         return request
 
     def start(self, request: RequestId) -> None:
         self.feed(Started(request))
+
+    def prefill(self, request: RequestId, *, cached: int | None = None) -> None:
+        """Let a prefill worker compute a request's prompt and keep it."""
+        self.feed(Prefilled(request, self._usage(request, 1, cached)))
 
     def progress(self, request: RequestId, output: int) -> None:
         self._output[request] = output

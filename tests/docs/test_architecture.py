@@ -17,11 +17,11 @@ MOST_FILES: Final = 12
 ORDER: Final[Mapping[str, str]] = {
     "router": "__main__ > cli > process > control > kv_events, persistence, telemetry > front"
     " > upstream > config > auth > channel, api > core, runtime > errors",
-    "router.core": "snapshot > scheduler > attempts > membership, fleet_view, known_clients"
+    "router.core": "snapshot > scheduler > attempts > handoffs, membership, fleet_view, known_clients"
     " > scheduler_settings, requests, policies > cache, fleet > clients, kv_blocks, predict > model",
     "router.core.policies": "registry > balance > dlpm, preble > deficit, simple, vtc, queued > base > context",
-    "router.api": "openapi > families > continuation, family > endpoints > answer, resumable > body",
-    "router.front": "gateway > relay > stored, answer_stream > exchange, parse_slots, verdict > http"
+    "router.api": "openapi > families > continuation, family > endpoints > handoff > answer, resumable > body",
+    "router.front": "gateway > relay > stored, answer_stream, handoff > exchange, parse_slots, verdict > http"
     " > byte_budget, drain",
     "workers": "__main__ > server > dialects > settings, api > engine",
     "bench": "__main__ > lab > demo > live, sim > report > workloads",

@@ -21,7 +21,7 @@ from router.telemetry.component_metrics import (
 from router.telemetry.front_metrics import FrontMeasurements, ProcessMetrics
 from router.telemetry.loop_lag import LoopLag
 from router.telemetry.report import FairnessReport, Service
-from router.telemetry.request_metrics import ClientLabels, RequestMetrics
+from router.telemetry.request_metrics import ClientLabels, HandoffMetrics, RequestMetrics
 from router.telemetry.state_metrics import StateCollector
 
 OPERATIONS: Final = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -38,6 +38,7 @@ def metrics() -> list[Family]:
     registry = CollectorRegistry()
     labels = ClientLabels()
     RequestMetrics(registry, labels)
+    HandoffMetrics(registry, ())
     empty_report = FairnessReport("", None, {}, Service(0, 0, 0, 0.0), {})
     state = StateCollector(labels)
     state.report = empty_report

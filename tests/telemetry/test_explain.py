@@ -185,8 +185,9 @@ async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
         done = await explanation_of(router, "first")
         assert done.keys() == {
             *("request", "client", "model", "policy", "state", "reason", "retry_after_s", "times"),
-            *("tried", "held_back", "dispatch", "usage"),
+            *("tried", "held_back", "dispatch", "prefill", "handoffs_lost", "usage"),
         }
+        assert (done["dispatch"]["leg"], done["prefill"], done["handoffs_lost"]) == ("whole", None, 0)
         assert (done["request"], done["client"], done["model"]) == ("first", "user-ann", "m")
         assert (done["policy"], done["state"], done["reason"]) == ("dlpm_home", "finished", None)
         assert done["usage"] == {"input_tokens": 10, "output_tokens": 3, "cached_tokens": 0}

@@ -11,10 +11,11 @@ import pytest
 
 from router.cli.check import fleet_lines
 from router.cli.main import main
-from router.core.model.request import WorkerId
+from router.core.model.request import Role, WorkerId
+from router.upstream.dialects import VLLM
 from router.upstream.directory import WorkerEndpoint
 from router.upstream.flag_check import WorkerCheck, check_worker
-from router.upstream.flag_rules import Finding, RouterNeeds
+from router.upstream.flag_rules import Finding, RouterNeeds, WorkerAnswers, handoff_findings
 from router.upstream.poll_client import polling_client
 from tests.support.running import running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine, usage
@@ -125,8 +126,27 @@ async def test_a_worker_that_generates_nothing_is_sent_nothing(role: dict[str, o
         engine.poll_answers["/v1/models"] = (200, json.dumps(SGLANG).encode())
         engine.poll_answers["/metrics"] = (200, SGLANG_METRICS)
         engine.poll_answers["/server_info"] = (200, json.dumps(FITTING | role).encode())
-        assert (await examined(engine.url)).findings == []
+        found = (await examined(engine.url)).findings
+        assert ["does prefill or decode only" in finding.seen for finding in found] == [True] * (
+            "is_embedding" not in role
+        )
         assert engine.calls.empty()
+
+
+@pytest.mark.parametrize(
+    ("page", "seconds", "expected"),
+    [
+        (b"", 20.0, ["NixlConnector"]),
+        (b"vllm:nixl_num_kv_expired_reqs_total 0\n", 20.0, []),
+        (b"vllm:nixl_num_kv_expired_reqs_total 0\n", 28.0, ["keeps prompts for 30 s"]),
+    ],
+)
+def test_a_worker_with_a_role_needs_a_connector_and_a_lease(page: bytes, seconds: float, expected: list[str]) -> None:
+    """Its metrics show the connector; the lease must be longer than the time that a prompt may wait."""
+    needs = RouterNeeds(64, handoff_seconds=seconds)
+    found = handoff_findings(Role.PREFILL, WorkerAnswers(VLLM, page), needs)
+    assert [words in finding.seen for words, finding in zip(expected, found, strict=True)] == [True] * len(expected)
+    assert handoff_findings(Role.BOTH, WorkerAnswers(VLLM, b""), needs) == []
 
 
 async def test_a_usage_without_cached_tokens_is_found() -> None:

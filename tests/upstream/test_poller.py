@@ -220,6 +220,21 @@ async def test_an_engine_without_a_prefix_cache_is_reported() -> None:
         assert not joined.worker.caches
 
 
+async def test_an_sglang_that_does_a_part_only_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    """The router does not speak its way of handing prompts over, and a plain call to it would hang; this is logged
+    once.
+    """
+    async with watched() as watch:
+        watch.engine.poll_answers["/v1/models"] = (200, b'{"data":[{"id":"m","owned_by":"sglang"}]}')
+        watch.engine.poll_answers["/server_info"] = (200, b'{"disaggregation_mode":"prefill"}')
+        watch.engine.poll_answers["/ready"] = (200, b"")
+        for _ in range(2 * POLLS_PER_MODEL_LIST):
+            await watch.probe.poll_health(watch.client)
+        assert not [event for event in watch.events if isinstance(event, WorkerJoined)]
+        assert watch.engine.calls.empty()
+        assert len([record for record in caplog.records if "is not used" in record.message]) == 1
+
+
 async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
     """An error while an event is handled is logged, and polling continues."""
     reports: list[Event] = []

@@ -1,6 +1,6 @@
 """One answer while it is being generated: what has been generated, and which part has not been sent yet. PURE."""
 
-from workers.engine.model import FinishReason, Output
+from workers.engine.model import NO_TOKEN, FinishReason, Output
 from workers.engine.tokenizer import EOS, VOCABULARY, decode
 
 ANSWER_TEXT = {EOS: "", **{token: decode([token]) for token in VOCABULARY}}
@@ -9,7 +9,9 @@ ANSWER_TEXT = {EOS: "", **{token: decode([token]) for token in VOCABULARY}}
 class Choice:
     """Answer number `index` of a call. Token counts cover all of it, `text` and `token_ids` only the unsent part."""
 
-    __slots__ = ("cached_tokens", "completion_tokens", "finish", "index", "prompt", "sent", "token_ids")
+    __slots__ = (
+        *("cached_tokens", "completion_tokens", "finish", "index", "prompt", "pulled", "sent", "token_ids", "transfer"),
+    )
 
     def __init__(self, index: int, prompt: list[int]) -> None:
         self.index = index
@@ -19,11 +21,15 @@ class Choice:
         self.finish: FinishReason | None = None
         self.token_ids: list[int] = []
         self.sent = False
+        self.transfer: object = None
+        """What a prefill engine says about the KV that it holds, as vLLM's `kv_transfer_params`."""
+        self.pulled = False
+        """True if the KV of the prompt came from a prefill engine."""
 
     def add(self, output: Output) -> None:
         self.finish = output.finish
         self.cached_tokens = output.cached_tokens
-        if output.finish != "abort":
+        if output.token != NO_TOKEN:
             self.completion_tokens += 1
             self.token_ids.append(output.token)
 

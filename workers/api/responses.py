@@ -54,7 +54,10 @@ class ResponsesForm:
 
     def full(self, answer: Answer, choices: Sequence[Choice]) -> bytes:
         (choice,) = choices
-        return orjson.dumps(_response(answer, self._dialect, choice, choice.text))
+        response = _response(answer, self._dialect, choice, choice.text)
+        if choice.transfer is not None:
+            response["kv_transfer_params"] = choice.transfer
+        return orjson.dumps(response)
 
     def error(self, error: ApiError) -> bytes:
         kind, param = error.kind, error.param

@@ -32,6 +32,7 @@ class SglangRank:
         self, settings: WorkerSettings, engine: SglangEngine, max_model_len: int, clock: Callable[[], float]
     ) -> None:
         self.engine = engine
+        self._role = settings.role
         self._shows_capacity = not settings.hide_capacity
         self._max_model_len = max_model_len
         self._clock = clock
@@ -92,6 +93,11 @@ class SglangRank:
         exposition.gauge("context_len", self._max_model_len)
         exposition.gauge("num_retracted_reqs", 0)
         exposition.gauge("num_paused_reqs", 0)
+        if self._role == "prefill":
+            exposition.gauge("num_prefill_inflight_queue_reqs", self.engine.held)
+        elif self._role == "decode":
+            exposition.gauge("num_decode_prealloc_queue_reqs", self.engine.waiting)
+            exposition.gauge("num_decode_transfer_queue_reqs", self.engine.loading)
         if self._shows_capacity:
             exposition.gauge("token_usage", gauges.used_tokens / self.engine.capacity)
             exposition.gauge("utilization", gauges.running / config.max_running)

@@ -18,9 +18,11 @@ from workers.dialects.exposition import Exposition
 from workers.dialects.sglang_rank import SglangRank, counted
 from workers.engine.sglang_engine import SglangEngine
 from workers.engine.tokenizer import decode
-from workers.settings import WorkerSettings
+from workers.settings import Role, WorkerSettings
 
 VERSION = "0.5.23"
+BOOTSTRAP_PORT = 8998
+ENGINE_TYPES: Mapping[Role, str] = {"both": "unified", "prefill": "prefill", "decode": "decode"}
 ONE_ACCELERATOR: Mapping[str, object] = {"accelerator": None, "num_accelerators": 1}
 
 
@@ -34,8 +36,13 @@ class SglangStatus:
         max_model_len: int,
         kv_events: Mapping[str, object] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        side_port: int | None = None,
     ) -> None:
-        """`engines`: its data-parallel ranks. `kv_events`: where KV events are published, None if nowhere."""
+        """`engines`: its data-parallel ranks. `kv_events`: where KV events are published, None if nowhere. `side_port`:
+        that of the bootstrap server.
+        """
+        self._side_port = side_port
         self._kv_events = kv_events
         self._settings = settings
         self._ranks = [SglangRank(settings, engine, max_model_len, clock) for engine in engines]
@@ -72,7 +79,7 @@ class SglangStatus:
 
     def metrics(self) -> bytes:
         """Return all series in Prometheus' text format."""
-        names = {"model_name": self._settings.model, "engine_type": "unified"}
+        names = {"model_name": self._settings.model, "engine_type": ENGINE_TYPES[self._settings.role]}
         scheduler = Exposition("sglang:", **names, tp_rank="0", pp_rank="0", moe_ep_rank="0")
         for number, rank in enumerate(self._ranks):
             rank.add_metrics(scheduler.labelled(dp_rank=str(number)) if len(self._ranks) > 1 else scheduler)
@@ -108,7 +115,8 @@ class SglangStatus:
             "context_length": self._max_model_len,
             "dp_size": len(self._ranks),
             "enable_dp_attention": len(self._ranks) > 1,
-            "disaggregation_mode": "null",
+            "disaggregation_mode": "null" if self._settings.role == "both" else self._settings.role,
+            "disaggregation_bootstrap_port": self._side_port or BOOTSTRAP_PORT,
             "internal_states": [{} for _ in self._ranks],
             "version": VERSION,
         }

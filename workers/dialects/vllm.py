@@ -163,6 +163,7 @@ class VllmWire:
             "system_fingerprint": FINGERPRINT,
             "usage": _whole_usage(call, choices, self._block_size),
             **UNSET,
+            "kv_transfer_params": choices[0].transfer,
         }
         if call.chat:
             body |= {"prompt_logprobs": None, "prompt_text": None}
@@ -182,7 +183,8 @@ def _usage(call: Call, choices: Sequence[Choice], block_size: int) -> dict[str, 
     prompt, completion, cached = usage_totals(choices, call.n)
     details = {"cached_tokens": cached}
     if call.chat:
-        full_blocks = sum(len(choice.prompt) // block_size * block_size for choice in choices[:: call.n])
+        own = [choice for choice in choices[:: call.n] if not choice.pulled]
+        full_blocks = sum(len(choice.prompt) // block_size * block_size for choice in own)
         details["created_cache_tokens"] = max(0, full_blocks - cached)
     return {
         "prompt_tokens": prompt,

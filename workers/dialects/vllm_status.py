@@ -2,7 +2,8 @@
 
 Gauges are current as of the last step. Each counter has a *_created gauge, which reveals a restart.
 
-Left out: histograms and the development endpoints, which a production server does not have.
+Left out: histograms, and the development endpoints, which a production server does not have; but a worker with a KV
+connector serves /server_info as with VLLM_SERVER_DEV_MODE=1, with the part that concerns it.
 """
 
 import time
@@ -15,9 +16,12 @@ from workers.dialects.exposition import Exposition
 from workers.dialects.refusals import refuse_chat_ends
 from workers.engine.engine import Engine
 from workers.engine.tokenizer import decode
-from workers.settings import WorkerSettings
+from workers.engine.transfer.leases import Leases
+from workers.settings import Role, WorkerSettings
 
 VERSION = "0.33.0"
+CACHED_SOURCES = ("device", "host", "p2p", "disk", "external_unspecified")
+KV_ROLES: Mapping[Role, str] = {"both": "kv_both", "prefill": "kv_producer", "decode": "kv_consumer"}
 TEXT = b"text/plain; version=1.0.0; charset=utf-8"
 PERMISSION: dict[str, object] = {
     **dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True),
@@ -30,17 +34,29 @@ class VllmStatus:
     """The endpoints of one vLLM worker other than generation, for all its ranks."""
 
     def __init__(
-        self, settings: WorkerSettings, engines: Sequence[Engine], max_model_len: int, sources: Mapping[str, object]
+        self,
+        settings: WorkerSettings,
+        engines: Sequence[Engine],
+        max_model_len: int,
+        sources: Mapping[str, object],
+        leases: Sequence[Leases] = (),
+        side_port: int | None = None,
     ) -> None:
-        """`engines`: its data-parallel ranks. `sources`: where KV events are published, empty if nowhere."""
+        """`engines`: its data-parallel ranks. `sources`: where KV events are published, empty if nowhere. `leases`:
+        those of each rank, if the engine has a NIXL connector. `side_port`: where its connector listens.
+        """
+        self._side_port = side_port
         self._sources = sources
         self._settings = settings
         self._engines = engines
         self._max_model_len = max_model_len
         self._created = time.time()
+        self._leases = leases
 
     def routes(self) -> Routes:
+        info: Routes = {("GET", "/server_info"): lambda _: json_response(self.server_info())}
         return {
+            **(info if self._settings.kv_connector is not None else {}),
             ("GET", "/health"): lambda _: Response(),
             ("GET", "/ping"): lambda _: Response(),
             ("POST", "/ping"): lambda _: Response(),
@@ -54,36 +70,68 @@ class VllmStatus:
             ("POST", "/v1/messages/count_tokens"): self._count_message_tokens,
         }
 
+    def server_info(self) -> dict[str, object]:
+        """Return the configuration of the connector, as `?config_format=json` does."""
+        settings = self._settings
+        nixl = settings.kv_connector == "nixl"
+        transfer = {
+            "kv_connector": "NixlConnector" if nixl else "MooncakeConnector",
+            "kv_role": KV_ROLES[settings.role],
+            "kv_buffer_device": "cuda",
+            "kv_connector_extra_config": {"kv_lease_duration": settings.kv_lease} if nixl else {},
+            "kv_load_failure_policy": settings.kv_load_failure_policy,
+        }
+        port = "VLLM_NIXL_SIDE_CHANNEL_PORT" if nixl else "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+        return {"vllm_config": {"kv_transfer_config": transfer}, "vllm_env": {port: self._side_port}}
+
     def metrics(self) -> bytes:
         """Return all series in Prometheus' text format."""
         exposition = Exposition("vllm:", model_name=self._settings.model)
         for rank, engine in enumerate(self._engines):
-            self._of_rank(exposition.labelled(engine=str(rank)), engine)
+            labelled = exposition.labelled(engine=str(rank))
+            self._of_rank(labelled, engine)
+            if self._leases:
+                self._counter(labelled, "nixl_num_kv_expired_reqs", self._leases[rank].expired)
+                self._counter(labelled, "nixl_num_notifications_after_expiry", self._leases[rank].late)
+                self._counter(labelled, "nixl_num_failed_transfers", self._leases[rank].failed)
+                self._counter(labelled, "nixl_num_failed_notifications", 0)
         return exposition.text()
 
     def _of_rank(self, exposition: Exposition, engine: Engine) -> None:
         counts = engine.counters
         exposition.gauge("num_requests_running", engine.running)
-        exposition.gauge("num_requests_waiting", engine.waiting)
+        exposition.gauge("num_requests_waiting", engine.waiting + engine.loading)
         exposition.gauge("num_requests_waiting_by_reason", engine.waiting, reason="capacity")
-        exposition.gauge("num_requests_waiting_by_reason", 0, reason="deferred")
+        exposition.gauge("num_requests_waiting_by_reason", engine.loading, reason="deferred")
+        for stage, count in (
+            ("waiting_to_start", 0),
+            ("in_progress", engine.loading),
+            ("completed_waiting", engine.loaded_waiting),
+        ):
+            exposition.gauge("num_requests_kv_fetch_by_stage", count, stage=stage)
         exposition.gauge("kv_cache_usage_perc", engine.used_tokens / engine.capacity)
         exposition.gauge("engine_sleep_state", 1, sleep_state="awake")
         exposition.gauge("cache_config_info", 1, **self._cache_config(engine))
-        local = counts.prompt_tokens - counts.prefix_hits
+        connected = self._settings.kv_connector is not None
+        asked = counts.prefix_queries - counts.prefix_hits if connected else 0
+        local = counts.prompt_tokens - counts.prefix_hits - counts.external_hits
         for name, value in (
             ("prefix_cache_queries", counts.prefix_queries),
             ("prefix_cache_hits", counts.prefix_hits),
-            ("external_prefix_cache_queries", 0),
-            ("external_prefix_cache_hits", 0),
+            ("external_prefix_cache_queries", asked),
+            ("external_prefix_cache_hits", counts.external_hits),
             ("prompt_tokens", counts.prompt_tokens),
-            ("prompt_tokens_cached", counts.prefix_hits),
+            ("prompt_tokens_cached", counts.prefix_hits + counts.external_hits),
             ("generation_tokens", counts.generation_tokens),
             ("num_preemptions", counts.preempted_requests),
         ):
             self._counter(exposition, name, value)
         self._counter(exposition, "prompt_tokens_by_source", max(local, 0), source="local_compute")
         self._counter(exposition, "prompt_tokens_by_source", counts.prefix_hits, source="local_cache_hit")
+        self._counter(exposition, "prompt_tokens_by_source", counts.external_hits, source="external_kv_transfer")
+        for source in CACHED_SOURCES:
+            cached = {"device": counts.prefix_hits, "p2p": counts.external_hits}.get(source, 0)
+            self._counter(exposition, "prompt_tokens_cached_by_source", cached, source=source)
         for reason, finished in counts.finished_requests.items():
             self._counter(exposition, "request_success", finished, finished_reason=reason)
 

@@ -28,6 +28,8 @@ class GroupStep:
     """Tokens of context that each rank read; 0 for a dummy batch."""
     outputs: Sequence[Sequence[Output]]
     """The tokens of each rank, which exist at the end of the step."""
+    stalled: bool
+    """True if no rank computed anything: nothing will, before memory is released or the KV of a prompt arrives."""
 
 
 @dataclass(slots=True)
@@ -80,11 +82,12 @@ class Barrier:
         """Run one step of every rank. Returns None, and changes nothing, if no rank has work."""
         if not self.has_work:
             return None
-        seconds, loads, outputs = 0.0, list[int](), list[Sequence[Output]]()
+        seconds, loads, outputs, stalled = 0.0, list[int](), list[Sequence[Output]](), True
         for rank in self.ranks:
             working = rank.has_work
             own, produced = rank.step() if working else (dummy_seconds(rank), [])
+            stalled = stalled and (not working or rank.stalled)
             seconds = max(seconds, own)
             loads.append(rank.last_step_context if working else 0)
             outputs.append(produced)
-        return GroupStep(seconds, loads, outputs)
+        return GroupStep(seconds, loads, outputs, stalled)

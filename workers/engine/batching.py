@@ -3,6 +3,10 @@
 PURE: no clock, no I/O, no global random. Time is only what `step` returns. A request is owned by `waiting` or by
 `running` from `submit` until the step that emits its last token, or until `abort`. Then its KV is released (cached
 blocks may stay cached) and the request is forgotten.
+
+Prefill and decode on different engines: a request that hands off is held after its end, with its KV, until
+`release_held`. One that pulls is `loading` from the step that allocates its memory until `loaded`, `recompute` or
+`abort`; then it is ready to be admitted. What carries the KV from one engine to the other is the caller's.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +23,9 @@ from workers.engine.tokenizer import EOS
 class Sequence:
     """A request in the engine: its tokens so far, and how many of them have their KV computed."""
 
-    __slots__ = ("_length", "cached_tokens", "computed", "ended", "prompt_length", "request", "state", "tokens")
+    __slots__ = (
+        *("_length", "cached_tokens", "computed", "ended", "prompt_length", "pulls", "request", "state", "tokens"),
+    )
 
     def __init__(self, request: Request, seed: int) -> None:
         self.request = request
@@ -29,6 +35,7 @@ class Sequence:
         self.cached_tokens: int | None = None  # None until first scheduled
         self.state = initial_state(seed, self.tokens, request.sample)
         self.ended = False
+        self.pulls = request.pulls  # until the KV of its prompt has arrived
         self._length: int | None = None
 
     @property
@@ -42,6 +49,11 @@ class Sequence:
             request, generated = self.request, self.generated
             self._length = generated + answer_length(self.state, request.ignore_eos, request.max_tokens - generated)
         return self._length + self.prompt_length - len(self.tokens)
+
+    def suffer(self, damage: int) -> None:
+        """Go on to other tokens, if some of the KV is wrong: `damage` is not 0 then."""
+        if damage:
+            self.state = initial_state(damage, self.tokens, self.request.sample)
 
     def append_next(self, steps: int) -> list[int]:
         """Append the next `steps` tokens, none of which is the last."""
@@ -67,6 +79,12 @@ class Batching(ABC, Generic[S]):
         self._sequences: dict[str, S] = {}
         self._waiting: deque[S] = deque()
         self._running: list[S] = []
+        self._loading: dict[str, S] = {}
+        self._ready: deque[S] = deque()  # loaded, to be admitted before those that wait
+        self._held: dict[str, S] = {}
+        self._newly_loading: list[str] = []
+        self._newly_held: list[str] = []
+        self._stalled = False
         self._log: BlockLog | None = None
 
     def log_blocks(self) -> BlockLog:
@@ -108,12 +126,15 @@ class Batching(ABC, Generic[S]):
     def step(self) -> tuple[float, list[Output]]:
         """Run one engine step. Returns the seconds it takes and the tokens that exist at its end.
 
-        Returns (0.0, []) if nothing is waiting or running.
+        Returns (0.0, []) if nothing is waiting or running, or if what waits finds no memory and nothing runs.
         """
-        if not self._sequences:
+        if not self.has_work:
             return 0.0, []
-        before = len(self._sequences)
+        before, preempted = len(self._sequences), self.counters.preempted_requests
         batch, sampled = self._schedule()
+        self._stalled = not batch.new_tokens and self.counters.preempted_requests == preempted
+        if not batch.new_tokens:
+            return 0.0, []
         elapsed = self.hardware.step_seconds(batch)
         self._count_step(batch, elapsed)
         outputs = [self._emit(sequence) for sequence in sampled]
@@ -128,7 +149,7 @@ class Batching(ABC, Generic[S]):
         No request is admitted, preempted or finished in these steps. Empty if the next step is of another kind, or may
         be. Changes nothing; `submit` and `abort` invalidate the result.
         """
-        if not self._running or not self._only_decodes():
+        if not self._running or self._ready or not self._only_decodes():
             return []
         steps = min(limit, min([sequence.tokens_left for sequence in self._running]) - 1)
         if steps < 1:
@@ -152,9 +173,84 @@ class Batching(ABC, Generic[S]):
         self.last_step_prefilled = False
         return gained
 
+    def take_allocated(self) -> list[str]:
+        """Return the requests that pull and have got their memory since the last call: their KV may come now."""
+        taken, self._newly_loading = self._newly_loading, []
+        return taken
+
+    def tokens_to_pull(self, request_id: str) -> int:
+        """Return how many tokens of a loading request are not in this engine's own cache; 0 if it is not loading."""
+        sequence = self._loading.get(request_id)
+        return 0 if sequence is None else sequence.prompt_length - sequence.computed
+
+    def loaded(self, request_id: str, cached_tokens: int | None = None, damage: int = 0) -> bool:
+        """Note that the KV of a prompt has arrived: the request can be admitted, and computes its last token itself.
+
+        `cached_tokens`: the prefix hit that its outputs report, None for that of this engine. `damage`: 0 if the KV is
+        that of the prompt; any other number leads to an answer of other tokens. vLLM caches wrong KV like any other, so
+        that later requests with this prefix get such answers, too. Returns False if the request is not loading (any
+        more).
+        """
+        sequence = self._loading.pop(request_id, None)
+        if sequence is None:
+            return False
+        self.counters.external_hits += sequence.prompt_length - sequence.computed
+        sequence.pulls = False
+        if cached_tokens is not None:
+            sequence.cached_tokens = cached_tokens
+        self._store_loaded(sequence, damage)
+        sequence.suffer(damage)
+        sequence.computed = sequence.prompt_length - 1
+        self._ready.append(sequence)
+        return True
+
+    def recompute(self, request_id: str) -> bool:
+        """Note that the KV of a prompt will not come: the request computes all of it, first in the queue."""
+        sequence = self._loading.pop(request_id, None)
+        if sequence is None:
+            return False
+        self._release_loading(sequence)
+        sequence.pulls, sequence.computed = False, 0
+        self._waiting.appendleft(sequence)
+        return True
+
+    def take_held(self) -> list[str]:
+        """Return the requests that hand off and have ended since the last call: their KV is held."""
+        taken, self._newly_held = self._newly_held, []
+        return taken
+
+    def release_held(self, request_id: str) -> bool:
+        """Release the KV that is held for a decode engine. Returns False if it is not held (any more)."""
+        sequence = self._held.pop(request_id, None)
+        if sequence is None:
+            return False
+        self._release(sequence)
+        return True
+
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences)
+        """True if a request waits or runs; those whose KV is still to come do neither."""
+        return len(self._sequences) > len(self._loading)
+
+    @property
+    def stalled(self) -> bool:
+        """True if the last step computed nothing, because what waits finds no memory or waits for KV."""
+        return self._stalled
+
+    @property
+    def loading(self) -> int:
+        """The number of requests whose KV is to come from a prefill engine: they hold memory, and compute nothing."""
+        return len(self._loading)
+
+    @property
+    def loaded_waiting(self) -> int:
+        """The number of requests whose KV has come from a prefill engine, and that have not been admitted yet."""
+        return len(self._ready)
+
+    @property
+    def held(self) -> int:
+        """The number of ended requests whose KV is held for a decode engine."""
+        return len(self._held)
 
     @property
     def running(self) -> int:
@@ -238,6 +334,14 @@ class Batching(ABC, Generic[S]):
         """Release the KV of a sequence that has ended."""
 
     @abstractmethod
+    def _release_loading(self, sequence: S) -> None:
+        """Release the memory of a sequence that is loading or ready."""
+
+    @abstractmethod
+    def _store_loaded(self, sequence: S, damage: int) -> None:
+        """Account for the KV of a prompt that has arrived, right (0) or wrong."""
+
+    @abstractmethod
     def _peek(self, sequence: S) -> int:
         """Return how many tokens of `sequence` are cached, without touching the cache."""
 
@@ -245,6 +349,11 @@ class Batching(ABC, Generic[S]):
         if sequence in self._running:
             self._running.remove(sequence)
             self._release(sequence)
+        elif self._loading.pop(sequence.request.id, None) is not None:
+            self._release_loading(sequence)
+        elif sequence in self._ready:
+            self._ready.remove(sequence)
+            self._release_loading(sequence)
         else:
             self._waiting.remove(sequence)
 
@@ -289,5 +398,15 @@ class Batching(ABC, Generic[S]):
     def _remove_ended(self, sampled: list[S]) -> None:
         self._running = [sequence for sequence in self._running if not sequence.ended]
         for sequence in sampled:
-            if sequence.ended:
+            if sequence.ended and sequence.request.hands_off:
+                self._held[sequence.request.id] = sequence
+                self._newly_held.append(sequence.request.id)
+            elif sequence.ended:
                 self._release(sequence)
+
+    def _begin_loading(self, sequence: S, hit: int) -> None:
+        """Take the head of the queue out of it; its memory is allocated."""
+        self._waiting.popleft()
+        self._loading[sequence.request.id] = sequence
+        self._newly_loading.append(sequence.request.id)
+        self._first_scheduled(sequence, hit)

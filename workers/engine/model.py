@@ -23,6 +23,8 @@ class Request:
 
     `prompt` holds token ids and is never changed. `max_tokens` bounds the answer; unless `ignore_eos`, the answer may
     end earlier. `sample` distinguishes the n answers to one prompt: equal prompt, sample and seed give equal tokens.
+    `hands_off`: its KV stays in memory after its end, for a decode engine, until `release_held`. `pulls`: the KV of its
+    prompt comes from a prefill engine: see `take_allocated`.
     """
 
     id: str
@@ -30,6 +32,12 @@ class Request:
     max_tokens: int
     ignore_eos: bool = False
     sample: int = 0
+    hands_off: bool = False
+    pulls: bool = False
+
+
+NO_TOKEN = -1
+"""Stands in the output of a request that ends without a further token."""
 
 
 class Output(NamedTuple):
@@ -78,12 +86,14 @@ class Counters:
 
     `prefix_queries` and `prefix_hits` count each request once, when it is first scheduled. `prefilled_tokens` counts
     the computed prompt tokens, recomputation included; `prefill_seconds` is the time of all steps with a prefill.
+    `external_hits` counts those that came from prefill engines.
     """
 
     steps: int = 0
     prefill_steps: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    external_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prefilled_tokens: int = 0

@@ -10,8 +10,12 @@ request with the shortest answer is retracted to the end of the queue and starts
 token, a step evicts as if every request in it needed another page. LPM order sorts the queue by matched prefix, unless
 more than 128 requests wait. The KV of answers enters the tree when a request ends, that of prompts after each chunk.
 
+A request whose KV comes from a prefill engine gets the memory of its whole prompt when it would be admitted, and counts
+as running from then on; once the KV has arrived, it computes its last prompt token in the next prefill batch (a real
+engine gets the first token with the KV).
+
 Left out: in-batch prefix de-duplication of LPM, mixed prefill and decode batches, the overlap schedule (which delays
-each token by a step), priorities, speculative decoding, disaggregation.
+each token by a step), priorities, speculative decoding.
 """
 
 from collections import Counter, deque
@@ -94,7 +98,7 @@ class SglangEngine(Batching[RadixSequence]):
         return self._cache.available
 
     def flush_cache(self) -> None:
-        if self.has_work:
+        if self._sequences or self._held:
             raise RuntimeError("the cache is in use")
         self._cache = RadixCache(self.config.kv_tokens, self.config.block_size, self._log)
         if self._log is not None:
@@ -102,9 +106,10 @@ class SglangEngine(Batching[RadixSequence]):
 
     def check_integrity(self) -> None:
         self._cache.check_integrity()
-        private = sum(sequence.private for sequence in self._running)
+        transferring = (*self._loading.values(), *self._ready)
+        private = sum(s.private for s in (*self._running, *transferring, *self._held.values()))
         assert self._cache.available + self._cache.size + private == self.capacity
-        assert len(self._sequences) == len(self._running) + len(self._waiting)
+        assert len(self._sequences) == len(self._running) + len(self._waiting) + len(transferring)
         assert not any(sequence.private or sequence.node for sequence in self._waiting)
         for sequence in self._running:
             assert sequence.computed <= sequence.in_tree + sequence.private < sequence.computed + self._cache.page
@@ -117,21 +122,38 @@ class SglangEngine(Batching[RadixSequence]):
         if not self._running or self._chunked:
             self._full = False
         prefill = self._form_prefill()
-        batch, sampled = self._prefill(prefill) if prefill else self._decode()
+        batch, sampled = self._prefill(prefill) if prefill else self._decode() if self._running else (Batch(), [])
         self.counters.evicted_tokens = self._cache.evicted
         return batch, sampled
 
     def _form_prefill(self) -> list[RadixSequence]:
         budget = min(self.config.max_batched_tokens, MAX_PREFILL_TOKENS)
         room = Room(budget, self._expected_output())
-        batch = [] if self._chunked is None else [self._continue(self._chunked, room)]
+        batch = self._admit_ready(room)
+        if self._chunked is not None:
+            batch.append(self._continue(self._chunked, room))
         if self._full or not self._waiting:
             return batch
-        self._full = len(self._running) >= self.config.max_running
+        self._full = self._slots_used >= self.config.max_running
         if not self._full:
             self._sort_waiting()
             batch += self._admit(room)
         return batch
+
+    @property
+    def _slots_used(self) -> int:
+        return len(self._running) + len(self._loading) + len(self._ready)
+
+    def _admit_ready(self, room: Room) -> list[RadixSequence]:
+        """Move requests whose KV has arrived to `_running`, before the chunked request."""
+        admitted = list(self._ready)
+        self._ready.clear()
+        for sequence in admitted:
+            sequence.chunk = 1
+            self._take(room, sequence)
+        chunked = len(self._running) - (self._chunked is not None)
+        self._running[chunked:chunked] = admitted
+        return admitted
 
     def _sort_waiting(self) -> None:
         if self.config.order == "lpm" and len(self._waiting) <= LPM_MAX_WAITING:
@@ -139,7 +161,8 @@ class SglangEngine(Batching[RadixSequence]):
 
     def _expected_output(self) -> float:
         running = (sequence for sequence in self._running if sequence is not self._chunked)
-        return sum(sequence.output_left * (1.0 if sequence.request.ignore_eos else self._ratio) for sequence in running)
+        expecting = (*running, *self._loading.values())
+        return sum(s.output_left * (1.0 if s.request.ignore_eos else self._ratio) for s in expecting)
 
     def _continue(self, chunked: RadixSequence, room: Room) -> RadixSequence:
         """Add the next chunk of its prompt to the batch, even if no room is left: it must end to free memory."""
@@ -152,7 +175,7 @@ class SglangEngine(Batching[RadixSequence]):
         """Move waiting requests that fit to `_running`, at most one of them with only a part of its prompt."""
         admitted: list[RadixSequence] = []
         while self._waiting and (room.budget > 0 or self._exhausted(room)):
-            if len(self._running) >= self.config.max_running:
+            if self._slots_used >= self.config.max_running:
                 self._full = True
                 break
             sequence = self._waiting[0]
@@ -163,6 +186,10 @@ class SglangEngine(Batching[RadixSequence]):
                 self._cache.unlock(node)
                 self._full = bool(self._running)
                 break
+            if sequence.pulls:
+                self._allocate_prompt(sequence, node, hit)
+                room.reserved += self._paged(extend) + self._cache.page
+                continue
             chunk = extend if self._paged(extend) <= room.budget else room.budget - room.budget % self._cache.page
             if not chunk:
                 self._cache.unlock(node)
@@ -176,6 +203,20 @@ class SglangEngine(Batching[RadixSequence]):
                 self._full = True
                 break
         return admitted
+
+    def _allocate_prompt(self, sequence: RadixSequence, node: Node, hit: int) -> None:
+        """Let the head of the queue load its prompt; there is memory for it."""
+        sequence.node, sequence.in_tree, sequence.computed = node, hit, hit
+        self._cache.allocate(self._grow_private(sequence, len(sequence.tokens)))
+        self._begin_loading(sequence, hit)
+
+    def _release_loading(self, sequence: RadixSequence) -> None:
+        self._cache.free(sequence.private)
+        self._unlock(sequence)
+        self._full = False
+
+    def _store_loaded(self, sequence: RadixSequence, damage: int) -> None:
+        """Do nothing: the cache gets the prompt with its last token."""
 
     def _take(self, room: Room, sequence: RadixSequence) -> None:
         """Subtract what the batch being formed needs for this request."""

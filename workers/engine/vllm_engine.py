@@ -7,11 +7,15 @@ one that does not fit blocks the queue behind it. When a running request cannot 
 it loses all its blocks, goes to the head of the queue and recomputes, often from its own cached blocks. Blocks become
 findable when they are scheduled, generated ones included.
 
-Left out: priorities, speculative decoding, encoder inputs, KV connectors, pipeline and asynchronous scheduling.
+A request whose KV comes from a prefill engine gets the blocks of its whole prompt, beside what is cached here, and
+waits outside the queue (WAITING_FOR_REMOTE_KVS); once the KV has arrived, it is admitted before the others and computes
+its last prompt token.
+
+Left out: priorities, speculative decoding, encoder inputs, pipeline and asynchronous scheduling.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from workers.engine.batching import Batching, Sequence
 from workers.engine.block_log import ROOT_HASH, Cleared, Stored, chained_hashes
@@ -44,6 +48,7 @@ class VllmEngine(Batching[BlockSequence]):
         super().__init__(config, hardware)
         self._block_size = config.block_size
         self._pool = self._new_pool()
+        self._damaged: dict[int, tuple[int, int]] = {}  # block: the version with wrong KV, and how it is wrong
 
     @property
     def capacity(self) -> int:
@@ -61,17 +66,29 @@ class VllmEngine(Batching[BlockSequence]):
     def cached_tokens(self) -> int:
         return self._pool.cached * self._block_size
 
+    def held_blocks(self, request_id: str) -> list[tuple[int, int]]:
+        """Return the blocks held for a decode engine, each with its version, which changes when it is reused."""
+        blocks = self._held[request_id].blocks
+        return list(zip(blocks, self._pool.versions(blocks), strict=True))
+
+    def overwritten(self, blocks: Iterable[tuple[int, int]]) -> bool:
+        """True if one of these blocks, with their versions, has been reused since."""
+        each = list(blocks)
+        return self._pool.versions(block for block, _ in each) != [version for _, version in each]
+
     def flush_cache(self) -> None:
-        if self.has_work:
+        if self._sequences or self._held:
             raise RuntimeError("the cache is in use")
         self._pool = self._new_pool()
+        self._damaged.clear()
         if self._log is not None:
             self._log.add(Cleared())
 
     def check_integrity(self) -> None:
         assert not any(sequence.blocks for sequence in self._waiting)
-        self._pool.check_integrity(sequence.blocks for sequence in self._running)
-        assert len(self._sequences) == len(self._running) + len(self._waiting)
+        transferring = (*self._loading.values(), *self._ready)
+        self._pool.check_integrity(s.blocks for s in (*self._running, *transferring, *self._held.values()))
+        assert len(self._sequences) == len(self._running) + len(self._waiting) + len(transferring)
         for sequence in self._running:
             assert sequence.computed <= len(sequence.blocks) * self._block_size
         for sequence in self._sequences.values():
@@ -126,9 +143,17 @@ class VllmEngine(Batching[BlockSequence]):
         self.counters.preempted_output_tokens += sequence.generated
 
     def _admit_waiting(self, budget: int, batch: Batch, sampled: list[BlockSequence]) -> None:
+        while self._ready and budget > 0 and len(self._running) < self.config.max_running:
+            self._running.append(self._ready[0])
+            self._compute(self._ready.popleft(), 1, batch, sampled)
+            budget -= 1
         while self._waiting and budget > 0 and len(self._running) < self.config.max_running:
             sequence = self._waiting[0]
             hits = self._hits(sequence)
+            if sequence.pulls:
+                if not self._allocate_prompt(sequence, hits):
+                    return
+                continue
             blocks = self._allocate_part(sequence, hits, budget) if self._fits(sequence, hits) else None
             if blocks is None:
                 return
@@ -137,8 +162,28 @@ class VllmEngine(Batching[BlockSequence]):
             self._running.append(self._waiting.popleft())
             sequence.blocks, sequence.computed, sequence.remembered = blocks, hit, len(hits)
             self._first_scheduled(sequence, hit)
+            sequence.suffer(self._damage(hits))
             self._compute(sequence, new, batch, sampled)
             budget -= new
+
+    def _damage(self, blocks: list[int]) -> int:
+        """Return what is wrong with the KV in these blocks, 0 if nothing is."""
+        if not self._damaged:
+            return 0
+        known = [self._damaged.get(block, (0, 0)) for block in blocks]
+        versions = self._pool.versions(blocks)
+        return next((damage for (at, damage), now in zip(known, versions, strict=True) if damage and at == now), 0)
+
+    def _allocate_prompt(self, sequence: BlockSequence, hits: list[int]) -> bool:
+        """Let the head of the queue load its prompt, if there is memory for it."""
+        blocks = self._pool.allocate(-(-sequence.prompt_length // self._block_size) - len(hits), hits)
+        if blocks is None:
+            return False
+        sequence.blocks, sequence.remembered = blocks, len(hits)
+        sequence.suffer(self._damage(hits))
+        sequence.computed = len(hits) * self._block_size
+        self._begin_loading(sequence, sequence.computed)
+        return True
 
     def _fits(self, sequence: BlockSequence, hits: list[int]) -> bool:
         """True if there is memory for all tokens of a waiting request that are not cached."""
@@ -250,6 +295,18 @@ class VllmEngine(Batching[BlockSequence]):
     def _release(self, sequence: BlockSequence) -> None:
         self._pool.release(sequence.blocks)
         sequence.blocks = []
+
+    def _release_loading(self, sequence: BlockSequence) -> None:
+        self._release(sequence)
+
+    def _store_loaded(self, sequence: BlockSequence, damage: int) -> None:
+        if damage:
+            pulled = sequence.blocks[sequence.remembered :]
+            versions = self._pool.versions(pulled)
+            self._damaged |= {block: (version, damage) for block, version in zip(pulled, versions, strict=True)}
+        sequence.computed = sequence.prompt_length
+        if sequence.computed // self._block_size > sequence.remembered:
+            self._remember_full_blocks(sequence)
 
     def _peek(self, sequence: BlockSequence) -> int:
         return self._pool.count_found(sequence.hashes, self._hittable(sequence)) * self._block_size

@@ -1,15 +1,14 @@
 """I/O: the task that steps the engines at the pace of the emulated machine and delivers tokens to their calls."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from time import monotonic
 from typing import Final, NamedTuple
 
 from workers.engine.barrier import Barrier, StepTotals, dummy_seconds
 from workers.engine.engine import Engine
-from workers.engine.model import Output, Request
-from workers.engine.tokenizer import EOS
+from workers.engine.model import NO_TOKEN, Output, Request
 from workers.engine.waiting import QueueMeter
 
 MAX_LAG = 0.05
@@ -25,8 +24,14 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.ids: list[str] = []
+        self.ranks: list[int] = []
+        """The rank of each request."""
         self.begun = asyncio.Event()
         """Set by the first token."""
+        self.interrupted = asyncio.Event()
+        """Set when the call is over before its end: its client has gone, or it was aborted or has failed."""
+        self.aborted = False
+        self._error: Exception | None = None
         self._deliveries: list[tuple[int, Output]] = []
         self._waiter: asyncio.Future[None] | None = None
         self._gone = False
@@ -38,15 +43,27 @@ class Mailbox:
 
     def disconnect(self) -> None:
         self._gone = True
+        self.interrupted.set()
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Let the reader's next `take` raise `error`, after what has arrived."""
+        self._error = error
+        self.interrupted.set()
         self._wake()
 
     async def take(self) -> list[tuple[int, Output]]:
-        """Return everything that has arrived, waiting for at least one token. Raises CallEnded after `disconnect`."""
-        if not self._deliveries and not self._gone:
+        """Return everything that has arrived, waiting for at least one token.
+
+        Raises CallEnded after `disconnect`, and the error of `fail`.
+        """
+        if not self._deliveries and not self._gone and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._gone:
             raise CallEnded
+        if self._error is not None and not self._deliveries:
+            raise self._error
         deliveries, self._deliveries = self._deliveries, []
         return deliveries
 
@@ -87,7 +104,7 @@ class EngineLoop:
         self,
         engines: Sequence[Engine],
         speed: float,
-        after_step: Iterable[Callable[[], None]] = (),
+        after_step: Sequence[Callable[[], None]] = (),
         *,
         measure: bool = False,
     ) -> None:
@@ -99,7 +116,7 @@ class EngineLoop:
         self._dummy_seconds = max(map(dummy_seconds, engines))
         self.measure()
         self._pause_factor = 1 / speed if speed else 0.0
-        self._after_step = tuple(after_step)
+        self._after_step = list(after_step)
         self._receivers: dict[str, Receiver] = {}
         self._work = asyncio.Event()
         self._serial = count()
@@ -108,27 +125,44 @@ class EngineLoop:
         """Convert emulated seconds to seconds of the real clock."""
         return seconds * self._pause_factor
 
+    def call_after_steps(self, function: Callable[[], None]) -> None:
+        """Call `function` after each step from now on, before the tokens of the step are delivered."""
+        self._after_step.append(function)
+
+    def wake(self) -> None:
+        """Step again: memory has been released, or the KV of a prompt has arrived."""
+        self._work.set()
+
     def open(
-        self, answers: Sequence[tuple[Sequence[int], int, int]], ignore_eos: bool, rank: Callable[[], int]
-    ) -> Mailbox:
+        self,
+        mailbox: Mailbox,
+        answers: Sequence[tuple[Sequence[int], int, int]],
+        ignore_eos: bool,
+        rank: Callable[[], int],
+        *,
+        hands_off: bool = False,
+        pulls: bool = False,
+    ) -> None:
         """Submit one request per (prompt, max_tokens, sample), all or none. Raises what `Engine.submit` raises.
 
         `rank`: returns the engine that serves the next of them.
         """
-        mailbox = Mailbox()
         try:
             for choice, (prompt, max_tokens, sample) in enumerate(answers):
-                request = Request(str(next(self._serial)), prompt, max_tokens, ignore_eos, sample)
-                engine = self._engines[rank()]
+                request = Request(
+                    str(next(self._serial)), prompt, max_tokens, ignore_eos, sample, hands_off=hands_off, pulls=pulls
+                )
+                number = rank()
+                engine = self._engines[number]
                 engine.submit(request)
                 mailbox.ids.append(request.id)
+                mailbox.ranks.append(number)
                 self._receivers[request.id] = Receiver(mailbox, choice, engine)
         except BaseException:
             self.close(mailbox)
             raise
         self._observe_queue()
         self._work.set()
-        return mailbox
 
     def close(self, mailbox: Mailbox) -> None:
         """Abort the unfinished requests of a call; nothing more is delivered."""
@@ -136,24 +170,35 @@ class EngineLoop:
             if (receiver := self._receivers.pop(request_id, None)) is not None:
                 receiver.engine.abort(request_id)
                 self._observe_queue()
+                self._work.set()
+
+    def fail(self, mailbox: Mailbox, error: Exception) -> None:
+        """Abort a call whose reader gets `error`."""
+        self.close(mailbox)
+        mailbox.fail(error)
 
     def abort(self, mailbox: Mailbox) -> None:
         """Abort a call on request: its reader gets a last output with finish reason "abort"."""
+        mailbox.aborted = True
+        mailbox.interrupted.set()
         for request_id in mailbox.ids:
             receiver = self._receivers.pop(request_id, None)
             if receiver is not None:
                 receiver.engine.abort(request_id)
                 self._observe_queue()
-                mailbox.put(receiver.choice, Output(request_id, EOS, "abort", 0))
+                self._work.set()
+                mailbox.put(receiver.choice, Output(request_id, NO_TOKEN, "abort", 0))
 
     async def run(self) -> None:
         """Step until cancelled."""
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
+            self._work.clear()
             step = self._barrier.step()
-            if step is None:
-                self._work.clear()
+            if step is None or step.stalled:
+                for after_step in self._after_step if step is not None else ():
+                    after_step()
                 await self._work.wait()
                 due = clock()
                 continue

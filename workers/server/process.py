@@ -13,16 +13,30 @@ class WorkerServer:
     """Serves once `run` is awaited; earlier connections wait in the socket's backlog."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Listen at once. Raises OSError if the address is taken."""
-        self._app = WorkerApp(settings)
-        self._listener = socket.create_server((settings.host, settings.port), backlog=2048)
+        """Listen at once. Raises OSError if an address is taken."""
+        ports = [settings.port, settings.side_port] if settings.disaggregated else [settings.port]
+        self._listeners = [socket.create_server((settings.host, port), backlog=2048) for port in ports]
+        side_port = self._listeners[1].getsockname()[1] if settings.disaggregated else None
+        self._app = WorkerApp(settings, side_port)
         self._server = uvicorn.Server(_config(self._app))
-        host, port = self._listener.getsockname()[:2]
+        self._app.die = self.die
+        host, port = self._listeners[0].getsockname()[:2]
         self.url = f"http://{host}:{port}"
+        self.side_url = None if side_port is None else f"http://{host}:{side_port}"
+        """Where other engines reach this one."""
 
     def stop(self, *_signal: object) -> None:
         """End `run` soon, cutting open streams. Callable from any thread, and as a signal handler."""
         self._server.should_exit = True
+
+    def die(self) -> None:
+        """End `run` like a process that is killed: no connection is answered any more. Called in its event loop."""
+        for listening in self._server.servers:
+            listening.close()
+        for connection in list(self._server.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.close()
+        self.stop()
 
     async def run(self) -> None:
         """Serve until `stop` is called. Raises the exception of a task of the engine that failed."""
@@ -32,11 +46,12 @@ class WorkerServer:
             tasks.append(asyncio.create_task(publisher.serve_replay()))
         for task in tasks:
             task.add_done_callback(self.stop)
-        await self._server.serve([self._listener])
+        await self._server.serve(self._listeners)
         for task in tasks:
             if task.done():
                 task.result()
             task.cancel()
+        await self._app.close()
         if publisher is not None:
             await asyncio.gather(*tasks, return_exceptions=True)
             publisher.close()

@@ -79,6 +79,8 @@ class Call(NamedTuple):
     """The engines that do not read their prefix cache for this call."""
 
     storage: Storage = NOT_STORED
+    whole: bool = True
+    """Whether one engine must compute all of it. If not, one may compute the prompt and another one the answer."""
 
     def check_names(self) -> None:
         """Raise BadRequest if the name of the model or the user exceeds `NAME_BYTES`."""

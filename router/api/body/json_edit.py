@@ -50,6 +50,16 @@ def _span_near_end(data: bytes, name: bytes) -> tuple[int, int] | None:
     return (start, _value_end(data, match.end())) if match else None
 
 
+def member_value(data: bytes, key: str) -> bytes | None:
+    """The value of a top-level member, as it stands in the data; None if there is none."""
+    span = member_span(data, key)
+    if span is None:
+        return None
+    name = _KEY.match(data, span[0])
+    assert name is not None, "a member begins with its key"
+    return data[name.end() : span[1]]
+
+
 def cut_member(data: bytes, key: str) -> bytes:
     """Remove a top-level member and its comma from `data`. Returns `data` unchanged if there is no such member."""
     span = member_span(data, key)

@@ -9,14 +9,18 @@ from router.errors import BadRequest
 
 RANK_FIELDS: Final = ("routed_dp_rank", "data_parallel_rank")
 """They name the data-parallel rank of an SGLang; the second is the field's old name."""
-_PERHAPS: Final = re.compile(rb"_rank|\\u00[2-7]")
+HANDOFF_FIELDS: Final = (
+    *("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
+)
+"""They name the prefill worker that has computed the prompt, and what it keeps."""
+_PERHAPS: Final = re.compile(rb"_rank|kv_transfer_params|bootstrap_|\\u00[2-7]")
 """What every body that has such a field contains, however its name is written."""
 
 
 def steering_fields(body: bytes) -> list[str]:
     """Return the names of the steering fields that a body has; none if it is not a JSON object."""
     fields = load(body) if _PERHAPS.search(body) else None
-    return [] if fields is None else [name for name in RANK_FIELDS if name in fields]
+    return [] if fields is None else [name for name in (*RANK_FIELDS, *HANDOFF_FIELDS) if name in fields]
 
 
 def without_steering(body: bytes) -> bytes:

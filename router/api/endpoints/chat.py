@@ -9,6 +9,7 @@ from router.api.body.call import Call, ResumeMode
 from router.api.body.checks import largest_id
 from router.api.body.edits import additions, requested_usage
 from router.api.body.fields import Fields
+from router.api.handoff import is_for_one_engine
 from router.api.resumable import resume_mode_of
 from router.core.model.prompt_key import PromptHasher
 
@@ -51,6 +52,7 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         computed_anew_by=cache_reading.of_chat(fields),
         # With these members the answer repeats or continues the last message instead of adding one.
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),
+        whole=is_for_one_engine(fields, choices),
     )
 
 

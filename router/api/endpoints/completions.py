@@ -10,6 +10,7 @@ from router.api.body.checks import largest_id
 from router.api.body.edits import additions, requested_usage
 from router.api.body.fields import Fields
 from router.api.body.prompts import prompts_of
+from router.api.handoff import is_for_one_engine
 from router.api.resumable import resume_mode_of
 from router.core.model.prompt_key import Prompt, PromptHasher, unmatched
 
@@ -51,6 +52,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         computed_anew_by=cache_reading.of_completion(fields),
         # The answer is text, so it cannot extend token ids; nor can it with the prompt echoed or a suffix after it.
         extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),
+        whole=is_for_one_engine(fields, choices * len(prompts)),
     )
 
 

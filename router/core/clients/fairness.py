@@ -99,6 +99,12 @@ class Fairness:
         self._bound(worker).add(request.client, self._shares.effective_weight(request), outstanding)
         self._waits[request.client].append(waited)
 
+    def request_pooled(self, request: Request, worker: WorkerId, outstanding: Outstanding) -> None:
+        """Record that a request was prefilled and waits for a decode worker, until `attempt_ended`: it will be decoded
+        without another turn.
+        """
+        self._bound(worker).add(request.client, self._shares.effective_weight(request), outstanding)
+
     def attempt_ended(self, request: Request, worker: WorkerId, outstanding: Outstanding) -> None:
         """Record that a dispatched request ended at its worker."""
         self._bound(worker).remove(request.client, outstanding)

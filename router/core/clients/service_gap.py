@@ -139,7 +139,8 @@ class BoundMeter:
 
     def remove(self, client: ClientId, request: Outstanding) -> None:
         """Remove a request that is no longer in flight."""
-        total = self._clients[client]
+        if (total := self._clients.get(client)) is None:
+            return  # the worker was forgotten while the request waited in the pool of prefilled requests
         _add(total, request, -1)
         if not total.requests:
             del self._clients[client]

@@ -11,7 +11,7 @@ from router.core.fleet.window import Window
 from router.core.fleet.worker_index import WorkerIndex
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.events import WorkerReported
-from router.core.model.request import Request, Takes, Worker, WorkerId, own_route, unpinned_route
+from router.core.model.request import Request, Role, Takes, Worker, WorkerId, own_route, unpinned_route, whole_route
 from router.core.predict.output_predictions import OutputPredictions
 
 DEPARTED_LIMIT = 256
@@ -27,9 +27,12 @@ class Cluster:
         rules: HealthRules = DEFAULT_RULES,
         departed: int = DEPARTED_LIMIT,
         outputs: OutputPredictions | None = None,
+        *,
+        decode_alone: bool = True,
     ) -> None:
         """`window`: template for each worker's window. `departed`: how many departed workers are remembered. `outputs`:
-        teaches each worker's mean output.
+        teaches each worker's mean output. `decode_alone`: whether decode workers serve whole requests while a model has
+        no prefill worker in use.
         """
         self._window = window
         self._rules = rules
@@ -41,7 +44,12 @@ class Cluster:
         self.index = WorkerIndex()
         self._rates = FleetRates()
         self._joined = count()
+        self._decode_alone = decode_alone
+        self.has_roles = False
+        """Whether any worker has another role than both."""
         self._serving: dict[str, dict[WorkerId, int]] = {}
+        self.prefilled_models: frozenset[str] = frozenset()
+        """The models that a prefill worker in use serves."""
         self._routes: dict[WorkerId, frozenset[str]] = {}
         self._silence_timeouts: dict[WorkerId, SilenceTimeout] = {}
         """What is learned of how long workers are silent; kept while they are away, as they stay as slow."""
@@ -57,6 +65,8 @@ class Cluster:
         """Whether there ever were ranks behind a common URL. Before, no request is unpinned."""
         self.had_unpinned = False
         """Whether there ever was an unpinned request."""
+        self.had_whole = False
+        """Whether there ever was a request that one engine must compute while others have two parts."""
         self.silent_workers: list[WorkerId] = []
         """Workers found silent. Some may have answered since, or be gone."""
 
@@ -82,10 +92,12 @@ class Cluster:
 
     def candidates(self, request: Request) -> Mapping[WorkerId, int]:
         """Return the workers that this request may be sent to, as `serving` does."""
-        serving = self.serving(request.shared_route)
         if request.worker is None:
-            return serving
-        return {request.worker: serving[request.worker]} if request.worker in serving else {}
+            return self.serving(request.shared_route)
+        # Only the worker that has computed all of a conversation stores it.
+        route = whole_route(request.model) if self.has_roles and request.pinned else request.shared_route
+        whole = self.serving(route)
+        return {request.worker: whole[request.worker]} if request.worker in whole else {}
 
     def routes(self, worker: WorkerId) -> frozenset[str]:
         """Return the routes of a worker's requests: the shared ones, and one of its own."""
@@ -93,25 +105,54 @@ class Cluster:
         if found is None:
             known = self._states[worker].worker
             found = known.shared_routes | {own_route(worker)}
-            if self._has_ranks and known.takes is Takes.ALL:
-                found |= frozenset(map(unpinned_route, known.models))
+            if self._has_ranks or self.has_roles:
+                found |= self._occasional_routes(known)
             self._routes[worker] = found
         return found
 
     def _serves(self, state: WorkerState, route: str) -> bool:
         if state.left or state.worker.id in self.ejected:
             return False
-        worker = state.worker
-        if route in worker.shared_routes:
-            return True
-        return worker.takes is Takes.ALL and any(route == unpinned_route(model) for model in worker.models)
+        return route in state.worker.shared_routes or route in self._occasional_routes(state.worker)
+
+    def _occasional_routes(self, worker: Worker) -> frozenset[str]:
+        """Return the routes that a worker has beside its own kind's because no worker of another kind needs them for
+        itself: those of unpinned and of whole requests, and that of a model without prefill workers at decode workers.
+        """
+        if worker.role is Role.PREFILL or worker.takes is Takes.UNPINNED:
+            return frozenset()
+        found = set(map(unpinned_route, worker.models)) if worker.takes is Takes.ALL else set()
+        if worker.role is Role.BOTH:
+            found.update(map(whole_route, worker.models))
+        elif self._decode_alone:
+            found.update(worker.models - self.prefilled_models)
+        return frozenset(found)
+
+    def substitutes(self, request: Request) -> Mapping[WorkerId, int]:
+        """Return the workers that may compute all of a request that no prefill worker can prefill."""
+        return self.serving(whole_route(request.model)) if self.has_roles and self._decode_alone else {}
+
+    def _forget_routes(self) -> None:
+        """Find anew who serves what, because workers joined, left or were ejected."""
+        self._serving.clear()
+        had_roles = self.has_roles
+        apart = [state for state in self._states.values() if state.worker.role is not Role.BOTH]
+        self.has_roles = bool(apart)
+        if had_roles or apart:
+            self._routes.clear()
+            prefill = [
+                state.worker for state in apart if state.worker.role is Role.PREFILL and self.in_use(state.worker.id)
+            ]
+            self.prefilled_models = frozenset(model for worker in prefill for model in worker.models)
 
     @property
     def alike(self) -> bool:
         """Whether all present workers, ejected or not, serve the same requests, as far as any were seen."""
         present = [state.worker for state in self._states.values() if not state.left]
         seen = [worker for worker in present if worker.takes is not Takes.UNPINNED or self.had_unpinned]
-        return len({worker.shared_routes for worker in seen}) <= 1
+        if self.had_whole and self.has_roles:
+            return False
+        return len({(worker.models, worker.takes is Takes.UNPINNED) for worker in seen}) <= 1
 
     def in_use(self, worker: WorkerId) -> bool:
         """Return whether a worker is sent requests: it is present and not ejected."""
@@ -122,7 +163,12 @@ class Cluster:
         """Return whether all requests of a worker, and of those that step together with it, have another worker."""
         group = self.group(worker)
         routes = {route for each in group for route in self._states[each].worker.shared_routes}
-        return all(any(each not in group for each in self.serving(route)) for route in routes)
+        return all(self._is_served_without(group, route) for route in routes)
+
+    def _is_served_without(self, group: Collection[WorkerId], route: str) -> bool:
+        if any(each not in group for each in self.serving(route)):
+            return True
+        return route in self.prefilled_models and self._decode_alone and bool(self.serving(whole_route(route)))
 
     def group(self, worker: WorkerId) -> list[WorkerId]:
         """Return the present workers that step together with a worker, itself among them."""
@@ -134,12 +180,12 @@ class Cluster:
     def eject(self, worker: WorkerId, until: float) -> None:
         """Send a worker nothing until this time, nor before it answers, because its breaker opened or it is silent."""
         self.ejected[worker] = max(until, self.ejected.get(worker, until))
-        self._serving.clear()
+        self._forget_routes()
 
     def readmit(self, worker: WorkerId, now: float) -> None:
         """Send an ejected worker requests again. A breaker that was open becomes half-open."""
         del self.ejected[worker]
-        self._serving.clear()
+        self._forget_routes()
         state = self._states[worker]
         if state.health.condition is Condition.OPEN:
             state.health.half_open()
@@ -190,7 +236,7 @@ class Cluster:
             state.health.half_open()
         if worker.kv_tokens is not None:
             state.set_kv_capacity(worker.kv_tokens)
-        self._serving.clear()
+        self._forget_routes()
         self._routes.pop(worker.id, None)
         if worker.takes is not Takes.ALL and not self._has_ranks:
             self._has_ranks = True
@@ -201,7 +247,7 @@ class Cluster:
         state = self._states[worker]
         state.left = True
         self.ejected.pop(worker, None)
-        self._serving.clear()
+        self._forget_routes()
         self.forget_if_gone(state)
 
     def remember(self, worker: WorkerId) -> None:
@@ -271,6 +317,8 @@ class Cluster:
             del self._states[worker]
             self._outputs.remove(state.mean_output, worker)
             self._routes.pop(worker, None)
+            if state.worker.role is not Role.BOTH:
+                self._forget_routes()
             self._depart(worker, distrusted=True)
             self.index.remove(worker)
             self._rates.remove(worker)

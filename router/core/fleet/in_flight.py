@@ -38,6 +38,8 @@ class InFlight:
     """Number of answers that it asks for."""
     cached_tokens: int = 0
     """Input tokens that the engine need not compute, because its cache holds them."""
+    fetched_tokens: int = 0
+    """Input tokens that the engine need not compute, because it fetches them from a prefill worker."""
     first_token_seen: bool = False
     """Whether its first token was seen, so that every token is."""
     first_token_at: float = inf
@@ -52,7 +54,12 @@ class InFlight:
     @property
     def context_tokens(self) -> int:
         """All tokens that a decode step reads for it: its whole input, cached or not, and its output so far."""
-        return self.uncached_tokens + self.cached_tokens + self.output
+        return self.uncached_tokens + self.cached_tokens + self.fetched_tokens + self.output
+
+    @property
+    def new_tokens(self) -> int:
+        """Input tokens that take room in the engine's KV cache beside what it held: computed or fetched."""
+        return self.uncached_tokens + self.fetched_tokens
 
 
 class InFlightTable:
@@ -105,11 +112,19 @@ class InFlightTable:
         had_place: bool,
         answers: int = 1,
         cached_tokens: int = 0,
+        fetched_tokens: int = 0,
     ) -> InFlight:
         """Add a dispatched request."""
         self._dispatches += 1
         flight = InFlight(
-            self._dispatches, now, uncached_tokens, streamed, had_place, answers=answers, cached_tokens=cached_tokens
+            self._dispatches,
+            now,
+            uncached_tokens,
+            streamed,
+            had_place,
+            answers=answers,
+            cached_tokens=cached_tokens,
+            fetched_tokens=fetched_tokens,
         )
         if not had_place:
             self._placeless.append(flight)
@@ -176,7 +191,7 @@ class InFlightTable:
         flight.started, flight.guessed = True, guessed
         self.guessed += guessed
         self.unstarted_tokens -= flight.uncached_tokens
-        self.kv_tokens += flight.uncached_tokens
+        self.kv_tokens += flight.new_tokens
 
     def remove(self, flight: InFlight, now: float) -> None:
         """Remove a request that ended."""
@@ -185,7 +200,7 @@ class InFlightTable:
             self.seen_answers -= flight.answers
         if flight.started:
             self.guessed -= flight.guessed
-            self.kv_tokens -= flight.uncached_tokens
+            self.kv_tokens -= flight.new_tokens
         else:
             self._move_head(flight, now)
             del self.waiting[flight]

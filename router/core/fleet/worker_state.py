@@ -50,6 +50,8 @@ class WorkerState:
         """Whether the worker was silent for so long that it gets no requests until it shows a sign of life."""
         self.load = Load()
         """The load that the window looks at, as of the last change."""
+        self.paused = False
+        """Whether a prefill worker waits until what it hands over can be decoded."""
         self.has_room = True
         """Whether any request could go now, however small."""
         self._index = index
@@ -102,7 +104,25 @@ class WorkerState:
     @property
     def _open(self) -> bool:
         """Whether the worker's health permits any request."""
-        return not self.silent and self._now >= self._backoff.until and self.health.trusted
+        return not (self.silent or self.paused) and self._now >= self._backoff.until and self.health.trusted
+
+    def set_paused(self, now: float, *, paused: bool) -> None:
+        """Stop the dispatch of prompts to a prefill worker, or let it go on."""
+        if paused is not self.paused:
+            self.paused = paused
+            self.refresh(now)
+
+    @property
+    def free_slots(self) -> float:
+        """How many more requests of mean size fit both the places and the KV cache of the engine; infinite without
+        limits.
+        """
+        load = self.load
+        if not self.has_room:
+            return 0.0
+        if not load.requests or self.window.kv_limit == inf:
+            return self.free_places
+        return min(self.free_places, (self.window.kv_limit - load.kv_peak) * load.requests / max(1.0, load.kv_peak))
 
     def refresh(self, now: float) -> None:
         """Update the load after a change of the worker's health."""
@@ -141,10 +161,12 @@ class WorkerState:
         most_output: float = inf,
         answers: int = 1,
         cached_tokens: int = 0,
+        fetched_tokens: int = 0,
     ) -> InFlight:
         """Add a dispatched request. `output`: predicted output tokens. `most_output`: their maximum.
 
-        `cached_tokens`: input tokens that the worker need not compute.
+        `cached_tokens`: input tokens that the worker need not compute; `fetched_tokens`: those that it fetches from a
+        prefill worker.
         """
         self._account_until(now)
         if not self.in_flight.requests:
@@ -157,13 +179,14 @@ class WorkerState:
             had_place=had_place,
             answers=answers,
             cached_tokens=cached_tokens,
+            fetched_tokens=fetched_tokens,
         )
         if not streamed:
             prefill = self.service_rate.prefill_seconds(self.in_flight.unstarted_tokens)
             self.in_flight.guess_at(flight, now + EARLY_PREFILL_SHARE * prefill)
             if had_place:
                 flight.decoding_since = now + prefill
-        flight.hold = self._kv_forecast.add(request, uncached_tokens, output, most_output)
+        flight.hold = self._kv_forecast.add(request, flight.new_tokens, output, most_output)
         self.health.on_dispatch(flight)
         self._refresh_load()
         return flight

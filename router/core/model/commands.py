@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from router.core.model.load import Limits, Load
-from router.core.model.request import ClientId, RequestId, WorkerId
+from router.core.model.request import ClientId, Leg, RequestId, WorkerId
 
 
 class Refusal(StrEnum):
@@ -70,6 +70,8 @@ class Dispatch:
     why: str
     """What decided the worker and the turn, in one or two words."""
     decision: Decision
+    leg: Leg = Leg.WHOLE
+    """What the worker computes of it."""
 
 
 @dataclass(frozen=True, slots=True)

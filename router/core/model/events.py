@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, get_args
 
 from router.core.model.cost import Tokens
 from router.core.model.prompt_key import PromptKey
-from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
+from router.core.model.request import ClientId, Leg, Request, RequestId, Usage, Worker, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,28 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prefill worker has computed the prompt of a request that was sent there, and keeps it for a decode worker.
+
+    The scheduler answers with a second Dispatch for the same request: to a decode worker, or to a prefill worker again
+    if no decode worker has room before the prompt is too old.
+    """
+
+    request: RequestId
+    usage: Usage | None = None
+    """Of the prefill. Its output token is not part of the answer and costs nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffLost:
+    """A request was dispatched to a decode worker and not sent there, because its prompt is no longer to be had from
+    the prefill worker. It is prefilled again at no cost to its client.
+    """
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The client left while its request was queued or dispatched. The client pays for what was computed."""
 
@@ -135,6 +157,8 @@ class Resumed:
     """Input tokens that were predicted to be cached there."""
     saved: bool = True
     """Whether the request had arrived when the state was saved, so that the state may hold what it was charged."""
+    leg: Leg = Leg.WHOLE
+    """What the worker computes of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +332,8 @@ Event = (
     | Finished
     | Failed
     | Returned
+    | Prefilled
+    | HandoffLost
     | Cancelled
     | Held
     | Resumed

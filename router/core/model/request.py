@@ -17,6 +17,27 @@ RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 
 
+class Role(StrEnum):
+    """What a worker computes of the requests that it is sent."""
+
+    BOTH = "both"
+    """Prompts and answers."""
+    PREFILL = "prefill"
+    """Prompts, which it hands to decode workers."""
+    DECODE = "decode"
+    """Answers to prompts that a prefill worker hands over, and whole requests where there is no such worker."""
+
+
+class Leg(StrEnum):
+    """The part of a request that one attempt computes."""
+
+    WHOLE = "whole"
+    PREFILL = "prefill"
+    """The prompt, at a prefill worker, which keeps it for a decode worker."""
+    DECODE = "decode"
+    """The answer, at a decode worker, which fetches the prompt's KV cache from the prefill worker."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One call to a model, as the scheduler sees it: sizes and hashes, never text."""
@@ -56,11 +77,21 @@ class Request:
     """Whether the call can name the data-parallel rank that serves it. Only known to be False, and only of importance,
     where the model is served by ranks behind a common URL.
     """
+    whole: bool = False
+    """Whether one engine must compute all of it. Only known, and only of importance, where the model is served by
+    prefill and decode workers.
+    """
+    prefilled: bool = False
+    """Whether this is the rest of a request whose prompt is prefilled, for which a decode worker is to be chosen."""
 
     @property
     def shared_route(self) -> str:
         """The route that all workers have that may serve such requests, whichever worker stores its conversation."""
-        return self.model if self.pinned else unpinned_route(self.model)
+        if self.prefilled:
+            return decode_route(self.model)
+        if not self.pinned:
+            return unpinned_route(self.model)
+        return whole_route(self.model) if self.whole else self.model
 
     @property
     def route(self) -> str:
@@ -71,6 +102,16 @@ class Request:
 def unpinned_route(model: str) -> str:
     """Return the route of requests for a model that cannot name a rank. No model has such a name."""
     return f"\0unpinned\0{model}"
+
+
+def whole_route(model: str) -> str:
+    """Return the route of requests for a model that one engine must compute. No model has such a name."""
+    return f"\0whole\0{model}"
+
+
+def decode_route(model: str) -> str:
+    """Return the route of prefilled requests for a model. No model has such a name."""
+    return f"\0decode\0{model}"
 
 
 def own_route(worker: WorkerId) -> str:
@@ -113,11 +154,16 @@ class Worker:
     engine waits for no other.
     """
     takes: Takes = Takes.ALL
+    role: Role = Role.BOTH
 
     @property
     def shared_routes(self) -> frozenset[str]:
         """The routes of the requests that it may be sent, as far as they are not bound to it alone."""
-        return self.models if self.takes is not Takes.UNPINNED else frozenset(map(unpinned_route, self.models))
+        if self.takes is Takes.UNPINNED:
+            return frozenset() if self.role is Role.PREFILL else frozenset(map(unpinned_route, self.models))
+        if self.role is Role.DECODE:
+            return frozenset([route(model) for model in self.models for route in (whole_route, decode_route)])
+        return self.models
 
 
 @dataclass(frozen=True, slots=True)

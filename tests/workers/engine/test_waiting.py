@@ -8,7 +8,7 @@ from workers.engine.engine import create_engine, default_config
 from workers.engine.hardware import HARDWARE
 from workers.engine.model import Dialect, Request
 from workers.engine.waiting import DEEP_SECONDS, SHALLOW, QueueMeter, TimeWeighted
-from workers.server.loop import EngineLoop
+from workers.server.loop import EngineLoop, Mailbox
 
 QUEUE = "/emulated/queue"
 
@@ -68,7 +68,8 @@ async def test_an_engine_loop_measures_only_if_configured() -> None:
     engine = create_engine(default_config("vllm"), HARDWARE["instant"])
     assert EngineLoop([engine], 1.0).queue is None
     loop = EngineLoop([engine], 1.0, measure=True)
-    mailbox = loop.open([([1, 2, 3], 4, 0)], ignore_eos=True, rank=lambda: 0)
+    mailbox = Mailbox()
+    loop.open(mailbox, [([1, 2, 3], 4, 0)], ignore_eos=True, rank=lambda: 0)
     loop.measure()
     seen = loop.queue
     assert seen is not None

@@ -26,6 +26,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))
         self._by_hash: dict[int, int] = {}
         self._duplicates: dict[int, list[int]] = {}  # further blocks of a hash, in order of arrival
+        self._times_taken = [0] * blocks
         self.evicted = 0
 
     @property
@@ -92,6 +93,10 @@ class BlockPool:
                 if hashes[block] is None:
                     free.move_to_end(block, last=False)
 
+    def versions(self, blocks: Iterable[int]) -> list[int]:
+        """Return how often each block has been handed out: as long as that is the same, so is its content."""
+        return [self._times_taken[block] for block in blocks]
+
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless the references are exactly those of `held`, and free lists and hashes agree."""
         references = Counter(block for blocks in held for block in blocks)
@@ -106,6 +111,7 @@ class BlockPool:
     def _take(self) -> int:
         block, _ = self._free.popitem(last=False)
         self._references[block] = 1
+        self._times_taken[block] += 1
         key = self._hashes[block]
         if key is not None:
             self._hashes[block] = None

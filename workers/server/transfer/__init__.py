@@ -1,0 +1,1 @@
+"""I/O: how the processes of prefill and decode engines exchange KV."""
