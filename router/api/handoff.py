@@ -11,7 +11,7 @@ import orjson
 
 from router.api.answer.usage import read_usage
 from router.api.body.fields import Fields
-from router.api.body.json_edit import cut_member, insert_members, member_value, put_members
+from router.api.body.json_edit import cut_members, insert_members, member_value, put_members
 from router.api.body.json_object import read_object
 from router.core.model.request import Usage
 from router.errors import WorkerBroke
@@ -20,7 +20,7 @@ PARAMS: Final = "kv_transfer_params"
 KEEP: Final = b'{"do_remote_decode":true,"do_remote_prefill":false}'
 """The parameters by which a prefill worker keeps what it has computed."""
 LIMITS: Final = ("max_tokens", "max_completion_tokens")
-NOT_PREFILLED: Final = ("stream_options", "min_tokens", "return_token_ids")
+NOT_PREFILLED: Final = frozenset({"stream_options", "min_tokens", "return_token_ids", "stop", "stop_token_ids"})
 """Members of a call that mean nothing for one token that nobody sees, or contradict it."""
 FOR_ONE_ENGINE: Final = frozenset({"prompt_logprobs", "echo", "suffix", "use_beam_search"})
 """Members by which an answer has more of the prompt than its KV cache tells, or is computed from several sequences."""
@@ -39,10 +39,10 @@ def is_for_one_engine(fields: Fields, answers: int) -> bool:
 def prefill_body(body: bytes) -> bytes:
     """Return the body that asks a prefill worker for the prompt of a call, and to keep it."""
     members = orjson.loads(body)
-    for name in NOT_PREFILLED:
-        while member_value(body, name) is not None:
-            body = cut_member(body, name)
-    limits = [name for name in LIMITS if members.get(name) is not None] or [LIMITS[0]]
+    if not NOT_PREFILLED.isdisjoint(members):
+        body = cut_members(body, NOT_PREFILLED)
+    # Completions know only the first limit: without it, the prefill worker would compute more than the prompt.
+    limits = [LIMITS[0], *[name for name in LIMITS[1:] if members.get(name) is not None]]
     values = {"stream": b"false", PARAMS: KEEP, **dict.fromkeys(limits, b"1")}
     if "n" in members:
         values["n"] = b"1"

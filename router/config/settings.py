@@ -234,7 +234,7 @@ class Settings(PolicyGroups):
     decode: tuple[WorkerAddress, ...] = ()
     """URL of a worker that computes answers to the prompts of prefill workers; repeatable. In YAML an entry can be as
     in `worker`."""
-    handoff_seconds: PositiveFloat = 20.0
+    handoff_seconds: Annotated[float, Field(ge=1)] = 20.0
     """Greatest age of a prefilled prompt that is sent to a decode worker; then it is prefilled again. At least 5 s less
     than the lease of the prefill workers (vLLM: kv_lease_duration, 30 s), after which vLLM answers with wrong text."""
     pd_fallback: bool = True

@@ -379,7 +379,8 @@ class Attempts:
             self._blocks.end(attempt.blocks, stored=computed)
         self._fairness.attempt_ended(request, worker.worker.id, attempt.outstanding)
         worker.remove(attempt.flight, now, computed=computed)
-        self._gate.attempt_ended(worker, attempt.leg, now)
+        if computed:
+            self._gate.attempt_ended(worker, attempt.leg, now)
         if worker.left:
             self._membership.forget_if_gone(worker)
         state.attempt = None

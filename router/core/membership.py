@@ -189,8 +189,9 @@ class Membership:
         models = known.models if present else frozenset[str]()
         ejected = was_ejected = worker.id in self._cluster.ejected
         unserved: Sequence[Request] | None = None
-        if not models <= worker.models or (present and known.role is not worker.role):
-            # The worker serves fewer models now, or other parts of requests: those of the others must not wait for it.
+        if not models <= worker.models or (known.role, known.takes) != (worker.role, worker.takes):
+            # The worker serves fewer models now, or other parts of requests, or other requests: what it does not serve
+            # any more must not wait for it.
             unserved = self._remove(worker.id, now)
             models, ejected = frozenset(), False
         alone = self._decoding_alone(worker)
@@ -214,8 +215,11 @@ class Membership:
     def _relieve(self, alone: Sequence[WorkerId], now: float) -> None:
         """Place anew the requests that wait for these decode workers: their prompts are prefilled from now on."""
         for worker in alone:
-            self._requeue(self._policy.worker_left(worker, now), now)
+            self._cluster.eject(worker, now)  # as the policy is told: meanwhile it serves nothing
+            unserved = self._policy.worker_left(worker, now)
+            self._cluster.readmit(worker, now)
             self._policy.worker_joined(worker, now)
+            self._requeue(unserved, now)
 
     def _leave(self, worker: WorkerId, now: float) -> None:
         if not self._is_present(worker):

@@ -70,7 +70,7 @@ class PromptReleases:
 
     async def _send(self, worker: WorkerId, params: bytes) -> None:
         timeouts = IdleTimeouts(RELEASE_SECONDS, RELEASE_SECONDS)
-        with suppress(RouterError):
+        with suppress(RouterError, KeyError):  # KeyError: the worker has left meanwhile
             upstream = await self._connections.forward(
                 worker, COMPLETIONS, release_body(params), RequestId("d2lpm-release"), timeouts
             )

@@ -304,6 +304,7 @@ class Relay:
             return await prefill
         finally:
             prefill.cancel()
+            await asyncio.wait([prefill])  # it gives back what it holds before the call's own hold is closed
 
     async def _prefill(self, assignment: Assignment) -> FailedAttempt | Prefilled:
         """Let a prefill worker compute the prompt of the call, and of the answer so far, and keep it."""

@@ -307,7 +307,7 @@ class WorkerProbe:
         endpoint = self._endpoint
         if reported is None and endpoint.ranks:
             reported = frozenset([rank.rank for rank in endpoint.ranks if rank.rank is not None])
-        used = frozenset[int]() if endpoint.rank is not None else self._rules.used(reported)
+        used = self._rules.used(reported) if self._asks_for_ranks else frozenset[int]()
         self._name_ranks(reported, used)
         if used or endpoint.ranks:
             self._set_ranks(endpoint, used)
@@ -319,13 +319,13 @@ class WorkerProbe:
             endpoint.barrier = None
         self._publish(endpoint)
         workers = [self._worker(each) for each in (*endpoint.ranks, endpoint)]
-        takes = {worker.id: worker.takes for worker in workers}
-        for gone, joined in list(self._joined.items()):
-            if takes.get(gone) is not joined.worker.takes:
-                self._leave(gone)
+        gone = self._joined.keys() - {worker.id for worker in workers}
+        # First who joins, so that what waits for those that leave, or serve less now, finds another worker.
         for worker in workers:
             self._joined[worker.id] = WorkerJoined(worker)
             self._feed(self._joined[worker.id])
+        for each in gone:
+            self._leave(each)
 
     def _worker(self, endpoint: WorkerEndpoint) -> Worker:
         info = self._info

@@ -310,6 +310,21 @@ def test_waiting_requests_are_prefilled_once_a_prefill_worker_joins(policy: str)
     assert at(scene, waiting) == ("p1", Leg.PREFILL)
 
 
+@pytest.mark.parametrize("policy", NAMES)
+def test_what_waits_where_its_prefix_is_stays_known_once_a_prefill_worker_joins(policy: str) -> None:
+    """A decode worker is told anew what waits for it, and a client that leaves then takes its request along."""
+    scene = pair(policy, prefill=(), decode=("d1", "d2"), settings=ONE_AT_A_TIME)
+    scene.serve(scene.arrive("ada", "long document", whole=True), output=1)
+    for letter in "xy":
+        scene.arrive("ada", letter, whole=True)
+    left, stayed = (scene.arrive(client, "long document", whole=True) for client in ("ada", "bob"))
+    scene.join("p1", role=Role.PREFILL)
+    scene.cancel(left)
+    scene.serve_all()
+    assert at(scene, stayed)[1] is Leg.WHOLE
+    assert scene.scheduler.live == 0
+
+
 def test_nothing_is_decoded_alone_if_that_is_not_allowed() -> None:
     """Without a prefill worker a request is refused at once."""
     scene = pair(prefill=(), settings=SchedulerSettings(decode_alone=False))
@@ -443,7 +458,7 @@ class SplitFleet(RuleBasedStateMachine):
 
     @rule(
         client=st.sampled_from(["ada", "bob"]),
-        prompt=st.text("xy", max_size=5),
+        prompt=st.text("xy", max_size=12),
         whole=st.booleans(),
         streamed=st.booleans(),
     )

@@ -53,6 +53,27 @@ def test_calls_go_to_ranks_if_they_can_name_one_and_to_the_url_if_not(policy: st
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_nothing_that_waits_is_refused_when_a_url_turns_into_ranks_and_back(policy: str) -> None:
+    """The ranks join before their URL takes less, so a call that waits goes to one of them, and the other way round."""
+    scene = Ranks.__new__(Ranks)
+    Scene.__init__(scene, policy, workers=(), settings=ONE_AT_A_TIME)
+    scene.add("url")
+    running, waiting = scene.send(), scene.send()
+    for rank, name in enumerate(RANKS):
+        scene.add(name, Takes.PINNED, rank, "url")
+    scene.add("url", Takes.UNPINNED)
+    assert scene.worker_of(waiting) in RANKS
+    more = [scene.send() for _ in range(2)]
+    scene.add("url")
+    for name in RANKS:
+        scene.leave(name)
+    scene.serve(running)
+    scene.serve_all()
+    assert not scene.refusals
+    assert set(more) <= set(scene.order)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_worker_without_ranks_takes_both(policy: str) -> None:
     """Beside ranks, a plain worker serves whatever comes; without it, and without the URL, nobody takes the unnamed."""
     scene = Ranks(policy)

@@ -95,11 +95,38 @@ async def test_either_limit_of_a_chat_becomes_one() -> None:
         router.post(chat(max_completion_tokens=20, n=1)) as post,
     ):
         first = await prefill.call()
-        assert first.json["max_completion_tokens"] == 1
-        assert "max_tokens" not in first.json
+        assert (first.json["max_completion_tokens"], first.json["max_tokens"]) == (1, 1)
         await keep(first)
         await (await decode.call()).answer()
         await post.read()
+
+
+async def test_a_completion_is_prefilled_for_one_token_whatever_its_limit_is_called() -> None:
+    """Engines ignore a chat's name for the limit there, and would compute more than the prompt."""
+    body = {"model": "m", "prompt": "one", "max_completion_tokens": 20, "stop": "x", "stop_token_ids": [1]}
+    async with tiers() as ((prefill,), (decode,), router), router.post(body, COMPLETIONS) as post:
+        first = await prefill.call()
+        assert first.json["max_tokens"] == 1
+        assert not {"stop", "stop_token_ids"} & first.json.keys()
+        await keep(first)
+        second = await decode.call()
+        assert {**second.json, **body} == second.json
+        await second.answer()
+        await post.read()
+
+
+async def test_clients_that_leave_during_their_prefill_hold_nothing() -> None:
+    """However many have left, the next body finds room in the byte budget."""
+    body = chat("x" * 200_000, stream=True)
+    async with tiers(max_held_bytes=1 << 20) as ((prefill,), (decode,), router):
+        for _ in range(8):
+            async with router.post(body):
+                call = await prefill.call()
+            await call.wait_closed()
+        async with router.post(body) as post:
+            await keep(await prefill.call())
+            await (await decode.call()).answer()
+            assert (await post.response()).status == 200
 
 
 async def test_a_client_cannot_steer_a_hand_off() -> None:
@@ -282,7 +309,7 @@ async def test_a_stream_whose_decode_worker_dies_goes_on_through_another_prefill
 
 async def test_an_old_hand_off_is_released_and_never_decoded() -> None:
     """While no decode worker has room it becomes too old; then it is prefilled again, free for its client."""
-    async with tiers(window="fixed", max_inflight=1, handoff_seconds=0.1) as ((prefill,), (decode,), router):
+    async with tiers(window="fixed", max_inflight=1, handoff_seconds=1.0) as ((prefill,), (decode,), router):
         async with router.post(chat()) as post:
             first = await prefill.call()
             async with router.post(chat(n=2)) as other:

@@ -231,7 +231,7 @@ class Cluster:
             self._outputs.add(state.mean_output, worker.id)
         else:
             state.worker = replace(worker, kv_tokens=worker.kv_tokens or state.worker.kv_tokens)
-            state.left = False
+            state.left = state.paused = False
         if back:
             state.health.half_open()
         if worker.kv_tokens is not None:

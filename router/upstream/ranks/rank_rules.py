@@ -24,7 +24,9 @@ class RankRules:
         if self.ranks == "off":
             return frozenset()
         if self.ranks == "auto":
-            return reported if reported is not None and len(reported) > 1 else frozenset()
+            # With vLLM's hybrid load balancing, a server's metrics name its ranks by their numbers in the whole fleet,
+            # and its calls by their numbers in the server. All but the first server lack the number 0.
+            return reported if reported is not None and len(reported) > 1 and 0 in reported else frozenset()
         named = frozenset(range(self.ranks))
         used = named if reported is None else named & reported
         return used if len(named) > 1 else frozenset()

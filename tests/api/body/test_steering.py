@@ -42,6 +42,14 @@ def test_a_body_without_such_a_field_stays_as_it_is(body: bytes) -> None:
     refuse_steering(body)
 
 
+@pytest.mark.parametrize("name", ["kv_transfer_params", "ec_transfer_params"])
+def test_extra_arguments_cannot_carry_parameters(name: str) -> None:
+    """They are removed if they have any, and stay otherwise."""
+    other = b'{"model":"m","vllm_xargs":{"mine":1}}'
+    assert without_steering(other) is other
+    assert without_steering(b'{"model":"m","vllm_xargs":{"%b":["x"]}}' % name.encode()) == b'{"model":"m"}'
+
+
 def test_a_refusal_names_the_field() -> None:
     """The error's parameter is the field."""
     with pytest.raises(BadRequest) as refusal:

@@ -33,7 +33,7 @@ async def app(_scope: object, _receive: object, _send: object) -> None:
 
 def protocol() -> HttpToolsProtocol:
     """Return a protocol at the beginning of its first call."""
-    made = HttpToolsProtocol(Config(app), ServerState(), {}, asyncio.get_running_loop())
+    made = HttpToolsProtocol(Config(app, log_config=None), ServerState(), {}, asyncio.get_running_loop())
     made.on_message_begin()
     return made
 
