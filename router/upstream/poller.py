@@ -324,8 +324,8 @@ class WorkerProbe:
         for worker in workers:
             self._joined[worker.id] = WorkerJoined(worker)
             self._feed(self._joined[worker.id])
-        for each in gone:
-            self._leave(each)
+        for left in gone:
+            self._leave(left)
 
     def _worker(self, endpoint: WorkerEndpoint) -> Worker:
         info = self._info

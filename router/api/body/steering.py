@@ -26,7 +26,7 @@ def steering_fields(body: bytes) -> list[str]:
     fields = load(body) if _PERHAPS.search(body) else None
     if fields is None:
         return []
-    found = [name for name in (*RANK_FIELDS, *HANDOFF_FIELDS) if name in fields]
+    found: list[str] = [name for name in (*RANK_FIELDS, *HANDOFF_FIELDS) if name in fields]
     arguments = fields.get(EXTRA_ARGUMENTS)
     if isinstance(arguments, dict) and not TRANSFERS.isdisjoint(arguments):
         found.append(EXTRA_ARGUMENTS)
