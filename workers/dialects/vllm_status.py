@@ -103,16 +103,12 @@ class VllmStatus:
         exposition.gauge("num_requests_waiting", engine.waiting + engine.loading)
         exposition.gauge("num_requests_waiting_by_reason", engine.waiting, reason="capacity")
         exposition.gauge("num_requests_waiting_by_reason", engine.loading, reason="deferred")
-        for stage, count in (
-            ("waiting_to_start", 0),
-            ("in_progress", engine.loading),
-            ("completed_waiting", engine.loaded_waiting),
-        ):
-            exposition.gauge("num_requests_kv_fetch_by_stage", count, stage=stage)
+        connected = self._settings.kv_connector is not None
+        if connected:
+            self._fetches(exposition, engine)
         exposition.gauge("kv_cache_usage_perc", engine.used_tokens / engine.capacity)
         exposition.gauge("engine_sleep_state", 1, sleep_state="awake")
         exposition.gauge("cache_config_info", 1, **self._cache_config(engine))
-        connected = self._settings.kv_connector is not None
         asked = counts.prefix_queries - counts.prefix_hits if connected else 0
         local = counts.prompt_tokens - counts.prefix_hits - counts.external_hits
         for name, value in (
@@ -134,6 +130,12 @@ class VllmStatus:
             self._counter(exposition, "prompt_tokens_cached_by_source", cached, source=source)
         for reason, finished in counts.finished_requests.items():
             self._counter(exposition, "request_success", finished, finished_reason=reason)
+
+    def _fetches(self, exposition: Exposition, engine: Engine) -> None:
+        """Add how many requests fetch their KV; an engine without a connector does not show it."""
+        exposition.gauge("num_requests_kv_fetch_by_stage", 0, stage="waiting_to_start")
+        exposition.gauge("num_requests_kv_fetch_by_stage", engine.loading, stage="in_progress")
+        exposition.gauge("num_requests_kv_fetch_by_stage", engine.loaded_waiting, stage="completed_waiting")
 
     def _counter(self, exposition: Exposition, name: str, value: float, **labels: str) -> None:
         exposition.counter(f"{name}_total", value, **labels)
