@@ -465,6 +465,16 @@ class SplitFleet(RuleBasedStateMachine):
     def arrive(self, client: str, prompt: str, *, whole: bool, streamed: bool) -> None:
         self.scene.arrive(client, prompt, limit=20, whole=whole, streamed=streamed)
 
+    @rule()
+    def fill_and_prefill(self) -> None:
+        """Leave the decode workers no room before prompts are prefilled, so that these wait in the pool."""
+        self.scene.arrive("ada", "yx", limit=20)
+        for _ in range(4):
+            self.scene.arrive("bob", "x", limit=20, whole=True)
+        for request in self.of_leg(Leg.PREFILL):
+            self.prefilled[request] = self.scene.now
+            self.scene.feed(Prefilled(request, Usage(CHUNK_TOKENS, 1)))
+
     @precondition(lambda self: self.of_leg(Leg.PREFILL))
     @rule(data=st.data(), cached=st.booleans())
     def prefill(self, data: st.DataObject, *, cached: bool) -> None:
@@ -514,7 +524,7 @@ class SplitFleet(RuleBasedStateMachine):
 
     @invariant()
     def legs_fit_roles(self) -> None:
-        for request, attempt in getattr(self, "scene", Scene("rr+fcfs")).scheduler.attempts.items():
+        for request, attempt in self.scene.scheduler.attempts.items() if hasattr(self, "scene") else ():
             if attempt.leg is Leg.DECODE:
                 assert request in self.prefilled
             if attempt.leg is Leg.PREFILL:
@@ -523,7 +533,8 @@ class SplitFleet(RuleBasedStateMachine):
     @invariant()
     def nothing_in_the_pool_is_too_old(self) -> None:
         if hasattr(self, "scene"):
-            assert not self.scene.scheduler.handoffs.expired(self.scene.now)
+            oldest = self.scene.now - TIGHT.handoff_seconds
+            assert all(self.prefilled[state.request.id] > oldest for state in self.scene.scheduler.handoffs)
 
     @invariant()
     def every_live_request_is_in_one_place(self) -> None:
