@@ -81,8 +81,8 @@ class Gateway:
     ) -> None:
         """`budget`: of the bytes held for clients; `body_limit`: bytes; `block_keys`: computes keys from prompt tokens.
 
-        `drain`: counts the calls in flight; `releases`: as in `Relay`; `isolation`: how cached prefixes are kept apart,
-        None if all clients share them.
+        `drain`: counts the calls in flight; `releases`: lets prefill workers drop prompts that nobody fetches;
+        `isolation`: how cached prefixes are kept apart, None if all clients share them.
         """
         self._scheduler_client = scheduler_client
         self._connections = connections

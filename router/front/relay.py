@@ -109,8 +109,8 @@ class Relay:
         """`hold`: counts the bytes held for this call; `slots`: used to read a long answer.
 
         `overhead`: seconds that the router has spent on the call before it is queued; `releases`: releases what a
-        prefill worker keeps of the call if nobody fetches it; `keeper`: takes care of the
-        response if the engine stores it or computes it in the background.
+        prefill worker keeps of the call if nobody fetches it; `keeper`: takes care of the response if the engine stores
+        it or computes it in the background.
         """
         self._request = request
         self._call = call
