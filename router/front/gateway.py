@@ -33,7 +33,7 @@ from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownMo
 from router.front.byte_budget import ByteBudget, Hold
 from router.front.drain import Drain
 from router.front.exchange import ClientGone, Exchange, new_request_id
-from router.front.handoff import PromptReleases
+from router.front.handoff.releases import PromptReleases
 from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.relay import Relay, RelaySettings
 from router.front.stored.calls import ResponseCalls

@@ -1,27 +1,24 @@
 """Relays one call: queues it, sends it to a worker, passes the answer on, and retries at other workers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, TypeVar
 
 from router.api.answer.outline import Outline
 from router.api.answer.stream_reader import Answer, StreamReader
 from router.api.body.call import Call
-from router.api.body.edits import AddedFields, fields_named_in
-from router.api.body.steering import without_steering
-from router.api.continuation import Continuation, Rewriter, continuation, last_events
+from router.api.body.edits import AddedFields
+from router.api.continuation import Rewriter, last_events
 from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import ResponseReader, is_running
 from router.api.family import Family, Reader
-from router.api.handoff import decode_body, prefill_body, read_kept_prompt
 from router.channel.client import SchedulerClient
-from router.channel.messages import Assignment, FieldsRefused, UnreachableWorker
+from router.channel.messages import Assignment
 from router.core.model.commands import Refusal
 from router.core.model.events import Cancelled, Failed, Fault, Finished, HandoffLost, Prefilled, Returned
-from router.core.model.request import Leg, Request, RequestId, Role, Usage, WorkerId
+from router.core.model.request import Leg, Request, RequestId, Usage, WorkerId
 from router.errors import (
     BadRequest,
     NoWorker,
@@ -34,22 +31,19 @@ from router.errors import (
 )
 from router.front.answer_stream import AnswerStream
 from router.front.byte_budget import Hold
-from router.front.exchange import JSON_TYPE, Exchange, to_the_client, to_the_worker
-from router.front.handoff import HeldPrompt, PromptReleases
-from router.front.parse_slots import INLINE_BYTES, ParseSlots
+from router.front.exchange import JSON_TYPE, Exchange, to_the_client
+from router.front.handoff.prefill import Prefill
+from router.front.handoff.releases import PromptReleases
+from router.front.outgoing import HELD_BYTES, OutgoingCall
+from router.front.parse_slots import ParseSlots
 from router.front.stored.keeper import ResponseKeeper
-from router.front.verdict import fault_of, is_switched_off, lacks_path, worker_refused
-from router.upstream.accepted_fields import BAD_REQUEST
+from router.front.verdict import FailedAttempt, failure, fault_of, refusal, stream_failure
 from router.upstream.connections import WorkerConnections
 from router.upstream.http_client import IdleTimeouts, WorkerResponse
-from router.upstream.ranks.pinning import with_rank
 
 HEARTBEAT = b": waiting for a worker\n\n"
 EVENT_TYPE = b"text/event-stream"
 EVENT_STREAM = (b"content-type", EVENT_TYPE + b"; charset=utf-8")
-HELD_BYTES = 2**20
-"""Bytes of a whole answer that are held before its head is sent. Until then, an error in the answer or the death of its
-worker can still be reported by a status, or another worker can be tried."""
 
 A = TypeVar("A")
 
@@ -70,23 +64,6 @@ class RelaySettings:
     """How another worker continues a stream whose worker failed."""
     strict: bool = False
     """Whether calls are refused that choose for themselves what the router chooses."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailedAttempt:
-    """An attempt that failed, and the answer that the client gets unless a retry succeeds."""
-
-    fault: Fault
-    accepted: bool
-    """Whether the engine may have started to compute."""
-    error: RouterError | None = None
-    """The error to answer; if None, the engine's own answer below is passed on."""
-    status: int = 200
-    headers: HeaderList | None = None
-    body: bytes = b""
-    """The engine's body; with status 200, the end of its stream."""
-    retry_elsewhere: bool = False
-    """Whether another worker can serve the call although the fault is the call's: this worker is of the wrong kind."""
 
 
 class Relay:
@@ -121,18 +98,10 @@ class Relay:
         self._scheduler_client = scheduler_client
         self._connections = connections
         self._overhead = overhead
-        self._releases = releases
         self._keeper = keeper
-        self._held: HeldPrompt | None = None
-        """What a prefill worker keeps for the next attempt."""
-        self._release_timer: asyncio.TimerHandle | None = None
-        """Releases that once it is too old."""
-        self._prefilled_by: WorkerId | None = None
+        self._outgoing = OutgoingCall(call, request.id, exchange, hold, scheduler_client, connections)
+        self._prefill = Prefill(request.id, call, family, self._outgoing, hold, scheduler_client, releases)
         self._reader: Reader | None = None
-        self._continuation: Continuation | None = None
-        """The rest to ask another worker for, once the client has part of the answer."""
-        self._known_as = request.id
-        """The id under which workers know the request."""
         self._upstream: WorkerResponse | None = None
         """The answer of the current worker."""
         self._sent = False
@@ -176,9 +145,9 @@ class Relay:
                         self._request.id, failed.accepted, self._usage(), failed.fault
                     )
                     # The failure of the first worker says more than the inability of this one to continue its stream.
-                    failed = before if before is not None and self._continuation is not None else failed
+                    failed = before if before is not None and self._outgoing.continuation is not None else failed
                     break
-                begun = self._continuation is not None
+                begun = self._outgoing.continuation is not None
                 pending = self._scheduler_client.resubmit(
                     Returned(self._request.id, failed.accepted, failed.fault, self._usage(), begun)
                 )
@@ -190,7 +159,7 @@ class Relay:
             task.uncancel()
             await self._exchange.end()
         finally:
-            self._release_held()
+            self._prefill.release()
             if self._keeper is not None and self._keeper.take_over(self._request.id):
                 self._settled = True  # BackgroundResponses settles it
                 self._close_upstream()
@@ -233,7 +202,7 @@ class Relay:
 
     def _adopt_name(self, name: RequestId) -> None:
         """Use the id that the scheduler gave the request, because another front has one with the client's id."""
-        self._known_as = name
+        self._outgoing.known_as = name
         if not self._exchange.begun:
             self._exchange.request_id = name
 
@@ -245,7 +214,7 @@ class Relay:
             (b"x-d2lpm-queue-ms", b"%.3f" % (waited * 1000)),
             (b"x-d2lpm-overhead-ms", b"%.3f" % (self._overhead * 1000)),
             (b"x-d2lpm-predicted-cached-tokens", b"%d" % assignment.cached_tokens),
-            *([(b"x-d2lpm-prefill-worker", self._prefilled_by.encode())] if self._prefilled_by else []),
+            *([(b"x-d2lpm-prefill-worker", prefilled_by.encode())] if (prefilled_by := self._prefill.worker) else []),
         ]
 
     async def _may_retry(self, failed: FailedAttempt, settings: RelaySettings) -> bool:
@@ -257,10 +226,9 @@ class Relay:
             return True
         if settings.continuation == "off" or not isinstance(reader, StreamReader):
             return False
-        rest = continuation(self._call, reader)
+        rest = self._outgoing.rest_of(reader)
         if rest is None:
             return False
-        self._continuation = rest
         reader.resume()
         if rest.remaining is None or rest.remaining > 0:
             return True
@@ -286,61 +254,24 @@ class Relay:
         """Send what is asked of the call to a worker. Returns None if that ended the request, otherwise what to report
         to the scheduler.
         """
-        held, now = self._held, self._scheduler_client.clock()
         if assignment.leg is Leg.DECODE:
-            if held is None or not self._releases.is_fresh(held, now):
-                self._release_held()
+            if not self._prefill.is_fresh():
+                self._prefill.release()
                 return HandoffLost(self._request.id)
         else:
-            self._release_held()
+            self._prefill.release()
             if assignment.leg is Leg.PREFILL and not self._call.whole:
                 return await self._prefill_with_heartbeat(assignment, settings.heartbeat)
         return await self._attempt(assignment, headers)
 
     async def _prefill_with_heartbeat(self, assignment: Assignment, heartbeat: float) -> FailedAttempt | Prefilled:
-        prefill = asyncio.ensure_future(self._prefill(assignment))
+        prefill = asyncio.ensure_future(self._prefill.compute(assignment, self._reader))
         try:
             await self._beat(prefill, heartbeat)
             return await prefill
         finally:
             prefill.cancel()
             await asyncio.wait([prefill])  # it gives back what it holds before the call's own hold is closed
-
-    async def _prefill(self, assignment: Assignment) -> FailedAttempt | Prefilled:
-        """Let a prefill worker compute the prompt of the call, and of the answer so far, and keep it."""
-        if (sent := self._path_and_body(assignment.worker)) is None:
-            return FailedAttempt(Fault.CALL, False)
-        path, body = sent
-        timeouts = IdleTimeouts(assignment.timeouts.first_token, assignment.timeouts.between_tokens)
-        before = self._hold.amount
-        try:
-            encode = partial(self._encode_prefill, assignment.worker, path, body)
-            upstream = await self._forward(assignment.worker, path, encode, body, timeouts)
-            answer, all_here = await upstream.read_beginning(HELD_BYTES, self._hold.try_add)
-            if (failed := self._refusal(upstream, answer, all_here, [])) is not None:
-                return failed
-            kept = read_kept_prompt(answer)
-        except RouterError as error:
-            return self._failure(error, assignment.worker)
-        finally:
-            self._close_upstream()
-            self._hold.set(before)
-        self._held = HeldPrompt(assignment.worker, kept.params, self._scheduler_client.clock())
-        self._release_timer = asyncio.get_running_loop().call_later(self._releases.seconds, self._release_held)
-        self._prefilled_by = assignment.worker
-        return Prefilled(self._request.id, kept.usage)
-
-    def _release_held(self) -> None:
-        """Release what a prefill worker keeps, because nobody will fetch it."""
-        if (held := self._take_held()) is not None:
-            self._releases.release(held, self._call.model, self._scheduler_client.clock())
-
-    def _take_held(self) -> HeldPrompt | None:
-        """Return what a prefill worker keeps; from now on it is neither sent nor released again."""
-        if self._release_timer is not None:
-            self._release_timer.cancel()
-        held, self._held = self._held, None
-        return held
 
     def _attempt(self, assignment: Assignment, headers: HeaderList) -> Awaitable[FailedAttempt | None]:
         """Try one worker. If its engine goes on without the client (background), ignore disconnects too."""
@@ -357,9 +288,9 @@ class Relay:
 
     async def _send_and_relay(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | None:
         """Send the call to a worker and relay the answer. Returns None if that ended the request."""
-        if self._continuation is None:
+        if self._outgoing.continuation is None:
             self._reader = None
-        if (sent := self._path_and_body(assignment.worker)) is None:
+        if (sent := self._outgoing.path_and_body(assignment.worker, self._reader)) is None:
             return FailedAttempt(Fault.CALL, False)
         path, body = sent
         timeouts = assignment.timeouts
@@ -367,97 +298,28 @@ class Relay:
         idle_timeouts = IdleTimeouts(first, timeouts.between_tokens)
         added = self._call.additions.wanted & self._connections.accepted_fields(assignment.worker, path)
         try:
-            upstream = await self._send(assignment.worker, path, body, added, idle_timeouts)
+            upstream = self._upstream = await self._send(assignment.worker, path, body, added, idle_timeouts)
             headers += to_the_client(upstream.headers)
             if upstream.status == 200 and self._is_stream(upstream):
                 return await self._relay_stream(upstream, assignment, headers)
             return await self._relay_whole(upstream, assignment, headers)
         except (WorkerError, NoWorker) as error:
-            return self._failure(error, assignment.worker)
+            return failure(error)
         finally:
             self._close_upstream()
-
-    def _path_and_body(self, worker: WorkerId) -> tuple[str, bytes] | None:
-        """Return the path and the body of the call, or of that for the rest of its answer; None if that needs a value
-        that is unknown.
-        """
-        if self._continuation is None:
-            return self._call.path, self._call.body
-        body = self._continuation_body(worker)
-        return None if body is None else (self._continuation.path, body)
-
-    def _failure(self, error: RouterError, worker: WorkerId) -> FailedAttempt:
-        """Return the failure of an attempt whose worker gave no answer, or no valid one."""
-        if isinstance(error, NoWorker):
-            return FailedAttempt(Fault.CALL, False, error)
-        accepted = not isinstance(error, WorkerUnreachable) or error.accepted
-        if not accepted:
-            # Move the requests that wait for this worker, before each fails to connect too.
-            self._scheduler_client.report(UnreachableWorker(worker))
-        return FailedAttempt(Fault.BROKEN, accepted, error)
 
     async def _send(
         self, worker: WorkerId, path: str, body: bytes, added: AddedFields, idle_timeouts: IdleTimeouts
     ) -> WorkerResponse:
-        """Send the call with the fields that the router adds; if the worker refuses some of them, again without these.
-
-        Fields count as refused only if the second call succeeds. So a client cannot make a worker seem to refuse a
-        field by naming it in a bad call.
-
-        The first call has what a prefill worker keeps, if anything: a refusal makes that worker let go of it, so the
-        second call has the worker compute the prompt.
-        """
-        held = self._take_held()
-        encode = partial(self._encode, worker, path, body, added, held)
+        """Send the call, with what a prefill worker keeps for it, if anything."""
+        held = self._prefill.take()
         try:
-            upstream = await self._forward(worker, path, encode, body, idle_timeouts)
+            params = None if held is None else held.params
+            return await self._outgoing.send(worker, path, body, added, params, idle_timeouts)
         except (WorkerUnreachable, NoWorker) as error:
-            if not (isinstance(error, WorkerUnreachable) and error.accepted):
-                self._held = held  # no worker has seen it
+            if held is not None and not (isinstance(error, WorkerUnreachable) and error.accepted):
+                self._prefill.keep(held)  # no worker has seen it
             raise
-        if not added or upstream.status not in BAD_REQUEST:
-            return upstream
-        refused = fields_named_in((await upstream.read_beginning(HELD_BYTES, self._hold.try_add))[0], added)
-        if not refused:
-            return upstream
-        self._close_upstream()
-        again = await self._send(worker, path, body, added - refused, idle_timeouts)
-        if again.status not in BAD_REQUEST:
-            names = frozenset([field.value for field in refused])
-            self._scheduler_client.report(FieldsRefused(worker, path, names))
-        return again
-
-    async def _forward(
-        self, worker: WorkerId, path: str, encode: Callable[[], bytes], body: bytes, timeouts: IdleTimeouts
-    ) -> WorkerResponse:
-        """Send the call and return when the answer begins. `encode` makes of `body` what the worker gets."""
-        sent = encode() if len(body) <= INLINE_BYTES else await asyncio.to_thread(encode)
-        upstream = self._upstream = await self._connections.forward(
-            *(worker, path, sent, self._known_as, timeouts),
-            method=self._call.method,
-            content_type=self._call.content_type,
-            passed=to_the_worker(self._exchange.headers),
-        )
-        return upstream
-
-    def _encode(self, worker: WorkerId, path: str, body: bytes, added: AddedFields, held: HeldPrompt | None) -> bytes:
-        """Return the body as this worker gets it, with what a prefill worker keeps for it."""
-        body = self._steered(worker, path, self._call.additions.put(body, added))
-        return body if held is None else decode_body(body, held.params)
-
-    def _encode_prefill(self, worker: WorkerId, path: str, body: bytes) -> bytes:
-        """Return the body that a prefill worker gets."""
-        return prefill_body(self._steered(worker, path, body))
-
-    def _steered(self, worker: WorkerId, path: str, body: bytes) -> bytes:
-        """Return a body in which the client chooses nothing that the router chooses. It names the worker's rank if the
-        engine reads that there.
-        """
-        card = self._connections[worker]
-        if not (card.has_ranks or card.role is not Role.BOTH):
-            return body
-        body = without_steering(body)
-        return with_rank(body, card.engine, path, card.rank) if card.has_ranks else body
 
     def _close_upstream(self) -> None:
         """End the call to the current worker, if there is one."""
@@ -471,16 +333,6 @@ class Relay:
             return self._call.streamed
         return upstream.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == EVENT_TYPE
 
-    def _continuation_body(self, worker: WorkerId) -> bytes | None:
-        """Return the body that asks a worker for the rest; None if it needs a value that is unknown."""
-        assert self._continuation is not None
-        assert isinstance(self._reader, StreamReader)
-        body = self._continuation.body(self._connections[worker].context_tokens)
-        if body is None and (by_text := continuation(self._call, self._reader, ids=False)) is not None:
-            self._continuation = by_text
-            body = by_text.body(None)
-        return body
-
     async def _relay_stream(
         self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList
     ) -> FailedAttempt | None:
@@ -491,7 +343,7 @@ class Relay:
         reader = self._reader = self._reader or self._new_reader(assignment)
         if isinstance(reader, StreamReader):
             reader.fingerprint = self._connections.fingerprint(assignment.worker)
-        rewriter = Rewriter(self._continuation) if self._continuation is not None else None
+        rewriter = None if (rest := self._outgoing.continuation) is None else Rewriter(rest)
         stream = AnswerStream(upstream, reader, rewriter, self._hold)
         counted = False
         ready = b""
@@ -514,7 +366,7 @@ class Relay:
             ready += self._missing_end(reader)
         if reader.broken and reader.complete:
             ready += self._missing_end(reader)
-        failed = self._stream_failure(reader, headers)
+        failed = stream_failure(reader, headers)
         if failed is not None:
             if ready:
                 await self._write(ready, headers)
@@ -547,31 +399,14 @@ class Relay:
             await self._exchange.begin(200, headers)
         await self._exchange.write(block)
 
-    def _stream_failure(self, reader: Reader, headers: HeaderList) -> FailedAttempt | None:
-        """Return why a stream that has ended counts as failed; None if it is complete."""
-        if reader.broken and not reader.complete:
-            return FailedAttempt(
-                Fault.BROKEN, True, WorkerBroke("The worker sent something that is not an answer in its stream.")
-            )
-        if reader.error is not None:
-            fault = fault_of(reader.error.code)
-            accepted = reader.started or fault is not Fault.FULL
-            return FailedAttempt(Fault.BROKEN if reader.started else fault, accepted, headers=headers, body=reader.held)
-        if reader.aborted:
-            return FailedAttempt(Fault.ERROR, True, headers=headers, body=reader.held)
-        if not reader.finished:
-            return FailedAttempt(
-                Fault.BROKEN, True, WorkerBroke("The worker ended the stream before the answer was complete.")
-            )
-        return None
-
     async def _relay_whole(
         self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList
     ) -> FailedAttempt | None:
         """Relay an answer that is not a stream. A refusal by the engine counts as a failed attempt."""
         before = self._hold.amount
         body, all_here = await upstream.read_beginning(HELD_BYTES, self._hold.try_add)
-        if (failed := self._refusal(upstream, body, all_here, headers)) is not None:
+        failed = refusal(self._call, self._family, upstream.status, body, headers, all_here=all_here)
+        if failed is not None:
             return failed
         if not all_here:
             return await self._relay_long(upstream, assignment, headers, body, before)
@@ -583,24 +418,6 @@ class Relay:
             self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
         await self._exchange.respond(upstream.status, headers, body)
         return None
-
-    def _refusal(
-        self, upstream: WorkerResponse, body: bytes, all_here: bool, headers: HeaderList
-    ) -> FailedAttempt | None:
-        """Return the failed attempt if a worker's status is that of an error; else None.
-
-        `body`: the beginning of the answer; `all_here`: whether that is all of it.
-        """
-        refused = worker_refused(upstream.status, everywhere=self._family.served_by_all_engines)
-        if refused is not None and not (all_here and is_switched_off(upstream.status, body)):
-            lacks = all_here and lacks_path(upstream.status, body)
-            error = UnservedPath(self._call.path, self._call.model) if lacks else refused
-            return FailedAttempt(Fault.ERROR, False, error)
-        if 200 <= upstream.status < 300:
-            return None
-        fault = fault_of(upstream.status)
-        error_body = body if all_here else b""  # part of a body is no JSON
-        return FailedAttempt(fault, fault is Fault.ERROR, status=upstream.status, headers=headers, body=error_body)
 
     def _notify_keeper(self, answer: Answer, assignment: Assignment) -> bool:
         """Report the response in a whole answer to the keeper. Returns whether the engine is still computing it."""
@@ -653,17 +470,17 @@ class Relay:
             raise failed.error
         if self._call.streamed and failed.status == 200:
             if not self._exchange.begun:
-                await self._exchange.begin(200, failed.headers or [])
+                await self._exchange.begin(200, failed.headers)
             await self._exchange.end(failed.body)
         elif self._exchange.begun:
             await self._exchange.end(self._family.errors.refusal_event(failed.status, failed.body))
         elif (
             failed.status != 200 and (error_body := self._family.errors.refusal(failed.status, failed.body)) is not None
         ):
-            others = [header for header in failed.headers or [] if header[0] != JSON_TYPE[0]]
+            others = [header for header in failed.headers if header[0] != JSON_TYPE[0]]
             await self._exchange.respond(failed.status, [*others, JSON_TYPE], error_body)
         else:
-            await self._exchange.respond(failed.status, failed.headers or [], failed.body)
+            await self._exchange.respond(failed.status, failed.headers, failed.body)
 
     def _usage(self) -> Usage | None:
         return self._reader.usage if self._reader is not None else None

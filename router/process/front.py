@@ -16,7 +16,7 @@ from router.core.model.prompt_key import PromptHasher
 from router.front.byte_budget import ByteBudget
 from router.front.drain import Drain
 from router.front.gateway import Gateway, Isolation
-from router.front.handoff import PromptReleases
+from router.front.handoff.releases import PromptReleases
 from router.front.http.connection_limits import Connections, FrontLimits
 from router.front.relay import RelaySettings
 from router.front.stored.background import BackgroundResponses
