@@ -3,11 +3,14 @@
 import argparse
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from typing import Final
 
 from router.config.settings import Settings, WorkerAddress
@@ -19,10 +22,13 @@ from router.process.single import build
 from router.process.supervision.supervisor import process_count, supervise
 from router.runtime.command_line import INTERRUPTED
 from router.runtime.emulate import EmulatedWorker, start_emulated_workers
+from router.telemetry.logs.log_format import FIELDS
 from router.upstream.discovery import read_workers
 from router.upstream.ranks.first_look import any_step_together
 from router.upstream.ranks.rank_rules import RankRules
 from router.upstream.worker_registry import endpoint_of
+
+log = logging.getLogger("router")
 
 BALANCING: Final = "dlpm_balance"
 """The default policy where ranks step together."""
@@ -52,18 +58,54 @@ def _serve(settings: Settings) -> int:
     ):
         joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
         settings = with_default_policy(settings.model_copy(update={"worker": joined}))
-        greeting = _greeting(listener, settings.policy, len(settings.workers()), workers)
-        processes = process_count(settings.processes)
-        if processes > 1:
-            return supervise(settings, listener, processes - 1, lambda: print(greeting, flush=True))
         set_up_process(settings)
-        check_files(settings)
-        app = build(settings)
-        config = client_server_config(app, app.connections, access_log=settings.access_log, lifespan=True)
-        server = DrainingServer(config, app.drain, lambda: print(greeting, flush=True))
-        server.run(accept_sockets(listener))
-        return 0
+        with _announced(settings, listener, workers) as on_ready:
+            return _run(settings, listener, on_ready)
     return INTERRUPTED
+
+
+def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[], None]) -> int:
+    processes = process_count(settings.processes)
+    if processes > 1:
+        return supervise(settings, listener, processes - 1, on_ready)
+    check_files(settings)
+    app = build(settings)
+    config = client_server_config(app, app.connections, access_log=settings.access_log, lifespan=True)
+    server = DrainingServer(config, app.drain, on_ready)
+    server.run(accept_sockets(listener))
+    return 0
+
+
+@contextmanager
+def _announced(
+    settings: Settings, listener: socket.socket, emulated: Sequence[EmulatedWorker]
+) -> Iterator[Callable[[], None]]:
+    """Log the start and the end of the router. Yields what is to be called once it listens.
+
+    Unless the log is JSON, a greeting is printed then: whoever reads JSON wants nothing else.
+    """
+    began: float | None = None
+
+    def started() -> None:
+        nonlocal began
+        began = time.monotonic()
+        workers = len(settings.workers())
+        fields = {
+            "version": version("d2lpm-router"),
+            "url": _url(listener),
+            "policy": settings.policy,
+            "workers": workers,
+            "processes": process_count(settings.processes),
+        }
+        log.info("started", extra={FIELDS: fields})
+        if settings.log_format == "text":
+            print(_greeting(_url(listener), settings.policy, workers, emulated), flush=True)
+
+    try:
+        yield started
+    finally:
+        if began is not None:
+            log.info("stopped", extra={FIELDS: {"seconds": round(time.monotonic() - began, 3)}})
 
 
 def with_default_policy(settings: Settings) -> Settings:
@@ -90,11 +132,15 @@ def _listener(settings: Settings) -> socket.socket:
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
 
 
-def _greeting(listener: socket.socket, policy: str, workers: int, emulated: Sequence[EmulatedWorker]) -> str:
-    """Return the lines printed once the router listens."""
+def _url(listener: socket.socket) -> str:
+    """Return a URL at which this machine reaches the router."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _greeting(url: str, policy: str, workers: int, emulated: Sequence[EmulatedWorker]) -> str:
+    """Return the lines printed once the router listens."""
     lines = [f"d2lpm: listening on {url}, policy {policy}, workers: {workers}"]
     if not emulated:
         return "\n".join([*lines, "The models it serves:", f"  curl {url}/v1/models"])

@@ -410,8 +410,11 @@ class Settings(PolicyGroups):
     hashes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest severity of the messages on standard error."""
+    log_format: Literal["text", "json"] = "text"
+    """Format of these messages: lines of text, or one JSON object each."""
     access_log: bool = False
-    """Log every request: address, method, path and status."""
+    """Log every call when it has ended: its client, model, worker, tokens, times and outcome. Calls that failed or were
+    refused are warnings, so `log_level` warning logs only these."""
 
     @model_validator(mode="after")
     def _has_fitting_roles(self) -> "Settings":

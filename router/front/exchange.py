@@ -16,6 +16,7 @@ from router.api.body.call import Head
 from router.api.families import error_shape_of
 from router.errors import BadRequest, BodyTooLarge, RouterError, UnsupportedEncoding
 from router.front.byte_budget import Hold
+from router.front.call_record import call_record
 from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, STREAM_WRITER, UNREAD_OWNER, OnDisconnect
 from router.front.http.response_writer import StreamWriter
 
@@ -53,6 +54,7 @@ class Exchange:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         """Headers by lower-case name. Of a repeated header the last one counts, because proxies append theirs."""
         self.address: str | None = scope["client"][0] if scope.get("client") else None
+        self.record = call_record(scope)
         self.request_id = ""
         """Sent with every answer. To be set before the answer begins."""
         self.begun = False
@@ -149,6 +151,7 @@ class Exchange:
     def begin(self, status: int, headers: Headers) -> Awaitable[None]:
         """Send the status line and the headers."""
         self.begun = True
+        self.record.note_id(self.request_id)
         all_headers = [*headers, (b"x-request-id", self.request_id.encode())]
         return self._send({"type": "http.response.start", "status": status, "headers": all_headers})
 
@@ -176,6 +179,7 @@ class Exchange:
 
         If part of an answer that is not a stream is already sent, close the connection instead.
         """
+        self.record.note_error(error)
         shape = error_shape_of(self.path)
         if self.whole:
             self.break_off()

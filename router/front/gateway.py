@@ -130,7 +130,8 @@ class Gateway:
                         else:
                             await self._responses.serve(exchange, body, hold, response, self._response_owner(exchange))
         except ClientGone:
-            pass
+            exchange.record.note_id(exchange.request_id)
+            exchange.record.note_gone()
         except asyncio.CancelledError:  # at shutdown; the server would log it as an error of the application
             await exchange.fail(ShuttingDown())
         except RouterError as error:
@@ -157,6 +158,7 @@ class Gateway:
             body = await self._salt(self._isolation, exchange, body, hold.owner)
         body, call, served = await self._parse(family, exchange.head, body, hold.owner, exchange.deployment)
         identity = ticket.identity or await self._admission.identify(exchange.headers, call.user, exchange.address)
+        exchange.record.note_call(identity.client, call.model)
         await self._admission.admit(ticket, identity, call.model, _input_tokens(call), call.adapters)
         keeper = worker = None
         if call.storage != NOT_STORED:

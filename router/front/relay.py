@@ -99,6 +99,7 @@ class Relay:
         self._connections = connections
         self._overhead = overhead
         self._keeper = keeper
+        self._record = exchange.record
         self._outgoing = OutgoingCall(call, request.id, exchange, hold, scheduler_client, connections)
         self._prefill = Prefill(request.id, call, family, self._outgoing, hold, scheduler_client, releases)
         self._reader: Reader | None = None
@@ -120,13 +121,12 @@ class Relay:
     async def run(self, settings: RelaySettings) -> None:
         """Queue, forward and relay the call. Raises RouterError if the client still needs an answer."""
         submitted = self._scheduler_client.clock()
+        self._record.note_queued()
         pending = self._scheduler_client.submit(self._request)
         failed: FailedAttempt | None = None
         try:
             while (assignment := await self._next_assignment(pending, settings.heartbeat, failed)) is not None:
-                self._sent = True
-                if assignment.known_as is not None:
-                    self._adopt_name(assignment.known_as)
+                self._begin_attempt(assignment)
                 headers: HeaderList = []
                 if settings.response_headers:
                     headers = self._assignment_headers(
@@ -171,6 +171,7 @@ class Relay:
             self._ending = ending
         if not self._settled:
             self._settled = True
+            self._record.note_end(ending)
             self._close_upstream()
             self._scheduler_client.settle(ending)
 
@@ -199,6 +200,12 @@ class Relay:
                 if not self._exchange.begun:
                     await self._exchange.begin(200, [EVENT_STREAM])
                 await self._exchange.write(HEARTBEAT)
+
+    def _begin_attempt(self, assignment: Assignment) -> None:
+        self._sent = True
+        self._record.note_sent(assignment.worker)
+        if assignment.known_as is not None:
+            self._adopt_name(assignment.known_as)
 
     def _adopt_name(self, name: RequestId) -> None:
         """Use the id that the scheduler gave the request, because another front has one with the client's id."""
@@ -355,6 +362,7 @@ class Relay:
                     ready = b""
                 if not counted and stream.started:
                     counted = True
+                    self._record.note_first_token()
                     upstream.begin_stream()
                     self._scheduler_client.start_stream(self._request.id, lambda: reader.output_tokens)
                 if counted and not ready and (writer := self._exchange.stream_writer()) is not None:
@@ -466,6 +474,7 @@ class Relay:
 
     async def _report_failure(self, failed: FailedAttempt) -> None:
         """Answer with the failure. Raises it instead if it is a RouterError, which the caller answers."""
+        self._record.note_failure()
         if failed.error is not None:
             raise failed.error
         if self._call.streamed and failed.status == 200:

@@ -17,7 +17,8 @@ from router.front.http.connection import connection_class
 from router.front.http.connection_limits import Connections
 from router.runtime import open_files
 from router.runtime.gc_tuning import tune_collector
-from router.telemetry.access_log import AccessLog
+from router.telemetry.logs.access_log import AccessLog
+from router.telemetry.logs.log_format import set_up_log
 
 log = logging.getLogger("router")
 
@@ -31,12 +32,7 @@ SWITCH_SECONDS: Final = 0.0005
 
 def set_up_process(settings: Settings, name: str = "") -> None:
     """Set up the log, the garbage collector and the switch interval. `name`: of this process, for the log."""
-    process = f"{name} " if name else ""
-    logging.basicConfig(
-        format=f"%(asctime)s %(levelname)s {process}%(name)s: %(message)s",
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-    )
+    set_up_log(settings.log_level, settings.log_format, name)
     if settings.log_level == "info":
         for chatty in ("uvicorn.error", "httpx"):  # httpx logs every poll
             logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -66,7 +62,7 @@ def check_files(settings: Settings) -> None:
 def client_server_config(app: ASGIApp, connections: Connections, *, access_log: bool, lifespan: bool) -> uvicorn.Config:
     """Return the configuration of a server for clients.
 
-    `access_log`: whether to log every request; `lifespan`: whether the application has one.
+    `access_log`: whether to log every call; `lifespan`: whether the application has one.
     """
     config = _server_config(AccessLog(app) if access_log else app)
     config.http = connection_class(connections)

@@ -22,6 +22,7 @@ from router.cli.main import COMMANDS, DEMO
 from router.config.sources import keys
 from router.front.http.connection import ACCEPTS_PER_TURN
 from tests.support.processes import process_count, process_flags
+from tests.support.running import emulated_workers
 
 README = Path(__file__).parents[2] / "README.md"
 PATIENCE = 180.0
@@ -246,11 +247,43 @@ def test_the_access_log_contains_no_query(tmp_path: Path) -> None:
         httpx.post(f"{router.url}/v1/chat/completions?key=sk-secret", content=b"{}", timeout=PATIENCE)
         router.signal(signal.SIGTERM)
         _, log = router.end()
-    lines = re.findall(r'router.telemetry.access_log: 127.0.0.1:\d+ - "(.*)" (\d+)', log)
+    lines = re.findall(r"router.access: (.*) (\d+) address=127.0.0.1 outcome=(\w+)", log)
     assert sorted(lines) == [  # each process logs its own calls
-        *(("GET /health", "200"), ("GET /no%0Asuch", "404"), ("POST /v1/chat/completions", "400")),
+        ("GET /health", "200", "finished"),
+        ("GET /no%0Asuch", "404", "refused"),
+        ("POST /v1/chat/completions", "400", "refused"),
     ]
     assert "sk-secret" not in log
+
+
+def test_a_json_log_is_all_that_the_router_writes() -> None:
+    """Each line is one JSON object, from the start of the router to its end, and nothing else is printed."""
+    with emulated_workers(1) as (worker,):
+        flags = ["--worker", worker, "--port", "0", "--access-log", "--log-format", "json"]
+        command = [sys.executable, "-m", "router", "serve", *flags, *process_flags()]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                assert process.stderr is not None
+                assert process.stdout is not None
+                lines = []
+                for line in process.stderr:
+                    lines.append(json.loads(line))
+                    if lines[-1]["message"] == "started":
+                        break
+                call = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "my secret"}]}
+                url = f"{lines[-1]['url']}/v1/chat/completions"
+                while httpx.post(url, json=call, timeout=PATIENCE).status_code == 404:  # the worker has not joined yet
+                    pass
+                process.send_signal(signal.SIGTERM)
+                lines += [json.loads(line) for line in process.stderr]
+                assert process.stdout.read() == ""
+            finally:
+                process.kill()
+    assert lines[-1]["message"] == "stopped"
+    (call_line,) = [line for line in lines if line["logger"] == "router.access" and line["status"] == 200]
+    assert (call_line["outcome"], call_line["output_tokens"], call_line["tries"]) == ("finished", 3, 1)
+    assert "secret" not in str(lines)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -22,6 +22,7 @@ from router.front.http.connection_limits import Connections
 from router.front.stored.background import BackgroundResponses
 from router.process.single import Router, build
 from router.runtime.emulate import start_emulated_workers
+from router.telemetry.logs.access_log import AccessLog
 from router.upstream.connections import WorkerConnections
 from router.upstream.directory import WorkerDirectory
 from router.upstream.discovery import resolve
@@ -203,7 +204,7 @@ async def running_router(*workers: str | Mapping[str, object], **settings: Any) 
         listener = stack.enter_context(listening())
         if process_count() == 1:
             app = build(given, find or resolve, encoded=encoded)
-            await stack.enter_async_context(serving(app, listener))
+            await stack.enter_async_context(serving(app, listener, access_log=given.access_log))
         else:
             app = None
             if find is not None:
@@ -226,10 +227,10 @@ def listening() -> socket.socket:
 
 
 @asynccontextmanager
-async def serving(app: Router, listener: socket.socket) -> AsyncIterator[None]:
+async def serving(app: Router, listener: socket.socket, *, access_log: bool) -> AsyncIterator[None]:
     """Serve the router at this socket, as the command does."""
     config = uvicorn.Config(
-        app,
+        AccessLog(app) if access_log else app,
         http=connection_class(app.connections),
         ws="none",
         lifespan="on",

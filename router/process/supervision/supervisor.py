@@ -17,7 +17,7 @@ from typing import Final, Literal
 from router.config.settings import Settings
 from router.errors import ConfigError
 from router.process.plan import ProcessPlan
-from router.process.server import GRACE_SECONDS, set_up_process
+from router.process.server import GRACE_SECONDS
 from router.process.supervision.child_process import COMMAND, ChildProcess, start_process
 from router.process.supervision.keeper import Keeper, LivenessRules
 from router.process.supervision.standby import Standby
@@ -40,7 +40,6 @@ def supervise(settings: Settings, listener: socket.socket, fronts: int, on_ready
     `listener`: where clients connect; `on_ready`: called once all processes serve. Raises ConfigError if there is no
     place for the sockets between the processes.
     """
-    set_up_process(settings)
     with socket_folder() as folder:
         return asyncio.run(Supervisor(settings, listener, fronts, folder, on_ready).run())
 

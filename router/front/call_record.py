@@ -1,0 +1,52 @@
+"""What a front notes of one call while it serves it."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from router.core.model.events import Cancelled, Failed, Finished
+from router.errors import RouterError
+
+SCOPE_KEY: Final = "d2lpm.call_record"
+"""The member of a call's ASGI scope that holds its record, if there is one."""
+
+
+class CallRecord:
+    """Notes nothing. A subclass in the scope of a call learns what becomes of the call."""
+
+    __slots__ = ()
+
+    def note_id(self, request: str) -> None:
+        """Called with the id of the call; again if another one is taken instead."""
+
+    def note_call(self, client: str, model: str) -> None:
+        """Called once the call is parsed and its client is known."""
+
+    def note_queued(self) -> None:
+        """Called when the call begins to wait for a worker."""
+
+    def note_sent(self, worker: str) -> None:
+        """Called when the call goes to a worker."""
+
+    def note_first_token(self) -> None:
+        """Called when the answer of a worker begins to stream."""
+
+    def note_end(self, ending: Finished | Failed | Cancelled) -> None:
+        """Called once with what is reported to the scheduler of the end of the call, if it was queued."""
+
+    def note_failure(self) -> None:
+        """Called if the call's last attempt has failed and no worker takes it."""
+
+    def note_error(self, error: RouterError) -> None:
+        """Called with the error of the router with which the call is answered."""
+
+    def note_gone(self) -> None:
+        """Called if the client left before its answer was complete."""
+
+
+UNRECORDED: Final = CallRecord()
+
+
+def call_record(scope: Mapping[str, Any]) -> CallRecord:
+    """Return the record of the call with this ASGI scope."""
+    record: CallRecord = scope.get(SCOPE_KEY, UNRECORDED)
+    return record
