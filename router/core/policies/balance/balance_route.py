@@ -19,7 +19,7 @@ from typing import Final, Literal
 from router.core.model.commands import Deficit
 from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.core.policies.balance.f_score import MOST_COMBINED, FScore, best_subset
+from router.core.policies.balance.f_score import MOST_COMBINED, FScore, best_subset, largest_score
 from router.core.policies.balance.rank_loads import RankLoads, RankWithRoom
 from router.core.policies.balance.waiting_pool import WaitingPool, WeighedRequest
 from router.core.policies.base import Choice, Policy, Properties
@@ -62,7 +62,7 @@ class BalanceRoute(Policy):
         self._backlog = context.backlog
         self._parameters = parameters
         self._beta = beta
-        self._pool = WaitingPool()
+        self._pool = WaitingPool(sorts_all=not parameters.fill_candidates or parameters.candidates_by != "arrival")
         self._loads = RankLoads(context.view)
         self._planned: list[RequestId] = []
         """What is left of a subset that stage 2 chose for `_planned_rank`, to be dispatched by the next calls."""
@@ -105,9 +105,13 @@ class BalanceRoute(Policy):
             return None
         groups = self._loads.with_room()
         ranks = [rank for group in groups for rank in group]
+        if not ranks:
+            return None
         margins = self._margins(groups)
-        ranks.sort(key=lambda rank: (-rank.places, -min(margins[rank.worker])))
-        fills = sum([rank.places for rank in ranks]) > self._parameters.threshold
+        if len(ranks) > 1:
+            ranks.sort(key=lambda rank: (-self._places(rank), -min(margins[rank.worker])))
+        threshold = self._parameters.threshold
+        fills = not threshold or sum([self._places(rank) for rank in ranks]) > threshold
         for rank in ranks:
             routes = self._view.routes(rank.worker)
             score = self._score(rank, margins[rank.worker])
@@ -115,6 +119,10 @@ class BalanceRoute(Policy):
             if request is not None:
                 return request, rank.worker, "fill" if fills else "refine"
         return None
+
+    def _places(self, rank: RankWithRoom) -> float:
+        """How many more requests a rank with room may have in flight, at least 1."""
+        return max(1, self._view.free_places(rank.worker))
 
     def _score(self, rank: RankWithRoom, margins: Sequence[float]) -> FScore:
         """F of a rank with these margins."""
@@ -127,13 +135,13 @@ class BalanceRoute(Policy):
     def _fill(self, rank: RankWithRoom, routes: Collection[str], score: FScore) -> Request | None:
         """Stage 1: the request with the largest F."""
         count = self._parameters.fill_candidates
-        candidates = self._pool.first_arrived(routes, count) if count else self._pool.around(routes, score.kink)
+        candidates = self._pool.first_by_weight(routes, count) if count else self._pool.around(routes, score.kink)
         return self._best(rank.worker, candidates, score)
 
     def _refine(self, rank: RankWithRoom, routes: Collection[str], score: FScore) -> Request | None:
         """Stage 2: the first request of the subset with the largest F. The others are planned."""
         candidates = self._candidates(routes)
-        most = int(min(rank.places, self._parameters.subset, len(candidates)))
+        most = int(min(self._places(rank), self._parameters.subset, len(candidates)))
         if most > 1:
             subset = best_subset([weighed.weight for weighed in candidates], most, score)
             if score(subset.total) > 0:
@@ -143,11 +151,12 @@ class BalanceRoute(Policy):
                     return planned[0]
         return self._best(rank.worker, candidates, score)
 
-    def _candidates(self, routes: Collection[str]) -> list[WeighedRequest]:
+    def _candidates(self, routes: Collection[str]) -> Sequence[WeighedRequest]:
+        """The requests that stage 2 chooses from, in order of weight."""
         count = self._parameters.candidates
         match self._parameters.candidates_by:
             case "arrival":
-                return self._pool.first_arrived(routes, count)
+                return self._pool.first_by_weight(routes, count)
             case "largest":
                 return self._pool.heaviest(routes, count)
             case "smallest":
@@ -155,16 +164,15 @@ class BalanceRoute(Policy):
 
     def _best(self, worker: WorkerId, candidates: Sequence[WeighedRequest], score: FScore) -> Request | None:
         """The request with the largest F of those that the rank's window admits; of equals the one that arrived
-        first.
+        first. `candidates` are in order of weight.
         """
         if not candidates:
             return None
-        scores = score.of_each([weight for weight, _, _ in candidates])
-        ranked = [(-value, arrival, request) for value, (_, arrival, request) in zip(scores, candidates, strict=True)]
-        _, _, best = min(ranked)
+        _, _, best = largest_score(candidates, score)
         if self._view.admits(worker, best):
             return best
-        return next((request for _, _, request in sorted(ranked) if self._view.admits(worker, request)), None)
+        ranked = sorted([(-score(weight), arrival, request) for weight, arrival, request in candidates])
+        return next((request for _, _, request in ranked if self._view.admits(worker, request)), None)
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:  # noqa: ARG002
         """Choose the lightest of these workers."""

@@ -34,8 +34,28 @@ class FScore(Protocol):
     def __call__(self, tokens: float) -> float:
         """Return F for requests that have this many tokens together."""
 
-    def of_each(self, weights: Iterable[float]) -> list[float]:
-        """Return F for each of these requests alone, by its tokens."""
+
+def largest_score(candidates: Sequence[tuple[int, int, T]], score: FScore) -> tuple[int, int, T]:
+    """Return the candidate with the largest F, of equals the first to arrive. There is at least one.
+
+    `candidates`: the weight, the arrival and anything else of each, in order of weight and arrival. F rises up to the
+    kink and falls beyond, so only the nearest on both sides are scored, and those that score as much.
+    """
+    beyond = bisect_right(candidates, score.kink, key=_weight)
+    best, best_value = candidates[0], -inf
+    for side in (range(beyond - 1, -1, -1), range(beyond, len(candidates))):
+        for place in side:
+            candidate = candidates[place]
+            value = score(candidate[0])
+            if value < best_value:
+                break
+            if value > best_value or candidate[1] < best[1]:
+                best, best_value = candidate, value
+    return best
+
+
+def _weight(candidate: tuple[int, int, T]) -> int:
+    return candidate[0]
 
 
 class HorizonScore:
@@ -58,9 +78,6 @@ class HorizonScore:
         overflown = bisect_left(self._margins, tokens)
         return self._reward * tokens - (self._slopes[overflown] * tokens - self._lost[overflown])
 
-    def of_each(self, weights: Iterable[float]) -> list[float]:
-        return [self(weight) for weight in weights]
-
 
 class StepScore:
     """F of one rank for one step, with alpha = 1: what `HorizonScore` returns with H = 0, for less work."""
@@ -74,10 +91,6 @@ class StepScore:
 
     def __call__(self, tokens: float) -> float:
         return step_score(tokens, self._margin, self._beta)
-
-    def of_each(self, weights: Iterable[float]) -> list[float]:
-        margin, beta = self._margin, self._beta  # as `step_score`, without a call for each weight
-        return [tokens - beta * (tokens - margin) if tokens > margin else tokens for tokens in weights]
 
 
 def step_score(tokens: float, margin: float, beta: float) -> float:

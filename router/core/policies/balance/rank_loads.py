@@ -3,7 +3,9 @@
 Workers that wait for no other are balanced among each other, as if they stepped together.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 from router.core.fleet.in_flight import InFlightTable
@@ -15,12 +17,31 @@ class RankWithRoom(NamedTuple):
     """A worker that has room, at the time of a decision."""
 
     worker: WorkerId
-    places: float
-    """How many more requests it may have in flight, at least 1."""
     margin: int
     """How many tokens it may take before it is the fullest of its group."""
-    group: Collection[WorkerId]
+    group: Mapping[WorkerId, object]
     """All workers that it steps together with, itself among them."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """A worker of a group."""
+
+    worker: WorkerId
+    joined: int
+    """Its number in the order in which they joined the pool."""
+    in_flight: InFlightTable
+    last_dispatch: int = 0
+    """The number of the last request dispatched there, counted over all workers."""
+
+
+@dataclass(slots=True)
+class RankGroup:
+    """Workers that step together, in the order in which they joined."""
+
+    ranks: dict[WorkerId, Rank] = field(default_factory=dict)
+    in_flight: list[InFlightTable] = field(default_factory=list)
+    """Their tables, in a list: every decision reads the loads of all of them."""
 
 
 class RankLoads:
@@ -28,10 +49,9 @@ class RankLoads:
 
     def __init__(self, view: FleetView) -> None:
         self._view = view
-        self._groups: dict[BarrierId | None, Mapping[WorkerId, InFlightTable]] = {}
+        self._groups: dict[BarrierId | None, RankGroup] = {}
         self._barriers: dict[WorkerId, BarrierId | None] = {}
-        self._last_dispatches: dict[WorkerId, int] = {}
-        """The number of the last request dispatched to each worker, counted over all of them."""
+        self._joins = count()
         self._dispatches = 0
 
     @property
@@ -44,42 +64,48 @@ class RankLoads:
         if worker in self._barriers:
             self.worker_left(worker)
         barrier = self._barriers[worker] = self._view.barrier(worker)
-        self._groups[barrier] = {**self._groups.get(barrier, {}), worker: self._view.in_flight_table(worker)}
+        group = self._groups.setdefault(barrier, RankGroup())
+        rank = group.ranks[worker] = Rank(worker, next(self._joins), self._view.in_flight_table(worker))
+        group.in_flight.append(rank.in_flight)
 
     def worker_left(self, worker: WorkerId) -> None:
         """Remove a worker."""
         barrier = self._barriers.pop(worker)
-        self._last_dispatches.pop(worker, None)
-        group = {each: table for each, table in self._groups[barrier].items() if each != worker}
-        if group:
-            self._groups[barrier] = group
-        else:
+        group = self._groups[barrier]
+        del group.ranks[worker]
+        group.in_flight = [rank.in_flight for rank in group.ranks.values()]
+        if not group.ranks:
             del self._groups[barrier]
 
     def note_dispatch(self, worker: WorkerId) -> None:
         """Note that a request is sent to a worker."""
         self._dispatches += 1
         if worker in self._barriers:
-            self._last_dispatches[worker] = self._dispatches
+            self._groups[self._barriers[worker]].ranks[worker].last_dispatch = self._dispatches
 
     def with_room(self) -> list[list[RankWithRoom]]:
         """Return the workers with room of each group, the lightest first, of equals the one that was sent nothing for
         longest; and the groups in the order of their mean loads.
         """
-        view, room, last = self._view, self._view.with_room, self._last_dispatches
+        room = self._view.with_room
         if not room:
             return []
         groups: list[tuple[float, int, list[RankWithRoom]]] = []
         for number, group in enumerate(self._groups.values()):
-            with_room = [worker for worker in group if worker in room]
-            if not with_room:
-                continue
-            loads = [table.context_tokens for table in group.values()]
-            most = max(loads)
-            ranks = [
-                RankWithRoom(worker, max(1, view.free_places(worker)), most - group[worker].context_tokens, group)
-                for worker in with_room
-            ]
-            ranks.sort(key=lambda rank: (-rank.margin, last.get(rank.worker, 0)))
-            groups.append((sum(loads) / len(loads), number, ranks))
+            if ranks := _ranks_in(group, room):
+                loads = [table.context_tokens for table in group.in_flight]
+                groups.append((sum(loads) / len(loads), number, _in_order(ranks, max(loads), group)))
         return [ranks for _, _, ranks in sorted(groups)]
+
+
+def _ranks_in(group: RankGroup, room: Mapping[WorkerId, object]) -> list[Rank]:
+    """The ranks of a group that have room. Most often few of many workers have."""
+    if len(room) < len(group.ranks):
+        return [rank for worker in room if (rank := group.ranks.get(worker)) is not None]
+    return [rank for worker, rank in group.ranks.items() if worker in room]
+
+
+def _in_order(ranks: Iterable[Rank], most: int, group: RankGroup) -> list[RankWithRoom]:
+    """These ranks of a group whose fullest rank has `most` tokens, the lightest first."""
+    ordered = sorted([(rank.in_flight.context_tokens, rank.last_dispatch, rank.joined, rank.worker) for rank in ranks])
+    return [RankWithRoom(worker, most - load, group.ranks) for load, _, _, worker in ordered]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.policies.balance.f_score import HorizonScore, StepScore, best_subset, step_score
+from router.core.policies.balance.f_score import HorizonScore, StepScore, best_subset, largest_score, step_score
 
 loads = st.lists(st.integers(0, 1000), min_size=1, max_size=6)
 weights = st.lists(st.integers(0, 500), min_size=1, max_size=9)
@@ -45,10 +45,23 @@ def test_a_horizon_scores_each_step(margins: list[int], gamma: float, alpha: flo
 
 @given(margin=st.integers(0, 1000), beta=st.sampled_from([0.25, 1.0, 8.0, 48.0]), requests=weights)
 def test_one_step_is_the_shortest_horizon(margin: int, beta: float, requests: list[int]) -> None:
-    """The score of one step is that of a horizon of no further step, for each request and for a list of them."""
+    """The score of one step is that of a horizon of no further step."""
     step, horizon = StepScore(margin, beta), HorizonScore([margin], [1.0], 1.0, beta)
-    assert step.of_each(requests) == horizon.of_each(requests) == [step(tokens) for tokens in requests]
+    assert [step(tokens) for tokens in requests] == [horizon(tokens) for tokens in requests]
     assert step.kink == horizon.kink
+
+
+@given(
+    margins=st.lists(st.integers(0, 600), min_size=1, max_size=4),
+    beta=st.sampled_from([0.25, 1.0, 8.0, 48.0]),
+    requests=weights,
+)
+def test_the_best_candidate_is_found_without_scoring_all(margins: list[int], beta: float, requests: list[int]) -> None:
+    """The nearest to the kink on either side has the largest F of all; of equals the first to arrive goes."""
+    candidates = sorted((tokens, arrival, tokens) for arrival, tokens in enumerate(reversed(requests)))
+    for score in (StepScore(margins[0], beta), HorizonScore(margins, [1.0] * len(margins), 1.0, beta)):
+        best = min(candidates, key=lambda candidate: (-score(candidate[0]), candidate[1]))
+        assert largest_score(candidates, score) == best
 
 
 @given(
