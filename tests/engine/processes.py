@@ -124,6 +124,18 @@ class Server:
             self._process.wait(STOP_SECONDS)
         self.kill()
 
+    def stand_still(self) -> None:
+        """Stop the process and its children, until `go_on`: the kernel accepts connections, and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let the process and its children run again."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, number)
+
     def kill(self) -> None:
         """Send SIGKILL to the process and its children: a worker that dies without notice."""
         if self._process is None:
