@@ -38,7 +38,7 @@ FrontEvent = Arrived | LaterEvent
 
 @dataclass(frozen=True, slots=True)
 class UnreachableWorker:
-    """A worker refused a connection."""
+    """A worker refused a connection, or gave no sign of life when it was asked for one."""
 
     worker: WorkerId
 

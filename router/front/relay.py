@@ -15,7 +15,7 @@ from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import ResponseReader, is_running
 from router.api.family import Family, Reader
 from router.channel.client import SchedulerClient
-from router.channel.messages import Assignment
+from router.channel.messages import Assignment, UnreachableWorker
 from router.core.model.commands import Refusal
 from router.core.model.events import Cancelled, Failed, Fault, Finished, HandoffLost, Prefilled, Returned
 from router.core.model.request import Leg, Request, RequestId, Usage, WorkerId
@@ -32,6 +32,7 @@ from router.errors import (
 from router.front.answer_stream import AnswerStream
 from router.front.byte_budget import Hold
 from router.front.exchange import JSON_TYPE, Exchange, to_the_client
+from router.front.handoff.fetch import FetchTooLate
 from router.front.handoff.prefill import Prefill
 from router.front.handoff.releases import PromptReleases
 from router.front.outgoing import HELD_BYTES, OutgoingCall
@@ -280,20 +281,22 @@ class Relay:
             prefill.cancel()
             await asyncio.wait([prefill])  # it gives back what it holds before the call's own hold is closed
 
-    def _attempt(self, assignment: Assignment, headers: HeaderList) -> Awaitable[FailedAttempt | None]:
+    def _attempt(self, assignment: Assignment, headers: HeaderList) -> Awaitable[FailedAttempt | HandoffLost | None]:
         """Try one worker. If its engine goes on without the client (background), ignore disconnects too."""
         if self._keeper is None or not self._keeper.outlives_client:
             return self._send_and_relay(assignment, headers)
         return self._attempt_without_client(assignment, headers)
 
-    async def _attempt_without_client(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | None:
+    async def _attempt_without_client(
+        self, assignment: Assignment, headers: HeaderList
+    ) -> FailedAttempt | HandoffLost | None:
         self._exchange.ignore_disconnect()
         try:
             return await self._send_and_relay(assignment, headers)
         finally:
             self._exchange.heed_disconnect()
 
-    async def _send_and_relay(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | None:
+    async def _send_and_relay(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | HandoffLost | None:
         """Send the call to a worker and relay the answer. Returns None if that ended the request."""
         if self._outgoing.continuation is None:
             self._reader = None
@@ -310,6 +313,9 @@ class Relay:
             if upstream.status == 200 and self._is_stream(upstream):
                 return await self._relay_stream(upstream, assignment, headers)
             return await self._relay_whole(upstream, assignment, headers)
+        except FetchTooLate:
+            self._scheduler_client.report(UnreachableWorker(assignment.worker))
+            return HandoffLost(self._request.id)
         except (WorkerError, NoWorker) as error:
             return failure(error)
         finally:
@@ -318,13 +324,17 @@ class Relay:
     async def _send(
         self, worker: WorkerId, path: str, body: bytes, added: AddedFields, idle_timeouts: IdleTimeouts
     ) -> WorkerResponse:
-        """Send the call, with what a prefill worker keeps for it, if anything."""
+        """Send the call, with what a prefill worker keeps for it, if anything. Raises FetchTooLate if that may be gone
+        before this worker reads the call.
+        """
         held = self._prefill.take()
+        if held is None:
+            return await self._outgoing.send(worker, path, body, added, None, idle_timeouts)
         try:
-            params = None if held is None else held.params
-            return await self._outgoing.send(worker, path, body, added, params, idle_timeouts)
+            async with self._prefill.fetching(held, worker):
+                return await self._outgoing.send(worker, path, body, added, held.params, idle_timeouts)
         except (WorkerUnreachable, NoWorker) as error:
-            if held is not None and not (isinstance(error, WorkerUnreachable) and error.accepted):
+            if not (isinstance(error, WorkerUnreachable) and error.accepted):
                 self._prefill.keep(held)  # no worker has seen it
             raise
 

@@ -209,14 +209,14 @@ class WorkerDirectory:
             self._endpoints.setdefault(rank.id, rank)
 
     def mark_unreachable(self, worker: WorkerId) -> Sequence[WorkerId]:
-        """Mark the URL of a worker that refused a connection as down, until it answers a poll. Ignored if it was
-        removed.
+        """Mark the URL of a worker that refused a connection, or gave no sign of life, as down, until it answers a
+        poll. Ignored if it was removed.
 
         Returns all workers behind the URL.
         """
         behind = self.behind(worker)
         if behind and (server := behind[-1]).healthy:
-            log.warning("worker %s refuses connections; its queue is reassigned", server.id)
+            log.warning("worker %s cannot be reached; its queue is reassigned", server.id)
             server.healthy = server.assumed = False
             self.publish(server)
         return [each.id for each in behind]

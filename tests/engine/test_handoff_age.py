@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from . import prompts
-from .fleet import BLOCK_TOKENS, BLOCKS, VllmEngine
+from .fleet import BLOCK_TOKENS, BLOCKS, Router, VllmEngine
 from .nixl_pair import Pair, kept, read_late, router_before, running_pair
 from .processes import Server, wait_until
-from .wire import COMPLETIONS, Json, call, get, listed
+from .wire import COMPLETIONS, Json, call, get, listed, mapped
 
 pytestmark = pytest.mark.engine
 
@@ -86,6 +86,11 @@ def pooled(url: str) -> int:
     return int(float(found[1])) if found else 0
 
 
+def at(router: Router, engine: VllmEngine) -> int:
+    """Return how many requests a router has sent to an engine that have not ended."""
+    return int(str(mapped(mapped(router.get("/fairness")["workers"])[engine.url.removeprefix("http://")])["running"]))
+
+
 def answer_after_the_lease(pair: Pair, logs: Path, oldest: int) -> str:
     """Return the answer to a call whose prompt is prefilled, but for which the decode engine has no room until the
     lease of the prompt is over.
@@ -135,3 +140,19 @@ def test_without_a_limit_of_age_a_prompt_is_fetched_late(pair: Pair, logs: Path)
     before = fetched_late(pair.prefill)
     assert answer_after_the_lease(pair, logs, oldest=600) != truth(pair)
     assert fetched_late(pair.prefill) == before + 1
+
+
+def test_a_decode_engine_that_stood_still_answers_as_one_engine(pair: Pair, logs: Path) -> None:
+    """It was sent a prompt in time, and fetches it after its lease: the client gets no such answer."""
+    router = router_before(pair, logs, *FLAGS, "--handoff-seconds=2")
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            with standing_still(pair.decode):
+                asked = thread.submit(httpx.post, router.url + COMPLETIONS, json=LATE, trust_env=False, timeout=120.0)
+                wait_until(lambda: at(router, pair.decode) == 1, 20, "the prompt is at the decode engine")
+                outlast_lease(pair.prefill, monotonic())
+            answer = asked.result()
+        router.wait_settled()
+    finally:
+        router.stop()
+    assert text_of(answer.json()) == truth(pair)

@@ -307,6 +307,42 @@ async def test_a_stream_whose_decode_worker_dies_goes_on_through_another_prefill
         assert content_of(events(start + await post.read())) == "one two three"
 
 
+async def test_a_decode_worker_that_may_fetch_too_late_gives_no_answer() -> None:
+    """It stands still with its call until the prompt is too old: the call is closed, and the prompt prefilled again."""
+    async with (
+        tiers(decode=2, handoff_seconds=1.0, retry_budget=0.0, retry_floor=0) as ((prefill,), decode, router),
+        router.post(chat()) as post,
+    ):
+        await keep(await prefill.call(), b'{"number":1}')
+        still, number = await either(decode)
+        decode[number].ignores_polls = True
+        again = await prefill.call()
+        await still.wait_closed()
+        await keep(again, b'{"number":2}')
+        call = await decode[1 - number].call()
+        assert call.json["kv_transfer_params"] == {"number": 2}
+        await call.answer()
+        assert b"yes" in await post.read()
+        await router.until_all_ended()
+        (client,) = (await router.fairness())["clients"].values()
+    assert client["service"]["output"] == 1
+
+
+async def test_a_decode_worker_that_reads_its_calls_may_take_its_time() -> None:
+    """It has no answer when the prompt is too old to be sent, but it gives a sign of life then."""
+    async with (
+        tiers(handoff_seconds=1.0, poll_interval=3600) as ((prefill,), (decode,), router),
+        router.post(chat()) as post,
+    ):
+        await keep(await prefill.call())
+        call = await decode.call()
+        decode.polls.clear()
+        await until(lambda: [poll.path for poll in decode.polls] == ["/health"])
+        await call.answer()
+        assert (await post.response()).status == 200
+        assert prefill.calls.empty()
+
+
 async def test_an_old_hand_off_is_released_and_never_decoded() -> None:
     """While no decode worker has room it becomes too old; then it is prefilled again, free for its client."""
     async with tiers(window="fixed", max_inflight=1, handoff_seconds=1.0) as ((prefill,), (decode,), router):

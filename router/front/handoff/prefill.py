@@ -1,6 +1,7 @@
 """The call to a prefill worker, and what that worker keeps until a decode worker fetches it."""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from router.api.body.call import Call
@@ -12,6 +13,7 @@ from router.core.model.events import Fault, Prefilled
 from router.core.model.request import RequestId, WorkerId
 from router.errors import RouterError
 from router.front.byte_budget import Hold
+from router.front.handoff.fetch import fetching
 from router.front.handoff.releases import HeldPrompt, PromptReleases
 from router.front.outgoing import HELD_BYTES, OutgoingCall
 from router.front.verdict import FailedAttempt, failure, refusal
@@ -94,6 +96,12 @@ class Prefill:
             self._release_timer.cancel()
         held, self._held = self._held, None
         return held
+
+    def fetching(self, held: HeldPrompt, worker: WorkerId) -> AbstractAsyncContextManager[None]:
+        """Return a context in which to wait for the answer of a worker that is to fetch a taken prompt. Raises
+        FetchTooLate there if the worker may have been too late.
+        """
+        return fetching(held, worker, self._releases, self._scheduler_client.clock())
 
     def release(self) -> None:
         """Release the kept prompt, if there is one, because nobody will fetch it."""

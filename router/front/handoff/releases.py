@@ -17,8 +17,8 @@ from router.upstream.connections import WorkerConnections
 from router.upstream.http_client import IdleTimeouts
 
 RELEASE_SECONDS: Final = 2.0
-"""How long a decode worker may take to refuse a call; and how long after `handoff_seconds` a release is still sent, as
-the lease is 5 s longer at least."""
+"""How long a decode worker may take to refuse a call, or to give a sign of life; and how long after `handoff_seconds` a
+release is still sent, as the lease is 5 s longer at least."""
 MAX_RELEASES: Final = 256
 """Releases under way at most. What is not released is freed by the lease."""
 
@@ -55,6 +55,18 @@ class PromptReleases:
         task = asyncio.get_running_loop().create_task(self._send(worker, held.params))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def is_alive(self, worker: WorkerId) -> bool:
+        """Return whether a worker gives a sign of life within `RELEASE_SECONDS`."""
+        timeouts = IdleTimeouts(RELEASE_SECONDS, RELEASE_SECONDS)
+        try:
+            upstream = await self._connections.forward(
+                worker, "/health", b"", RequestId("d2lpm-alive"), timeouts, method="GET"
+            )
+        except (RouterError, KeyError):  # KeyError: it has left meanwhile
+            return False
+        upstream.close()
+        return True
 
     async def __aenter__(self) -> Self:
         return self
