@@ -89,7 +89,7 @@ class Reading:
     """The service gap that the router reports, the largest over its workers; None if it reports none."""
 
     service_gap: float | None = None
-    """As in `router.core.clients.service_gap`; with the window off, nothing waits in the router: no gap."""
+    """As in `router.core.clients.fairness`; with the window off, nothing waits in the router: no gap."""
     service_gap_bound: float | None = None
 
     def joined(self, other: "Reading") -> "Reading":

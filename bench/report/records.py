@@ -53,7 +53,7 @@ class WorkerTotals(NamedTuple):
     waiting_tokens_p95: float
     """Uncached tokens of these requests."""
     service_gap: float
-    """The largest `router.core.clients.service_gap`, sampled at every poll and every report of progress."""
+    """The largest `router.core.clients.fairness`, sampled at every poll and every report of progress."""
     service_gap_bound: float | None
     """None if the policy has no bound."""
 

@@ -16,9 +16,8 @@ from math import inf
 from typing import Final
 
 from router.core.cache.prefix_map import PrefixMap
-from router.core.clients.fairness import Fairness
+from router.core.clients.fairness import Fairness, Outstanding
 from router.core.clients.ledger import Bill, Ledger
-from router.core.clients.service_gap import Outstanding
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.in_flight import InFlight
 from router.core.fleet.worker_state import WorkerState

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from math import inf
 
-from router.core.clients.service_gap import Outstanding
+from router.core.clients.fairness import Outstanding
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.request import Leg, Role, WorkerId, decode_route

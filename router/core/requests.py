@@ -13,8 +13,8 @@ from typing import Final
 
 from router.core.cache.cache_model import PinnedRun
 from router.core.cache.prefix_map import Lookup
+from router.core.clients.fairness import Outstanding
 from router.core.clients.ledger import Bill
-from router.core.clients.service_gap import Outstanding
 from router.core.fleet.health import HealthRules
 from router.core.fleet.in_flight import InFlight
 from router.core.fleet.worker_state import WorkerState

@@ -49,10 +49,9 @@ from typing import Final
 from router.core.attempts import Attempts
 from router.core.cache.prefix_map import Lookup, Oracle, PrefixMap
 from router.core.clients.backlog import Backlog
-from router.core.clients.fairness import Fairness
+from router.core.clients.fairness import Fairness, Outstanding
 from router.core.clients.ledger import Ledger
 from router.core.clients.queue_limits import QueueLimits
-from router.core.clients.service_gap import Outstanding
 from router.core.clients.shares import Shares
 from router.core.fleet.cluster import Cluster
 from router.core.fleet_view import SchedulerView

@@ -163,7 +163,7 @@ class WorkerReport:
     """Capacity of its KV cache in tokens; None while unknown."""
     service_gap: float | None
     """Largest difference in service between two clients that wait in its queue, in cost units per weight; None where
-    nothing bounds it (`router.core.clients.service_gap`)."""
+    nothing bounds it (`router.core.clients.fairness`)."""
     service_gap_bound: float | None
     """What the service gap cannot exceed, in cost units per weight; None where nothing bounds it."""
     cache: WorkerCacheReport | None = None

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from router.core.fleet.engine_limits import LEAST_REACH
+from router.core.fleet.window import LEAST_REACH
 
 from . import prompts
 from .conftest import StartRouter

@@ -26,7 +26,7 @@ QUANTUM = 300
 RESERVED = NARROW * OUTPUT
 """The most output tokens reserved for one client, which may have all places."""
 BOUND = 2 * (INPUT + 2 * RESERVED + QUANTUM) + 2 * NARROW * INPUT
-"""Bound of the gap per weight (`router.core.clients.service_gap`), for uncached prompts of known sizes and limits.
+"""Bound of the gap per weight (`router.core.clients.fairness`), for uncached prompts of known sizes and limits.
 
 In cost units: one per input token, two per output token.
 """

@@ -22,7 +22,7 @@ PLACES: Final = 2 * WINDOW
 """Calls that both workers take at a time."""
 INPUT, OUTPUT, QUANTUM = 200, 20, 300
 BOUND: Final = 2 * (INPUT + 2 * PLACES * OUTPUT + QUANTUM) + 2 * PLACES * INPUT
-"""Bound of the gap per weight (`router.core.clients.service_gap`), for uncached prompts of known sizes and limits.
+"""Bound of the gap per weight (`router.core.clients.fairness`), for uncached prompts of known sizes and limits.
 
 In cost units: one per input token, two per output token.
 """

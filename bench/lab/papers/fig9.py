@@ -84,7 +84,7 @@ class Figure9(Experiment):
         """Return times in seconds and actual service in cost units.
 
         spread: the largest difference between clients since all were active. gap/bound: the largest of any worker
-        against its bound (`router.core.clients.service_gap`). alone: how long one client got nine tenths of the
+        against its bound (`router.core.clients.fairness`). alone: how long one client got nine tenths of the
         service.
         """
         end = summary["last_end_s"] or result.seconds

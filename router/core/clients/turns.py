@@ -13,7 +13,7 @@ wait one round for each of its client's requests that were answered meanwhile, a
 if the client weighs less than the mean.
 
 The *lag* of a client is how far it is behind an even share of the fleet's service, by weight, in cost units. The
-service gap (`service_gap`) compares clients while both have requests in the router's queue. That is the theorem's
+service gap (`fairness`) compares clients while both have requests in the router's queue. That is the theorem's
 notion and has a bound, but it never sees a client with one request at a time, whose interval ends with each dispatch.
 The lag counts every client with a request anywhere, waiting or in flight. It is the lag of fair queueing: what an even
 division would have served the client, minus what it was served.
@@ -28,14 +28,82 @@ division would have served the client, minus what it was served.
 
 While the same clients are active and one waits all the time, its lag is a weighted mean of its gaps to all of them, so
 it does not exceed the largest of these. Nothing bounds the lag of a client whose requests also wait in the engines.
+
+Sums and maxima over the last minute are kept in steps of one second, with bounded memory and constant cost per
+addition.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from router.core.clients.last_minute import MinuteMaximum, MinuteSums
 from router.core.model.request import ClientId, RequestId
+
+MINUTE: Final = 60.0
+"""Length of the window in seconds. One second more may be counted, because values of one second are kept together."""
+
+
+class MinuteSums:
+    """Two sums over the same events."""
+
+    __slots__ = ("_first", "_second", "_seconds")
+
+    def __init__(self) -> None:
+        self._seconds: deque[list[float]] = deque()
+        """Each second with an addition, and what was added to both sums in it."""
+        self._first = self._second = 0.0
+
+    def add(self, first: float, second: float, now: float) -> None:
+        """Add to both sums. `now` must not decrease."""
+        at = int(now)
+        seconds = self._seconds
+        if seconds and (last := seconds[-1])[0] == at:
+            last[1] += first
+            last[2] += second
+        else:
+            self._forget(now)
+            seconds.append([at, first, second])
+        self._first += first
+        self._second += second
+
+    def totals(self, now: float) -> tuple[float, float]:
+        """Return both sums over the last minute."""
+        self._forget(now)
+        return self._first, self._second
+
+    def _forget(self, now: float) -> None:
+        seconds = self._seconds
+        while seconds and seconds[0][0] < now - MINUTE:
+            _, first, second = seconds.popleft()
+            self._first -= first
+            self._second -= second
+        if not seconds:  # drop accumulated rounding errors
+            self._first = self._second = 0.0
+
+
+class MinuteMaximum:
+    """The largest value of the last minute."""
+
+    __slots__ = ("_falling",)
+
+    def __init__(self) -> None:
+        self._falling: deque[tuple[int, float]] = deque()
+        """Seconds, oldest first, with their values; each value is larger than all later ones."""
+
+    def add(self, value: float, now: float) -> None:
+        """Add a value. `now` must not decrease."""
+        falling = self._falling
+        while falling and falling[-1][1] <= value:
+            falling.pop()
+        if not falling or falling[-1][0] != int(now):
+            falling.append((int(now), value))
+
+    def largest(self, now: float) -> float:
+        """Return the largest value of the last minute; 0 if there was none."""
+        while self._falling and self._falling[0][0] < now - MINUTE:
+            self._falling.popleft()
+        return self._falling[0][1] if self._falling else 0.0
+
 
 IDLE_SECONDS: Final = 0.5
 """A client without a request for this long is no longer active: longer than an answer and the next request are under

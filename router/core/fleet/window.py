@@ -2,15 +2,221 @@
 
 What the engine has not started waits in the engine's own queue, where the router's order no longer applies. The window
 bounds that queue, and all other requests wait in the router.
+
+A learned window finds out how much the engine starts in a step, how many requests it runs, and how many tokens it can
+hold. Each of its limits is infinite, or the smallest sensible value, until observations move it.
 """
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
-from router.core.fleet.engine_limits import EngineReport, KvLimit, RequestLimit, TokenLimit, UnstartedLimit
 from router.core.fleet.service_rate import Turnover
 from router.core.model.load import Limits, Load
+
+FEWEST_TOKENS = 4096
+"""Unstarted tokens that are always admitted: two steps of vLLM by default, half a step of SGLang."""
+TOKEN_STEPS = 2.5
+"""Steps whose tokens may be unstarted: the step being computed, the next one, and half a step more, so that a limit
+that is too low grows.
+"""
+BURST_STEPS = 2
+"""The same if a single step was seen to start many more tokens than the average step."""
+PEAK_DECAY = 0.999
+"""Factor by which the most that a step was seen to start decays with each start."""
+FEWEST_REQUESTS = 16
+"""Unstarted requests that are always admitted to an engine that reports no metrics."""
+REQUEST_STEPS = 4
+"""Steps whose requests may be unstarted at such an engine: requests per step vary more than tokens per step."""
+LEAST_REACH, MOST_REACH = 1.5, 20.0
+"""Steps whose requests may wait for a place in the batch; more if they take long to get one."""
+REACH_GROWTH, REACH_DECAY = 1.25, 0.97
+FALL = 0.25
+"""Share of the way down to a lower number of running requests that each report takes."""
+LEAST_GROWTH, MOST_GROWTH, ACCELERATION = 0.001, 0.05, 1.035
+"""Relative growth, per report, of a limit of KV tokens that holds requests back, and the growth of that growth."""
+NEAR = 0.9
+"""Share of the limit of KV tokens that must have been in use before the limit may be too low."""
+
+
+class EngineReport(NamedTuple):
+    """An engine's own report of its load, beside what the router knows at that moment."""
+
+    running: int
+    waiting: int
+    requests: int
+    """Requests in flight from this router."""
+    unstarted: int
+    new: int
+    """Of the unstarted, those sent within the last step, which the engine may not have seen yet."""
+    guessed: int
+    """Requests without streaming that are guessed to have started."""
+    kv_tokens: int
+    """KV tokens held by started requests."""
+    most_kv_tokens: int
+    """The highest value of `kv_tokens` since the previous report."""
+    places: int | None = None
+    """The most requests that the engine runs at a time; None if it does not report that."""
+
+
+class TokenLimit:
+    """Limit of unstarted tokens."""
+
+    __slots__ = ("_average", "_burst", "_most", "limit", "low")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._average = self._burst = 0.0
+        self._set()
+
+    def learn(self, turnover: Turnover) -> None:
+        """Update the limit after a start. Only the most ever seen counts, since an engine with little to do starts
+        less.
+        """
+        self._average = max(self._average * PEAK_DECAY, turnover.tokens)
+        self._burst = max(self._burst * PEAK_DECAY, turnover.burst_tokens)
+        self._set()
+
+    def _set(self) -> None:
+        wanted = max(FEWEST_TOKENS, TOKEN_STEPS * self._average, BURST_STEPS * self._burst)
+        self.limit = int(min(self._most, wanted))
+        self.low = self.limit / 2
+
+
+class UnstartedLimit:
+    """Limit of unstarted requests at an engine that reports no metrics.
+
+    Such an engine does not show that requests wait in it for a place, and with short prompts tokens alone are no bound.
+    """
+
+    __slots__ = ("_average",)
+
+    def __init__(self) -> None:
+        self._average = 0.0
+
+    def learn(self, turnover: Turnover) -> None:
+        """Update the limit after a start, as in `TokenLimit.learn`."""
+        self._average = max(self._average * PEAK_DECAY, turnover.requests)
+
+    @property
+    def limit(self) -> int:
+        return max(FEWEST_REQUESTS, int(REQUEST_STEPS * self._average))
+
+
+class RequestLimit:
+    """Requests in flight: those that the engine runs, and a few that wait for a place."""
+
+    __slots__ = ("_foreign_waiting", "_guessed", "_reach", "_spare", "_turnover", "limit", "places")
+
+    def __init__(self) -> None:
+        self.places = inf
+        """How many of this router's requests the engine runs at a time; infinite while none was said to wait."""
+        self.limit = inf
+        self._spare = 1
+        self._reach = LEAST_REACH
+        self._turnover = 0.0
+        self._foreign_waiting = 0
+        self._guessed = 0
+
+    def admits_more(self, unstarted: int, guessed: int) -> bool:
+        """Return whether a request may go beyond the limit: while fewer wait than should, so that a limit that is too
+        low grows. Requests only guessed to have started since the last report count as waiting.
+        """
+        return unstarted + max(0, guessed - self._guessed) + self._foreign_waiting < self._spare
+
+    def learn(self, turnover: Turnover) -> None:
+        """Update the spare requests after a start."""
+        self._turnover = turnover.requests
+        self._set()
+
+    def on_report(self, report: EngineReport) -> None:
+        """Update the number of places by an engine's report.
+
+        If requests wait in the engine, this router has its share of the places. If none waits, there may be more places
+        than known. Waiting requests unknown here belong to another router, were preempted, or were wrongly guessed to
+        have started. Requests that wait only for the next step to begin show neither.
+        """
+        self._foreign_waiting = max(0, report.waiting - report.unstarted)
+        self._guessed = report.guessed
+        if report.waiting > report.new and report.running:
+            share = report.requests * report.running / (report.running + report.waiting)
+            if self.places < inf and share < self.places:
+                self.places += FALL * (share - self.places)
+            else:
+                self.places = share
+            self._reach = max(LEAST_REACH, self._reach * REACH_DECAY)
+        elif not report.running and not report.requests:
+            self.places = inf
+        elif not report.waiting and report.requests >= self.limit:
+            if report.running < self.places:
+                self._reach = min(MOST_REACH, self._reach * REACH_GROWTH)
+            self.places = max(self.places, min(report.running, report.requests)) + 1.0
+        if report.places is not None:
+            # SGLang reports at its prefills, and does not count prefilled requests as running then, so its reports may
+            # never show how many run.
+            self.places = min(self.places, report.places)
+        self._set()
+
+    def on_overload(self, requests: int) -> None:
+        """Lower the limit: the engine refused a request while it had `requests` in flight. Later reports raise the
+        limit again.
+        """
+        self.places = min(self.places, max(1.0, float(requests - self._spare)))
+        self._reach = LEAST_REACH
+        self._set()
+
+    def _set(self) -> None:
+        self._spare = 1 + int(self._reach * self._turnover)
+        self.limit = self.places + self._spare
+
+
+class KvLimit:
+    """Limit of KV tokens that the requests in flight may come to hold."""
+
+    __slots__ = ("_capacity_known", "_growth", "_last_preempted", "_preempted", "limit")
+
+    def __init__(self) -> None:
+        self.limit = inf
+        self._capacity_known = False
+        self._growth = LEAST_GROWTH
+        self._last_preempted = 0
+        self._preempted = 0
+
+    def set_capacity(self, tokens: int) -> None:
+        """Set the KV capacity that the engine reported. Nothing is left to learn."""
+        self.limit = float(tokens)
+        self._capacity_known = True
+
+    def on_report(self, report: EngineReport, *, held_back: bool) -> None:
+        """Learn the limit: the tokens held when started requests had to wait again, which means they were preempted.
+
+        Two reports in a row must show it, since a single one may be older than what is known here. The limit grows
+        while it is reached and nothing is preempted. `held_back`: whether a request is likely to wait here because of
+        the limit.
+        """
+        if self._capacity_known:
+            return
+        before, self._preempted = self._preempted, self._lasting_preempted(report)
+        started = max(1, report.requests - report.unstarted)
+        held = report.most_kv_tokens * (1 - min(before, started) / started)
+        if self._preempted > before and held > 0:
+            self.limit = min(self.limit, held)
+            self._growth = LEAST_GROWTH
+        elif self.limit < inf:
+            if not report.waiting:
+                self.limit = max(self.limit, report.kv_tokens)
+            if held_back and report.most_kv_tokens >= NEAR * self.limit:
+                self._growth = min(MOST_GROWTH, self._growth * ACCELERATION)
+                self.limit *= 1 + self._growth
+
+    def _lasting_preempted(self, report: EngineReport) -> int:
+        """Return the started requests that waited at both this report and the previous one; 0 if they may be other
+        routers'.
+        """
+        ours = report.running + report.waiting <= report.requests + 1
+        preempted = max(0, report.waiting - report.unstarted - report.guessed) if ours else 0
+        before, self._last_preempted = self._last_preempted, preempted
+        return min(before, preempted)
 
 
 class Window(Protocol):

@@ -5,17 +5,15 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from router.core.fleet.engine_limits import EngineReport
 from router.core.fleet.engine_work import EngineWork
 from router.core.fleet.health import DEFAULT_RULES, Backoff, Health, HealthRules, SilenceTimeout
-from router.core.fleet.in_flight import InFlight, InFlightTable
+from router.core.fleet.in_flight import InFlight, InFlightTable, KvPeakForecast
 from router.core.fleet.service_rate import ServiceRate
-from router.core.fleet.window import Window
+from router.core.fleet.window import EngineReport, Window
 from router.core.fleet.worker_index import WorkerIndex
 from router.core.model.events import WorkReport
 from router.core.model.load import Load
 from router.core.model.request import RequestId, Worker
-from router.core.predict.kv_forecast import KvPeakForecast
 from router.core.predict.mean_output import WorkerMean
 
 EARLY_PREFILL_SHARE = 0.7

@@ -3,7 +3,7 @@
 A limit costs a client nothing to set. What a request will hold of a worker's KV cache is predicted from the lengths of
 its client's answers as a share of their limits: the whole limit if limits are exact, little if every request sets the
 same large one. And no answer is predicted to be longer than a few times the mean of those before it, whatever its
-limit. One that is grows in the forecast as it streams (`kv_forecast`).
+limit. One that is grows in the forecast as it streams (`fleet/in_flight`).
 """
 
 from dataclasses import dataclass

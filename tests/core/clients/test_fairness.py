@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.clients.fairness import WAITS_KEPT, Fairness, RecentService, jain_index, percentile
-from router.core.clients.last_minute import MINUTE
-from router.core.clients.service_gap import Outstanding
+from router.core.clients.fairness import WAITS_KEPT, Fairness, Outstanding, RecentService, jain_index, percentile
 from router.core.clients.shares import Shares
+from router.core.clients.turns import MINUTE
 from router.core.fleet.window import FixedWindow
 from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId, Request, RequestId, WorkerId

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.clients.last_minute import MINUTE, MinuteMaximum, MinuteSums
+from router.core.clients.turns import MINUTE, MinuteMaximum, MinuteSums
 
 steps = st.lists(st.tuples(st.floats(0, 40), st.integers(-5, 100)), max_size=30)
 

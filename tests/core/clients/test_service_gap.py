@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.clients.service_gap import PAIR_LIMIT, BoundMeter, GapMeter, Outstanding
+from router.core.clients.fairness import PAIR_LIMIT, BoundMeter, GapMeter, Outstanding
 from router.core.model.cost import LinearCost, Tokens
 from router.core.model.request import ClientId
 

@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from router.core.clients.last_minute import MINUTE
-from router.core.clients.turns import IDLE_SECONDS, LEAST_ROUND_SECONDS, NOT_ACTIVE, EvenShare, Lag, Turns
+from router.core.clients.turns import IDLE_SECONDS, LEAST_ROUND_SECONDS, MINUTE, NOT_ACTIVE, EvenShare, Lag, Turns
 from router.core.model.request import ClientId, RequestId
 
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd")]

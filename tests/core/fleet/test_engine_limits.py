@@ -4,7 +4,8 @@ from math import inf
 
 import pytest
 
-from router.core.fleet.engine_limits import (
+from router.core.fleet.service_rate import Turnover
+from router.core.fleet.window import (
     FEWEST_REQUESTS,
     FEWEST_TOKENS,
     EngineReport,
@@ -13,7 +14,6 @@ from router.core.fleet.engine_limits import (
     TokenLimit,
     UnstartedLimit,
 )
-from router.core.fleet.service_rate import Turnover
 
 
 def report(

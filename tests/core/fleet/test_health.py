@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.fleet.engine_limits import FEWEST_REQUESTS
 from router.core.fleet.health import (
     FULL_TRUST,
     Condition,
@@ -13,7 +12,7 @@ from router.core.fleet.health import (
     SilenceRules,
     SilenceTimeout,
 )
-from router.core.fleet.window import FixedWindow
+from router.core.fleet.window import FEWEST_REQUESTS, FixedWindow
 from router.core.model.commands import Refusal
 from router.core.model.events import Fault, Returned, WorkerAnswered
 from router.core.model.request import RequestId, WorkerId

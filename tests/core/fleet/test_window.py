@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.fleet.engine_limits import FEWEST_REQUESTS, EngineReport
 from router.core.fleet.service_rate import Turnover
-from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow
+from router.core.fleet.window import FEWEST_REQUESTS, EngineReport, FixedWindow, LearnedWindow, NoWindow
 from router.core.model.load import Limits, Load
 
 windows = st.builds(FixedWindow, st.integers(1, 5), st.integers(1, 50))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.model.prompt_key import CHUNK_BYTES
-from router.core.predict.measured_prefixes import MeasuredPrefixes
+from router.core.predict.token_estimates import MeasuredPrefixes
 from tests.core.scenario import key
 
 

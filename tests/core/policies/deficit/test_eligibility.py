@@ -7,9 +7,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, Request, RequestId
-from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH, FRESH_AND_SPARSE, OVERDUE, SPARSE, Eligibility
+from router.core.policies.deficit.eligibility import (
+    ELIGIBLE,
+    FRESH,
+    FRESH_AND_SPARSE,
+    OVERDUE,
+    SPARSE,
+    STEPS,
+    Eligibility,
+    Rounds,
+)
 from router.core.policies.deficit.parameters import DeficitParameters
-from router.core.policies.deficit.rounds import STEPS, Rounds
 
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd")]
 MODELS = ("llama", "qwen")

@@ -5,8 +5,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.fleet.in_flight import LEAST_MORE, KvPeakForecast
 from router.core.model.request import RequestId
-from router.core.predict.kv_forecast import LEAST_MORE, KvPeakForecast
 
 
 def forecast(*spans: tuple[int, int]) -> KvPeakForecast:
