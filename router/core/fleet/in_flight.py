@@ -21,9 +21,14 @@ from operator import add, mul
 from typing import Final
 
 from router.core.fleet.service_rate import Burst
+from router.core.model.load import Load
 from router.core.model.request import RequestId
 from router.core.predict.output_length import remaining_beyond
 
+EARLY_PREFILL_SHARE: Final = 0.7
+"""Share of the learned prefill time after which prefill is guessed to be over. A late guess would leave the engine
+idle, an early one only lets a little more wait there.
+"""
 LEAST_MORE: Final = 16.0
 """Minimum of the tokens still to come, whatever the maximum: the clock is only that of the average stream."""
 
@@ -201,6 +206,7 @@ class InFlightTable:
         self._start_guesses: deque[tuple[float, InFlight]] = deque()
         """Unstarted requests that will never show their start, and when to guess it. Some may be gone."""
         self._dispatches = 0
+        self.kv_forecast: Final = KvPeakForecast()
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -221,6 +227,7 @@ class InFlightTable:
 
     def add(
         self,
+        request: RequestId,
         uncached_tokens: int,
         now: float,
         *,
@@ -229,8 +236,10 @@ class InFlightTable:
         answers: int = 1,
         cached_tokens: int = 0,
         fetched_tokens: int = 0,
+        output: float = 0.0,
+        most_output: float = inf,
     ) -> InFlight:
-        """Add a dispatched request."""
+        """Add a dispatched request. `output`: its predicted output tokens; `most_output`: their maximum."""
         self._dispatches += 1
         flight = InFlight(
             self._dispatches,
@@ -249,6 +258,7 @@ class InFlightTable:
         self.requests[flight] = self.waiting[flight] = None
         self.unstarted_tokens += uncached_tokens
         self.context_tokens += flight.context_tokens
+        flight.hold = self.kv_forecast.add(request, flight.new_tokens, output, most_output)
         return flight
 
     def count_output(self, flight: InFlight, tokens: int) -> None:
@@ -308,6 +318,7 @@ class InFlightTable:
         self.guessed += guessed
         self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens += flight.new_tokens
+        self.kv_forecast.start_growth(flight.hold)
 
     def remove(self, flight: InFlight, now: float) -> None:
         """Remove a request that ended."""
@@ -323,6 +334,39 @@ class InFlightTable:
             self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens -= flight.output
         self.context_tokens -= flight.context_tokens
+        self.kv_forecast.remove(flight.hold)
+
+    def load(
+        self, now: float, seconds_per_token: float | None, low_tokens: float, next_output: float, kv_limit: float
+    ) -> tuple[Load, float]:
+        """Return the load at this time, and when time alone changes it, in seconds; infinite if never.
+
+        `seconds_per_token`: prefill time, for what is left of the request that is computed; None if it may not be
+        computed yet. `low_tokens`, `kv_limit`: those of the window. `next_output`: mean output of one more request.
+        """
+        ahead: float = self.unstarted_tokens
+        low_at = inf
+        if self.waiting and seconds_per_token is not None:
+            ahead, low_at = self._prefill_left(now, seconds_per_token, low_tokens)
+        peak = self.kv_forecast.peak(next_output, kv_limit)
+        load = Load(len(self.requests), len(self.waiting), self.unstarted_tokens, ahead, self.guessed, peak)
+        return load, min(self.next_guess, low_at)
+
+    def _prefill_left(self, now: float, seconds_per_token: float, low_tokens: float) -> tuple[float, float]:
+        """Return the unstarted tokens left to compute, and when no more are left than `low_tokens`.
+
+        Only the first unstarted request counts as being computed. The time is infinite if only a start can bring it
+        about.
+        """
+        first, unstarted = self.head_tokens, self.unstarted_tokens
+        done = (now - self.head_since) / (EARLY_PREFILL_SHARE * seconds_per_token)
+        ahead = unstarted - min(done, first)
+        excess = unstarted - low_tokens
+        if 0 < excess <= first:
+            time = self.head_since + EARLY_PREFILL_SHARE * (excess + 1) * seconds_per_token
+            if time > now:
+                return ahead, time
+        return ahead, inf
 
     def _move_head(self, leaving: InFlight, now: float) -> None:
         """Update `head_since` if the first unstarted request is leaving."""

@@ -346,23 +346,18 @@ class LearnedWindow:
     """Whether the engine reports its load; assumed until it was polled."""
     _typical_tokens: float = field(default=1.0, init=False)
     """Recent mean of the uncached input of one request."""
+    kv_limit: float = field(default=inf, init=False)
+    low_tokens: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._tokens = TokenLimit(self.unstarted_tokens)
         self._places = RequestLimit()
         self._kv = KvLimit()
         self._starts = UnstartedLimit()
+        self.low_tokens = self._tokens.low
 
     def fresh(self) -> "LearnedWindow":
         return LearnedWindow(self.requests, self.unstarted_tokens)
-
-    @property
-    def kv_limit(self) -> float:
-        return self._kv.limit
-
-    @property
-    def low_tokens(self) -> float:
-        return self._tokens.low
 
     @property
     def limits(self) -> Limits:
@@ -389,19 +384,21 @@ class LearnedWindow:
         if not self._reports and load.unstarted >= self._starts.limit:
             return False
         if load.unstarted == 0:
-            return load.kv_peak <= self._kv.limit or requests == 0
-        if load.kv_peak + uncached_tokens > self._kv.limit:
+            return load.kv_peak <= self.kv_limit or requests == 0
+        if load.kv_peak + uncached_tokens > self.kv_limit:
             return False
-        return load.ahead_tokens + uncached_tokens <= self._tokens.limit or load.ahead_tokens <= self._tokens.low
+        return load.ahead_tokens + uncached_tokens <= self._tokens.limit or load.ahead_tokens <= self.low_tokens
 
     def full(self, load: Load) -> bool:
-        return load.requests >= self._places.places or load.kv_peak + self._typical_tokens > self._kv.limit
+        return load.requests >= self._places.places or load.kv_peak + self._typical_tokens > self.kv_limit
 
     def set_kv_capacity(self, kv_tokens: int) -> None:
         self._kv.set_capacity(kv_tokens)
+        self.kv_limit = self._kv.limit
 
     def on_start(self, turnover: Turnover) -> None:
         self._tokens.learn(turnover)
+        self.low_tokens = self._tokens.low
         self._places.learn(turnover)
         self._starts.learn(turnover)
         if turnover.tokens > 0.0:
@@ -410,7 +407,8 @@ class LearnedWindow:
     def on_report(self, load: Load, report: EngineReport) -> None:
         self._reports = True
         self._places.on_report(report)
-        self._kv.on_report(report, held_back=load.kv_peak + self._typical_tokens > self._kv.limit)
+        self._kv.on_report(report, held_back=load.kv_peak + self._typical_tokens > self.kv_limit)
+        self.kv_limit = self._kv.limit
 
     def on_empty_report(self) -> None:
         self._reports = False

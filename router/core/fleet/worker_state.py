@@ -7,7 +7,7 @@ from typing import Final
 
 from router.core.fleet.engine_work import EngineWork
 from router.core.fleet.health import DEFAULT_RULES, Backoff, Health, HealthRules, SilenceTimeout
-from router.core.fleet.in_flight import InFlight, InFlightTable, KvPeakForecast
+from router.core.fleet.in_flight import EARLY_PREFILL_SHARE, InFlight, InFlightTable
 from router.core.fleet.service_rate import ServiceRate
 from router.core.fleet.window import EngineReport, Window
 from router.core.fleet.worker_index import WorkerIndex
@@ -16,10 +16,6 @@ from router.core.model.load import Load
 from router.core.model.request import RequestId, Worker
 from router.core.predict.mean_output import WorkerMean
 
-EARLY_PREFILL_SHARE = 0.7
-"""Share of the learned prefill time after which prefill is guessed to be over. A late guess would leave the engine
-idle, an early one only lets a little more wait there.
-"""
 SILENCE_PREFILLS = 3.0
 """A worker may be silent for this many times the prefill time of its unstarted requests."""
 
@@ -55,7 +51,6 @@ class WorkerState:
         self._index = index
         index.set_load(worker.id, 0, has_room=True)
         self.in_flight: Final = InFlightTable()
-        self._kv_forecast = KvPeakForecast()
         self._backoff = Backoff()
         self._silence_seconds = rules.silence
         self.silence_timeout = SilenceTimeout(rules.answers)
@@ -171,6 +166,7 @@ class WorkerState:
             self._last_alive = now
         had_place = not self.window.full(self.load)
         flight = self.in_flight.add(
+            request,
             uncached_tokens,
             now,
             streamed=streamed,
@@ -178,13 +174,14 @@ class WorkerState:
             answers=answers,
             cached_tokens=cached_tokens,
             fetched_tokens=fetched_tokens,
+            output=output,
+            most_output=most_output,
         )
         if not streamed:
             prefill = self.service_rate.prefill_seconds(self.in_flight.unstarted_tokens)
             self.in_flight.guess_at(flight, now + EARLY_PREFILL_SHARE * prefill)
             if had_place:
                 flight.decoding_since = now + prefill
-        flight.hold = self._kv_forecast.add(request, flight.new_tokens, output, most_output)
         self.health.on_dispatch(flight)
         self._refresh_load()
         return flight
@@ -204,11 +201,11 @@ class WorkerState:
         if flight.started:
             return
         if seen:
-            if self._unaccounted_seen_tokens:
-                self._account_for_seen_tokens()
             for earlier in self.in_flight.guesses(before=flight.number):
                 earlier.decoding_since = min(earlier.decoding_since, now)
                 self._start(earlier, guessed=True)
+            if self._unaccounted_seen_tokens:
+                self._account_for_seen_tokens()
             flight.burst = self.service_rate.observe_start(
                 now,
                 flight.dispatched,
@@ -309,11 +306,10 @@ class WorkerState:
         """Remove a request that ended. `computed`: whether the engine computed any of it, instead of refusing it."""
         self._account_until(now)
         self.in_flight.remove(flight, now)
-        self._kv_forecast.remove(flight.hold)
-        self.health.on_end(flight)
-        self.service_rate.on_place_freed(now)
         if flight.started and (placed := self.in_flight.next_placeless()) is not None and not placed.streamed:
             placed.decoding_since = now + self.service_rate.prefill_seconds(placed.uncached_tokens)
+        self.health.on_end(flight)
+        self.service_rate.on_place_freed(now)
         if computed and not flight.streamed:
             self.service_rate.observe_unseen_end(flight.uncached_tokens)
         self._refresh_load()
@@ -375,11 +371,10 @@ class WorkerState:
 
     def _start(self, flight: InFlight, *, guessed: bool) -> None:
         self.in_flight.start(flight, self._now, guessed=guessed)
+        self._most_kv_tokens = max(self._most_kv_tokens, self.in_flight.kv_tokens)
         if flight.burst is None:
             self.service_rate.add_unseen_prefill(flight.uncached_tokens)
-        self._most_kv_tokens = max(self._most_kv_tokens, self.in_flight.kv_tokens)
         self.service_rate.count_start(flight.uncached_tokens)
-        self._kv_forecast.start_growth(flight.hold)
         self.window.on_start(self.service_rate.turnover)
 
     def _account_until(self, now: float) -> None:
@@ -396,10 +391,11 @@ class WorkerState:
         if self._unaccounted_seen_tokens:
             self._account_for_seen_tokens()
         if self._unaccounted_cost or self._unaccounted_tokens:
+            steps = max(0, self._unaccounted_tokens) / service_rate.streams
+            service_rate.add_service(self._unaccounted_cost, self._unaccounted_tokens, full=full)
             in_flight.kv_tokens += self._unaccounted_tokens
             self._most_kv_tokens = max(self._most_kv_tokens, in_flight.kv_tokens)
-            self._kv_forecast.advance(max(0, self._unaccounted_tokens) / service_rate.streams)
-            service_rate.add_service(self._unaccounted_cost, self._unaccounted_tokens, full=full)
+            in_flight.kv_forecast.advance(steps)
             self._unaccounted_cost, self._unaccounted_tokens = 0.0, 0
 
     def _account_for_seen_tokens(self) -> None:
@@ -408,27 +404,17 @@ class WorkerState:
 
     def _refresh_load(self) -> None:
         """Recompute the load, the room and the deadline."""
-        in_flight, window = self.in_flight, self.window
-        unstarted, next_guess = len(in_flight.waiting), in_flight.next_guess
-        ahead, low_at = (
-            self._prefill_left(in_flight.head_tokens)
-            if unstarted and not self.service_rate.last_start_delayed
-            else (in_flight.unstarted_tokens, inf)
+        window, service_rate = self.window, self.service_rate
+        is_open, silent_at = self._open, self._silent_at()
+        per_token = None if service_rate.last_start_delayed else service_rate.seconds_per_token
+        self.load, changes_at = self.in_flight.load(
+            self._now, per_token, window.low_tokens, self.mean_output.mean, window.kv_limit
         )
-        self.load = load = Load(
-            len(in_flight.requests),
-            unstarted,
-            in_flight.unstarted_tokens,
-            ahead,
-            in_flight.guessed,
-            self._kv_forecast.peak(self.mean_output.mean, window.kv_limit),
-        )
-        self.has_room = self._open and window.admits(load, 1)
+        self.has_room = is_open and window.admits(self.load, 1)
         resumes = self._backoff.until if self._now < self._backoff.until else inf
-        self._load_deadline = min(next_guess, low_at, resumes)
-        deadline = min(self._load_deadline, self._silent_at())
-        self._index.set_load(self.worker.id, load.requests, has_room=self.has_room)
-        self._index.set_deadline(self.worker.id, deadline)
+        self._load_deadline = min(changes_at, resumes)
+        self._index.set_load(self.worker.id, self.load.requests, has_room=self.has_room)
+        self._index.set_deadline(self.worker.id, min(self._load_deadline, silent_at))
 
     def _silent_at(self) -> float:
         """Return when the worker will have been silent for too long; infinite if it is idle, or silent already.
@@ -439,19 +425,3 @@ class WorkerState:
             return inf
         prefill = self.in_flight.unstarted_tokens * self.service_rate.seconds_per_token
         return self._last_alive + max(self._silence_seconds, SILENCE_PREFILLS * prefill)
-
-    def _prefill_left(self, first: int) -> tuple[float, float]:
-        """Return the unstarted tokens left to compute, and when no more are left than the window's `low_tokens`.
-
-        `first`: those of the first unstarted request. Only that one counts as being computed. The time is infinite if
-        only a start can bring it about.
-        """
-        in_flight, seconds_per_token = self.in_flight, self.service_rate.seconds_per_token
-        done = (self._now - in_flight.head_since) / (EARLY_PREFILL_SHARE * seconds_per_token)
-        ahead = in_flight.unstarted_tokens - min(done, first)
-        excess = in_flight.unstarted_tokens - self.window.low_tokens
-        if 0 < excess <= first:
-            time = in_flight.head_since + EARLY_PREFILL_SHARE * (excess + 1) * seconds_per_token
-            if time > self._now:
-                return ahead, time
-        return ahead, inf

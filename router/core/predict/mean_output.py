@@ -9,8 +9,7 @@ from typing import Final
 
 from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request
-from router.core.predict.output_length import OUTPUT_WEIGHT
-from router.core.predict.output_predictor import OutputPredictor, remaining_of
+from router.core.predict.output_length import OUTPUT_WEIGHT, OutputPredictor, remaining_of
 from router.core.predict.sliding_sum import SlidingSum, TimedAmount
 
 ATTEMPT_MEMORY: Final = 0.97

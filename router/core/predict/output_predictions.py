@@ -4,8 +4,7 @@ from collections import defaultdict
 
 from router.core.model.cost import Charge
 from router.core.model.request import Request, WorkerId
-from router.core.predict.output_length import OutputLengths, ReservedOutput
-from router.core.predict.output_predictor import OutputPredictor
+from router.core.predict.output_length import OutputLengths, OutputPredictor, ReservedOutput
 
 
 class OutputPredictions:

@@ -4,7 +4,7 @@ from math import inf
 from random import Random
 
 from router.core.model.request import Request
-from router.core.predict.output_predictor import OutputPredictor, remaining_of
+from router.core.predict.output_length import OutputPredictor, remaining_of
 
 
 class StatedLimit(OutputPredictor):

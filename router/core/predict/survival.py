@@ -14,7 +14,7 @@ from typing import Final
 
 from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import Request
-from router.core.predict.output_predictor import OutputPredictor
+from router.core.predict.output_length import OutputPredictor
 
 REFIT_SHARE: Final = 32
 """Lengths are sorted again once as many are new as this fraction (1/n) of all."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from router.core.model.request import Request
-from router.core.predict.output_predictor import OutputPredictor, remaining_of
+from router.core.predict.output_length import OutputPredictor, remaining_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from uvicorn.server import ServerState
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow
 from router.front.byte_budget import UnreadBytes
 from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, STREAM_WRITER, UNREAD_OWNER, Connections
-from router.front.http.corked_transport import CorkedTransport
 from router.front.http.deadlines import Awaiting, Deadlines
 from router.front.http.http_errors import (
     SUPPORTED_VERSIONS,
@@ -28,7 +27,7 @@ from router.front.http.http_errors import (
     named_protocol,
     parse_error,
 )
-from router.front.http.response_writer import StreamWriter, send
+from router.front.http.response_writer import CorkedTransport, StreamWriter, send
 from router.runtime.fair_timer import GRACE_SECONDS, fired_late
 
 EARLY_BYTES: Final = 64 * 1024

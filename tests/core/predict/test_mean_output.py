@@ -5,7 +5,7 @@ import pytest
 from router.core.model.cost import NOTHING, Charge, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.predict.mean_output import ClientMeans, RecentMean, WorkerMean
-from router.core.predict.output_predictor import OutputPredictor
+from router.core.predict.output_length import OutputPredictor
 
 SECONDS = 10.0
 

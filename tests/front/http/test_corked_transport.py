@@ -16,7 +16,7 @@ from router.front.byte_budget import ByteBudget
 from router.front.exchange import Exchange
 from router.front.http.connection import connection_class
 from router.front.http.connection_limits import Connections, FrontLimits
-from router.front.http.corked_transport import JOINED_BYTES, CorkedTransport
+from router.front.http.response_writer import JOINED_BYTES, CorkedTransport
 from tests.support.running import TIMEOUT_S, until
 
 HEAD_END = b"\r\n\r\n"

@@ -21,7 +21,7 @@ from uvicorn.server import Server, ServerState
 
 from router.front.http import connection, response_writer
 from router.front.http.connection import ClientConnection
-from router.front.http.corked_transport import CorkedTransport
+from router.front.http.response_writer import CorkedTransport
 from router.process.server import DrainingServer
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ from math import ceil, inf
 
 from router.core.model.cost import Charge
 from router.core.model.request import Request, RequestId, WorkerId
-from router.core.predict.output_predictor import OutputPredictor
+from router.core.predict.output_length import OutputPredictor
 
 
 @dataclass(slots=True)
