@@ -1,11 +1,18 @@
-"""Maps each path to its family of endpoints. Pure."""
+"""Maps each path to its family of endpoints. Pure.
 
+Azure has other names of paths: a deployment's, which names the model, and those below /openai/v1.
+"""
+
+import re
 from collections.abc import Mapping
 from typing import Final
 
+import orjson
+
 from router.api.answer.event_reader import EventReader
 from router.api.body.call import COMPLETIONS, Call, Head
-from router.api.body.error_bodies import ErrorShape
+from router.api.body.error_bodies import ErrorShape, load
+from router.api.body.json_edit import put_members
 from router.api.endpoints import embeddings, invocations, messages, responses, scoring, tokenizing
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.chat import parse_chat
@@ -14,6 +21,34 @@ from router.api.endpoints.other import parse_other
 from router.api.endpoints.plain import read_plain
 from router.api.family import Family
 from router.core.model.prompt_key import PromptHasher
+
+AZURE_PREFIX: Final = "/openai/"
+_DEPLOYMENT: Final = re.compile(
+    r"/openai/deployments/(.+?)/(chat/completions|completions|embeddings|audio/(?:transcriptions|translations|speech))/?"
+)
+_AZURE_VERSION_1: Final = "/openai/v1/"
+
+
+def without_azure(path: str) -> tuple[str, str | None]:
+    """Return OpenAI's name for a path of Azure's, with the model that it names in place of the body.
+
+    Any other path is returned unchanged, and without a model.
+    """
+    if not path.startswith(AZURE_PREFIX):
+        return path, None
+    if found := _DEPLOYMENT.fullmatch(path):
+        return f"/v1/{found[2]}", found[1]
+    return (path.removeprefix("/openai") if path.startswith(_AZURE_VERSION_1) else path), None
+
+
+def with_deployment(body: bytes, deployment: str) -> bytes:
+    """Set the model of a JSON object to the deployment of its path; any other body is unchanged.
+
+    A body that names another model would be for a model that the path does not name: the path counts, as at Azure.
+    """
+    fields = load(body)
+    return body if fields is None else put_members(body, {"model": orjson.dumps(deployment)}, fields)
+
 
 ROUTER_PATHS: Final = ("/v1/models", "/v1/usage")
 """Paths that the router answers itself, together with all paths below them."""

@@ -1,9 +1,10 @@
 """What a front asks of the scheduler: it submits requests, reports what becomes of them, and asks questions."""
 
 import asyncio
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar, assert_never, cast
+from typing import ClassVar, Final, Protocol, TypeVar, assert_never, cast
 
 from router.channel.messages import (
     Answered,
@@ -58,6 +59,9 @@ class WorkerObserver(Protocol):
 class EventObserver(Protocol):
     """Observes the events that this front sends; changes nothing."""
 
+    sent_types: ClassVar[Collection[type[FrontEvent]]]
+    """The event types to observe."""
+
     def observe_sent(self, event: FrontEvent) -> None:
         """Called after the event was sent."""
 
@@ -91,7 +95,7 @@ class SchedulerClient:
         self._answers: dict[int, asyncio.Future[AnswerValue]] = {}
         self._questions = 0
         self._workers: list[WorkerObserver] = []
-        self._observers: list[EventObserver] = []
+        self._observers: defaultdict[type[FrontEvent], list[EventObserver]] = defaultdict(list)
         self._report_timer: asyncio.TimerHandle | None = None
         self._steps = 0
 
@@ -116,7 +120,8 @@ class SchedulerClient:
 
     def attach(self, observer: EventObserver) -> None:
         """Add an observer of this front's events."""
-        self._observers.append(observer)
+        for kind in observer.sent_types:
+            self._observers[kind].append(observer)
 
     def __contains__(self, request: RequestId) -> bool:
         """Return whether this id is in use: its request is not settled, or the reply to it may still come."""
@@ -208,7 +213,7 @@ class SchedulerClient:
 
     def _send_event(self, event: FrontEvent) -> None:
         self._send(event)
-        for observer in self._observers:
+        for observer in self._observers.get(type(event), ()):
             observer.observe_sent(event)
 
     def _report_last_tokens(self, request: RequestId, usage: Usage | None) -> None:

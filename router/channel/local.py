@@ -14,11 +14,11 @@ def connect(client: SchedulerClient, host: SchedulerHost, *, encoded: bool = Fal
     """
 
     def deliver(message: SchedulerMessage) -> None:
-        client.receive(SCHEDULER_DECODER.decode(encode(message)) if encoded else message)
+        client.receive(SCHEDULER_DECODER.decode(encode(message)))
 
     def send(message: FrontMessage) -> None:
-        link.receive(FRONT_DECODER.decode(encode(message)) if encoded else message)
+        link.receive(FRONT_DECODER.decode(encode(message)))
 
-    link = host.connect(deliver)
-    client.connect(send)
+    link = host.connect(deliver if encoded else client.receive)
+    client.connect(send if encoded else link.receive)
     return link

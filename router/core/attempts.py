@@ -378,8 +378,8 @@ class Attempts:
             self._blocks.end(attempt.blocks, stored=computed)
         self._fairness.attempt_ended(request, worker.worker.id, attempt.outstanding)
         worker.remove(attempt.flight, now, computed=computed)
-        if computed:
-            self._gate.attempt_ended(worker, attempt.leg, now)
+        if computed and attempt.leg is Leg.DECODE:
+            self._gate.decode_ended(worker, now)
         if worker.left:
             self._membership.forget_if_gone(worker)
         state.attempt = None

@@ -14,11 +14,12 @@ under way and in the pool are fewer than the requests that decode workers are ex
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from math import inf
+from typing import Final
 
 from router.core.clients.fairness import Outstanding
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.worker_state import WorkerState
-from router.core.model.request import Leg, Role, WorkerId, decode_route
+from router.core.model.request import Role, WorkerId, decode_route
 from router.core.predict.sliding_sum import SlidingSum, TimedAmount
 from router.core.requests import Handoff, RequestState
 
@@ -30,6 +31,8 @@ class HandoffPool:
         """`seconds`: the greatest age of a hand-off that is sent to a decode worker."""
         self._seconds = seconds
         self._requests: dict[RequestState, Handoff] = {}
+        self.requests: Final[Collection[RequestState]] = self._requests.keys()
+        """Read-only view."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -78,10 +81,9 @@ class PrefillGate:
         self._ended: defaultdict[WorkerId, SlidingSum] = defaultdict(lambda: SlidingSum(self._half))
         """By decode worker, the attempts that ended there lately."""
 
-    def attempt_ended(self, worker: WorkerState, leg: Leg, now: float) -> None:
-        """Note that an attempt ended at a worker."""
-        if leg is Leg.DECODE:
-            self._ended[worker.worker.id].add(TimedAmount(now, 1.0))
+    def decode_ended(self, worker: WorkerState, now: float) -> None:
+        """Note that an attempt ended at a decode worker."""
+        self._ended[worker.worker.id].add(TimedAmount(now, 1.0))
 
     def open_or_close(self, now: float) -> None:
         """Pause the prefill workers whose hand-offs would wait for too long, and let the others go on."""

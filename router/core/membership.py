@@ -26,7 +26,7 @@ from router.core.model.events import (
 )
 from router.core.model.request import Request, Role, Worker, WorkerId, decode_route
 from router.core.policies.base import Policy
-from router.core.predict.output_predictions import OutputPredictions
+from router.core.predict.output_length import OutputPredictions
 from router.core.requests import RequestState
 
 WorkerEvent = (

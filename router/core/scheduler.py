@@ -382,7 +382,7 @@ class Scheduler:
 
     def _dispatch_waiting(self, now: float) -> None:
         """Dispatch what may go: hand-offs, which do not keep, then what was just queued, retries, and the queue."""
-        if self.handoffs:
+        if self.handoffs.requests:
             self._dispatch_handoffs(now)
         if self.cluster.has_roles:
             self._gate.open_or_close(now)
@@ -564,7 +564,7 @@ class Scheduler:
         deadline = min(self.cluster.next_deadline, self._attempts.next_estimate)
         if self._retry_queue.requests:
             deadline = min(deadline, self._retry_queue.next_deadline)
-        if self.handoffs:
+        if self.handoffs.requests:
             deadline = min(deadline, self.handoffs.next_deadline)
         if self._queue_limits.waiters:
             deadline = min(deadline, self._queue_limits.next_deadline, self.policy.next_deadline)

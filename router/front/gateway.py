@@ -18,10 +18,9 @@ from router.api.body.checks import check_vocabulary, check_weight
 from router.api.body.edits import rename, with_cache_salt
 from router.api.body.fields import BYTE_ORDER_MARK
 from router.api.body.steering import refuse_steering
-from router.api.endpoints.azure import with_deployment
 from router.api.endpoints.other import request_target
 from router.api.endpoints.responses import stored_id
-from router.api.families import OTHER, without_slash
+from router.api.families import OTHER, with_deployment, without_slash
 from router.api.family import Family
 from router.auth.admission import Admission, AdmissionTicket
 from router.auth.identity import Identity

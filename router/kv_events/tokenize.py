@@ -9,12 +9,12 @@ workers instead of from here; if that is no better, they are not used at all.
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum, StrEnum
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
 
 import httpx
 import orjson
@@ -100,6 +100,8 @@ class PromptTokenizer:
     """Finds the block keys of each call; as an observer of the front's events, compares the engine's token counts with
     its own.
     """
+
+    sent_types: ClassVar[Collection[type[FrontEvent]]] = (Arrived, Finished, Failed, Cancelled)
 
     def __init__(
         self, connections: WorkerConnections, hasher: BlockHasher, tokenizer: Tokenizer | None, budget: float

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api.endpoints.azure import without_azure
-from router.api.families import family_of
+from router.api.families import family_of, without_azure
 from router.front.exchange import Exchange
 from router.front.gateway import Gateway
 
@@ -27,9 +26,9 @@ class Entry:
         self._gateway = gateway
         self._control = control
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one call, or the ASGI lifespan."""
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one call, or the ASGI lifespan. Not a coroutine itself: it would be resumed with each that serves."""
+        return self._app(scope, receive, send)
 
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one call by the part of the router that it is for, under OpenAI's name of its path."""

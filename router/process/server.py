@@ -82,6 +82,7 @@ def control_server_config(app: ASGIApp, path: str) -> uvicorn.Config:
 def _server_config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        interface="asgi3",
         ws="none",
         lifespan="on",
         log_config=None,

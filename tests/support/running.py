@@ -232,6 +232,7 @@ async def serving(app: Router, listener: socket.socket, *, access_log: bool) -> 
     config = uvicorn.Config(
         AccessLog(app) if access_log else app,
         http=connection_class(app.connections),
+        interface="asgi3",
         ws="none",
         lifespan="on",
         log_config=None,

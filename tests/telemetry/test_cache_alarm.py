@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.cache.calibration import ANSWERS_KEPT, MIN_ANSWERS
+from router.core.cache.cache_model import ANSWERS_KEPT, MIN_ANSWERS
 from router.core.model.events import Ticked, WorkerLeft, WorkerReported
 from router.core.model.request import WorkerId
 from router.core.scheduler import Scheduler

@@ -7,7 +7,7 @@ other form are parsed as JSON.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -141,8 +141,9 @@ class CommonChunks:
             return None
         return new_run((self._start + text + self._end, text, b"{" + usage[:-3], None, with_text, pending))
 
-    def split_runs(self, data: Iterable[bytes]) -> Iterator[ChunkRun | bytes]:
-        """Yield the chunks in order: common ones as runs, each other chunk unchanged on its own."""
+    def split_runs(self, data: Iterable[bytes]) -> list[ChunkRun | bytes]:
+        """Return the chunks in order: common ones as runs, each other chunk unchanged on its own."""
+        parts: list[ChunkRun | bytes] = []
         form = self._form
         before, to_ids, to_usage = form.before, form.to_ids, form.to_usage
         texts: list[bytes] = []
@@ -163,17 +164,18 @@ class CommonChunks:
                     rest = usage
                     continue
             if texts:
-                yield form.run(texts, ids, rest)
+                parts.append(form.run(texts, ids, rest))
                 texts, ids = [], []
             if (common := _COMMON.fullmatch(chunk)) is None or not (self._ids or common[5] is None):
-                yield chunk
+                parts.append(chunk)
             else:
                 form, text, id_list, rest = _form_of(common)
                 before, to_ids, to_usage = form.before, form.to_ids, form.to_usage
                 self._set_form(form)
                 texts, ids = [text], [id_list]
         if texts:
-            yield form.run(texts, ids, rest)
+            parts.append(form.run(texts, ids, rest))
+        return parts
 
 
 def _form_of(common: re.Match[bytes]) -> tuple[ChunkForm, bytes, bytes, bytes]:

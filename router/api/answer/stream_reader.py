@@ -83,7 +83,11 @@ class StreamReader:
             passed = self._pass_events(block)
         elif common is not None and (run := common.single_run(block)) is not None:
             self._unread.append(run)
-            passed = self._deliver(run.client_bytes)
+            if self._held is None:
+                self.has_delivered = True
+                passed = run.client_bytes
+            else:
+                passed = self._deliver(run.client_bytes)
         elif plain := plain_data(block):
             passed = self._pass_plain(plain)
         else:

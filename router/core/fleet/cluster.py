@@ -12,7 +12,7 @@ from router.core.fleet.worker_index import WorkerIndex
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.events import WorkerReported
 from router.core.model.request import Request, Role, Takes, Worker, WorkerId, own_route, unpinned_route, whole_route
-from router.core.predict.output_predictions import OutputPredictions
+from router.core.predict.output_length import OutputPredictions
 
 DEPARTED_LIMIT = 256
 """Workers remembered after they left: for their clients' debts there, and to limit trust when they come back."""

@@ -15,7 +15,7 @@ from router.core.clients.shares import Shares
 from router.core.fleet.in_flight import InFlightTable
 from router.core.model.cost import LinearCost
 from router.core.model.request import BarrierId, Request, RequestId, WorkerId
-from router.core.predict.output_predictions import OutputPredictions
+from router.core.predict.output_length import OutputPredictions
 
 P = TypeVar("P")
 

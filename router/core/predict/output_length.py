@@ -1,11 +1,10 @@
-"""Prediction of the length of the next answer, from a client's past answers and the limits that it sets.
+"""Prediction of the length of the next answer, from a client's past answers and the limits that it sets, and the
+interface of everything that predicts how long answers will be.
 
 A limit costs a client nothing to set. What a request will hold of a worker's KV cache is predicted from the lengths of
 its client's answers as a share of their limits: the whole limit if limits are exact, little if every request sets the
 same large one. And no answer is predicted to be longer than a few times the mean of those before it, whatever its
 limit. One that is grows in the forecast as it streams (`fleet/in_flight`).
-
-The interface of everything that predicts how long answers will be.
 
 There is one question, how many output tokens a request still produces, and there are two occasions to learn: an answer
 ended, or a worker's attempt at one. `OutputPredictions` passes each of them on once. The predictors differ in what they
@@ -24,12 +23,13 @@ count as likely, because each serves a rule of its own:
     TrueLength         nothing                          the same, in simulations
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import Final, Protocol
 
 from router.core.model.cost import Charge
-from router.core.model.request import ClientId, Request
+from router.core.model.request import ClientId, Request, WorkerId
 
 
 class OutputPredictor(Protocol):
@@ -151,3 +151,44 @@ def remaining_beyond(predicted: float, most: float, so_far: float) -> float:
     An answer that went far is predicted to go as far again, but not beyond `most` in all.
     """
     return min(max(predicted - so_far, so_far), max(0, most - so_far))
+
+
+class OutputPredictions:
+    """The common predictors, and those that others have added for single workers."""
+
+    def __init__(self, client_limit: int = 10_000) -> None:
+        """`client_limit`: (client, model) pairs whose answers are remembered."""
+        self.lengths = OutputLengths(client_limit)
+        self.reserved = ReservedOutput(self.lengths)
+        self._of_answers: list[OutputPredictor] = []
+        self._of_worker: defaultdict[WorkerId, list[OutputPredictor]] = defaultdict(list)
+
+    def add(self, predictor: OutputPredictor, worker: WorkerId) -> None:
+        """Let a predictor learn from the attempts at this worker, until it is removed or the worker is forgotten."""
+        self._of_worker[worker].append(predictor)
+
+    def add_for_answers(self, predictor: OutputPredictor) -> None:
+        """Let a predictor learn from all answers."""
+        self._of_answers.append(predictor)
+
+    def remove(self, predictor: OutputPredictor, worker: WorkerId) -> None:
+        """Stop teaching a predictor. Raises ValueError if it was not added."""
+        predictors = self._of_worker[worker]
+        predictors.remove(predictor)
+        if not predictors:
+            del self._of_worker[worker]
+
+    def forget_worker(self, worker: WorkerId) -> None:
+        """Drop all predictors of a worker that left long ago."""
+        self._of_worker.pop(worker, None)
+
+    def answer_ended(self, request: Request, tokens: int) -> None:
+        """Learn from an answer that is complete, or whose client left. `tokens`: its output over all attempts."""
+        self.lengths.answer_ended(request, tokens)
+        for predictor in self._of_answers:
+            predictor.answer_ended(request, tokens)
+
+    def attempt_ended(self, charge: Charge) -> None:
+        """Learn from an attempt that ended in whatever way. `charge`: the last one of its bill."""
+        for predictor in self._of_worker.get(charge.worker, ()):
+            predictor.attempt_ended(charge)

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 from router.core.model.request import Request, Usage
-from router.core.predict.output_predictions import OutputPredictions
+from router.core.predict.output_length import OutputPredictions
 
 PREFIX_LIMIT: Final = 50_000
 """Default number of places kept."""

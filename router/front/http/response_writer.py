@@ -3,9 +3,8 @@
 uvicorn validates each header. The router's headers have lower-case names, as ASGI requires, and values that an HTTP
 parser has accepted or that the router made itself, so the only check here is for line breaks.
 
-A transport that sends the head of an answer together with the block that follows it at once.
-
-A server writes the two one after the other. With TCP_NODELAY each would cost a system call and a packet.
+The head of an answer is sent together with the block that follows it at once. A server writes the two one after the
+other, and with TCP_NODELAY each would cost a system call and a packet.
 """
 
 import asyncio

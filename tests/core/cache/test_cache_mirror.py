@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.core.cache.cache_mirror import CacheMirror
-from router.core.cache.cache_model import PinnedRun
-from router.core.cache.calibration import MIN_ANSWERS
+from router.core.cache.cache_model import MIN_ANSWERS, PinnedRun
 from router.core.cache.engine_rules import Tracking
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.model.commands import Dispatch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.cache.calibration import ANSWERS_KEPT, MIN_ANSWERS, Calibration
+from router.core.cache.cache_model import ANSWERS_KEPT, MIN_ANSWERS, Calibration
 
 
 def test_errors_are_counted_by_their_kind() -> None:

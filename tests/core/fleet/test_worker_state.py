@@ -4,11 +4,11 @@ from math import inf
 
 import pytest
 
-from router.core.fleet.in_flight import InFlight
+from router.core.fleet.in_flight import EARLY_PREFILL_SHARE, InFlight
 from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN
 from router.core.fleet.window import FixedWindow, LearnedWindow, Window
 from router.core.fleet.worker_index import WorkerIndex
-from router.core.fleet.worker_state import EARLY_PREFILL_SHARE, WorkerState
+from router.core.fleet.worker_state import WorkerState
 from router.core.model.request import RequestId, Worker, WorkerId
 
 W1 = WorkerId("w1")

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from router.core.model.cost import NOTHING, Charge, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.predict.mean_output import ClientMeans, RecentMean, WorkerMean
-from router.core.predict.output_length import OutputPredictor
-from router.core.predict.output_predictions import OutputPredictions
+from router.core.predict.output_length import OutputPredictions, OutputPredictor
 from router.core.predict.stated_limit import StatedLimit
 
 ONE = WorkerId("w1")

@@ -16,8 +16,8 @@ from router.core.policies.base import Fits, Order, Turn
 from router.core.policies.context import PolicyContext
 from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.deficit.parameters import DeficitParameters
-from router.core.policies.dlpm.awaiting_first_token import AwaitingFirstToken
 from router.core.policies.dlpm.longest_match import LongestMatchQueue
+from router.core.policies.dlpm.refill_hold import AwaitingFirstToken
 
 
 @dataclass(frozen=True, slots=True)

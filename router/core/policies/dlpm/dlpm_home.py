@@ -23,11 +23,10 @@ from router.core.policies.context import PolicyContext
 from router.core.policies.deficit.deficits import WorkerDeficits
 from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.deficit.parameters import DeficitParameters
-from router.core.policies.dlpm.awaiting_first_token import AwaitingFirstToken
 from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, longest
-from router.core.policies.dlpm.refill_hold import MIN_ISOLATION, RefillHold
+from router.core.policies.dlpm.refill_hold import MIN_ISOLATION, AwaitingFirstToken, RefillHold
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Delays a refill for the sake of clients whose calls run in the engines.
+"""Delays a refill for the sake of clients whose calls run, or still wait, in the engines.
 
 CHECKREFILL ("Locality-aware Fair Scheduling in LLM Serving", Algorithm 1) adds quanta when no eligible client waits.
 But clients with a positive deficit may have calls that run, and the requests that a refill admits slow these: their
@@ -14,7 +14,7 @@ With P = V all are served alike. P / V counts as at most 1, so that no client ge
 and every delay ends. A delay ends early when the clients with a positive deficit have used it up or have no calls left.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import inf
 from typing import Final, NamedTuple
 
@@ -22,6 +22,35 @@ from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId, Request, RequestId, WorkerId, own_route
 from router.core.policies.context import FleetView
 from router.core.policies.deficit.eligibility import Eligibility
+
+
+class AwaitingFirstToken:
+    """Dispatched requests of one queue without a first token, in order of dispatch."""
+
+    def __init__(self) -> None:
+        self._sent: dict[RequestId, tuple[ClientId, float]] = {}
+        """By request, its client and the time of its dispatch."""
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def add(self, request: Request, now: float) -> None:
+        """Add a request that was dispatched now, if it is streamed: other requests never show when they start."""
+        if request.streamed:
+            self._sent[request.id] = request.client, now
+
+    def discard(self, request: RequestId) -> None:
+        """Remove a request that started or ended, if it is here."""
+        self._sent.pop(request, None)
+
+    def has_eligible_since(self, since: float, priority_class: Callable[[ClientId], int | None]) -> bool:
+        """Whether an eligible client has a request here that was dispatched after `since`.
+
+        An engine that orders by longest match would serve every request that a refill admits before that one, for ever.
+        So at such an engine CHECKREFILL (DLPM paper, Algorithm 1) waits for it as for a request in the router's queue.
+        """
+        return any(at > since and priority_class(client) is not None for client, at in self._sent.values())
+
 
 VALUE_RATIO_HALF_LIFE: Final = 5.0
 """Seconds after which an observation of P / V counts half: both come from few calls, and from a pace that is
