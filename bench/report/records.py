@@ -34,6 +34,8 @@ class Record(NamedTuple):
     """The client's program that the call belongs to; None if it belongs to none."""
     program_calls: int = 1
     """The number of calls of that program if none fails."""
+    fresh_tokens: int | None = None
+    """Input tokens that no cache can hold, because no earlier call of its session had them; None if not known."""
 
 
 class WorkerTotals(NamedTuple):

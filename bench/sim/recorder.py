@@ -89,6 +89,7 @@ class SimulationRecorder:
             output_tokens=flight.progress.seen(now),
             program=flight.call.program,
             program_calls=flight.call.program_calls,
+            fresh_tokens=flight.call.fresh_tokens,
         )
 
     def sample_gaps(self) -> None:

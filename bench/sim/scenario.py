@@ -1,10 +1,12 @@
 """The input of a simulation: the fleet, the policy and the traffic."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
 from bench.workloads.parts.traffic import Workload
+from router.core.policies.base import PolicyFactory
 from router.core.policies.registry import POLICIES
 from router.core.scheduler_settings import SchedulerSettings
 from router.runtime.nearest import unknown
@@ -123,6 +125,8 @@ class Scenario:
     """True if the router knows what the engines' caches really hold, which no real router can."""
     kv_events: bool = False
     """True if the workers publish KV events and the router follows them."""
+    gate: Callable[[PolicyFactory], PolicyFactory] | None = None
+    """Puts a gate for sessions before the policy; None for none."""
     jumps: bool = True
     """True to take steps in which nothing changes at once; the records are the same either way."""
 

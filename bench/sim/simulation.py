@@ -36,7 +36,7 @@ from router.core.model.events import (
     WorkerLeft,
     WorkerReported,
 )
-from router.core.model.request import BarrierId, ClientId, GroupId, Request, RequestId, Worker, WorkerId
+from router.core.model.request import BarrierId, ClientId, GroupId, Request, RequestId, SessionId, Worker, WorkerId
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
 from router.core.predict.true_length import TrueOutputs
@@ -62,8 +62,9 @@ class Simulation:
 
     def __init__(self, scenario: Scenario, observers: Sequence[Observer] = ()) -> None:
         self.scenario = scenario
+        policy = POLICIES[scenario.policy]
         self.scheduler = Scheduler(
-            POLICIES[scenario.policy],
+            policy if scenario.gate is None else scenario.gate(policy),
             scenario.settings,
             Parameters(*scenario.parameters, TrueOutputs(self._true_output)),
             Random(scenario.seed),
@@ -196,6 +197,7 @@ class Simulation:
             weight=client.weight,
             blocks=(call.prompt.block_key(self._block_sizes),) if self._block_sizes else (),
             group=None if client.group is None else GroupId(client.group),
+            session=None if call.session is None else SessionId(call.session),
         )
         flight = self._flights[name] = InFlightCall(client, call, request, now)
         self._true_outputs[name] = call.output_tokens
@@ -226,7 +228,7 @@ class Simulation:
             return
         if last:
             usage = flight.usage(self._agenda.now)
-            self._settle(flight, Finished(flight.request.id, usage, flight.answers()), Outcome.DONE)
+            self._settle(flight, Finished(flight.request.id, usage, flight.answers(), flight.call.ends_turn), Outcome.DONE)
         elif flight.call.streamed:
             self._start(flight)
 

@@ -51,6 +51,9 @@ class SchedulerView:
     def barrier(self, worker: WorkerId) -> BarrierId | None:
         return self._states[worker].worker.barrier
 
+    def kv_tokens(self, worker: WorkerId) -> int | None:
+        return self._states[worker].worker.kv_tokens
+
     def free_places(self, worker: WorkerId) -> float:
         return self._states[worker].free_places
 

@@ -71,6 +71,7 @@ class Membership:
                 if tokens is None:
                     self._mirror.drop(worker)
                     self._blocks.clear(worker)
+                    self._policy.on_cache_lost(worker)
                 else:
                     self._mirror.evict(worker, tokens)
             case BlocksChanged():
@@ -179,8 +180,8 @@ class Membership:
             self._cluster.on_report(event, now)
             if event.kv_tokens is not None:
                 self._mirror.set_capacity(event.worker, event.kv_tokens)
-            if event.cache is not None:
-                self._mirror.apply_report(event.worker, event.cache, now)
+            if event.cache is not None and self._mirror.apply_report(event.worker, event.cache, now):
+                self._policy.on_cache_lost(event.worker)
 
     def _join(self, event: WorkerJoined, now: float) -> None:
         worker = event.worker

@@ -351,6 +351,7 @@ class Scheduler:
         self._requests[request.id] = state
         state.answered = begun
         weight = self.shares.add_request(request)
+        self.policy.call_began(request, now)
         if begun:
             self._turns.request_resumed(request.client, weight, now)
         else:
@@ -360,6 +361,7 @@ class Scheduler:
         """Drop a request from the live ones; the last step of its end."""
         del self._requests[request.id]
         self._turns.request_closed(request.client, request.id, now)
+        self.policy.call_ended(request, now)
         self.shares.remove_request(request.client)
 
     def _enforce_queue_limits(self, arrival: Request, now: float) -> None:
@@ -479,6 +481,7 @@ class Scheduler:
     def _finish(self, event: Finished, now: float) -> None:
         state = self._requests.get(event.request)
         if state is not None and self._attempts.finish(state, event.usage, event.answers, now):
+            self.policy.answer_ended(state.request, event.answers, event.ended_turn)
             self._close(state.request, now)
 
     def _cancel(self, event: Cancelled, now: float) -> None:

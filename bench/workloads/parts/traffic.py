@@ -54,6 +54,13 @@ class Call:
     """The client's program that the call belongs to; None if it belongs to none."""
     program_calls: int = 1
     """The number of calls of that program if none fails."""
+    session: str | None = None
+    """The label of the agent session that the call belongs to; None if it has none."""
+    ends_turn: bool | None = None
+    """Whether its answer ends an agent's turn, and does not ask for a tool; None if it does not say."""
+    fresh_tokens: int | None = None
+    """Input tokens that the calls before it in its session have not sent or been answered, so that no cache can hold
+    them; None if that is not known."""
     then: "Continuation | None" = None
     """Returns the calls that follow from the end of this one."""
 

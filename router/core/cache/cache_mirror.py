@@ -219,8 +219,8 @@ class CacheMirror:
                 state.occupancy.learn(stored, run.new_chunks + run.holding.chunks - before)
         self._evict_to_capacity(run.worker, state)
 
-    def apply_report(self, worker: WorkerId, report: CacheReport, now: float) -> None:
-        """Apply what the engine's metrics say about its cache."""
+    def apply_report(self, worker: WorkerId, report: CacheReport, now: float) -> bool:
+        """Apply what the engine's metrics say about its cache. Returns whether it has lost all that it held."""
         self.changes += 1
         state = self._caches[worker]
         before, state.report = state.report, report
@@ -228,13 +228,15 @@ class CacheMirror:
             state.block_tokens = report.block_tokens
         if report.caches is not None:
             self._set_caching(worker, caches=report.caches)
-        if report.asleep or (before is not None and report.began_anew(before)):
+        emptied = report.asleep or (before is not None and report.began_anew(before))
+        if emptied:
             state.evictions["restart"] += round(self.held_tokens(worker))
             self.drop(worker)
         elif before is not None and self._tracking.corrects:
             self._apply_counters(worker, state, before, now)
         state.predicted_tokens = state.prompt_tokens = 0
         self._note_worth(worker)
+        return emptied
 
     def set_capacity(self, worker: WorkerId, capacity: int) -> None:
         """Set how much a worker's cache can hold, as its engine reports it, in tokens."""

@@ -176,7 +176,7 @@ class PrefixMap:
     def _lookup(self, request: Request) -> Lookup:
         """Return what is kept of a request; it may be out of date."""
         live = self._live.get(request.id)
-        lookup = Lookup(request) if live is None or live.lookup.request is not request else live.lookup
+        lookup = Lookup(request) if live is None or not _asks_alike(live.lookup.request, request) else live.lookup
         if self._oracle is not None:
             self._keep_latest(lookup)
         return lookup
@@ -381,3 +381,8 @@ def _sum(finds: Sequence[Mapping[WorkerId, int]]) -> Mapping[WorkerId, int]:
     for found in finds:
         chunks.update(found)
     return chunks
+
+
+def _asks_alike(known: Request, request: Request) -> bool:
+    """Return whether two forms of one request have the same prompts. They may differ in where it may go."""
+    return known is request or (known.prompts is request.prompts and known.blocks is request.blocks)

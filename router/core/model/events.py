@@ -44,6 +44,10 @@ class Finished:
     usage: Usage | None = None
     answers: tuple[PromptKey, ...] = ()
     """The prompt followed by the answer, as the next turn will begin; one key per choice."""
+    ended_turn: bool | None = None
+    """Whether the answer ends an agent's turn, so that a person is to speak next. False if it asks for a tool, whose
+    result soon follows. None if it does not say.
+    """
 
 
 class Fault(StrEnum):

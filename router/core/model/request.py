@@ -14,6 +14,8 @@ BarrierId = NewType("BarrierId", str)
 ClientId = NewType("ClientId", str)
 GroupId = NewType("GroupId", str)
 RequestId = NewType("RequestId", str)
+SessionId = NewType("SessionId", str)
+"""A client's name of one of its sessions. Another client's session of the same name is another one."""
 WorkerId = NewType("WorkerId", str)
 
 
@@ -83,6 +85,12 @@ class Request:
     """
     prefilled: bool = False
     """Whether this is the rest of a request whose prompt is prefilled, for which a decode worker is to be chosen."""
+    session: SessionId | None = None
+    """The agent session that the call belongs to, as its client labels it; None without a label."""
+    parent: SessionId | None = None
+    """The session that began this one, as the client labels it; None if it says nothing of that."""
+    last_of_session: bool = False
+    """Whether the client says that its session ends with this call."""
 
     @property
     def shared_route(self) -> str:

@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from router.core.model.commands import Deficit, PassedOver
 from router.core.model.cost import Charge
+from router.core.model.prompt_key import PromptKey
 from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups, SavedCounter
 from router.core.policies.context import PolicyContext
@@ -120,8 +121,24 @@ class Policy(Protocol):
     def request_ended(self, request: Request, worker: WorkerId) -> None:
         """A dispatched request ended, in whatever way."""
 
+    def call_began(self, request: Request, now: float) -> None:  # noqa: ARG002 - most policies follow no sessions
+        """A request is live: it arrived, or its worker returned it. Called before the policy is given it."""
+        return
+
+    def answer_ended(self, request: Request, answers: tuple[PromptKey, ...], ended_turn: bool | None) -> None:  # noqa: ARG002
+        """A request was answered in full; the arguments are those of `Finished`. Called before `call_ended`."""
+        return
+
+    def call_ended(self, request: Request, now: float) -> None:  # noqa: ARG002 - most policies follow no sessions
+        """A request is not live any more, or its worker returned it. Nothing else about it follows."""
+        return
+
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         """The prefix match of these watched requests at this worker changed. Each must be watched anew."""
+
+    def on_cache_lost(self, worker: WorkerId) -> None:  # noqa: ARG002 - most policies ask what is cached
+        """A worker dropped all that its prefix cache held."""
+        return
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:
         """A worker became available."""

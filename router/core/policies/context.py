@@ -48,6 +48,9 @@ class FleetView(Protocol):
     def barrier(self, worker: WorkerId) -> BarrierId | None:
         """The group of workers that a worker steps together with; None if it waits for no other."""
 
+    def kv_tokens(self, worker: WorkerId) -> int | None:
+        """The capacity of the worker's KV cache, in tokens; None if it does not report it."""
+
     def free_places(self, worker: WorkerId) -> float:
         """How many more requests the limit of the worker's window allows in flight; infinite without a limit."""
 

@@ -1,0 +1,1 @@
+"""Agent sessions: calls that resend a growing context, and the clients that make them."""

@@ -1,0 +1,162 @@
+"""Which session a call belongs to: by its label, or because its prompt continues what the client was answered before.
+
+A key of a prompt has chained hashes, so one hash stands for all that is before it (`PromptKey`). A session keeps the
+last hash of its latest prompt and of its answer. A call whose prompt has one of these hashes continues the session. Its
+prompt is searched from the end: what is new in a call is short.
+
+A label may cover several contexts, as of a helper that works for the same agent. So calls under one label that do not
+continue one another are separate sessions. But where a session under the label has no call, and the prompt begins as
+that one's do, the client has shortened its context (compaction), and the session goes on.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final
+
+from router.core.clients.sessions.session import Session, SessionClient
+from router.core.model.prompt_key import HASH_BYTES, PromptKey
+from router.core.model.request import ClientId, Request, SessionId
+
+HEAD_CHUNKS: Final = 32
+"""Chunks, about 1,000 tokens, by which a prompt counts as beginning like another one."""
+CHECKS_PER_CALL: Final = 8
+"""Sessions checked at each new one while too many are remembered."""
+
+Owner = tuple[ClientId, str, SessionId | None]
+"""Among whose sessions a call's is searched: client, model, and label if it has one."""
+
+
+class SessionTable:
+    """All remembered sessions."""
+
+    def __init__(self, limit: int, *, by_label: bool, by_prefix: bool) -> None:
+        """`limit`: how many sessions are remembered. `by_label`, `by_prefix`: how sessions are recognized."""
+        self._limit = limit
+        self._by_label = by_label
+        self._by_prefix = by_prefix
+        self._numbers = 0
+        self._sessions: dict[Owner, dict[Session, None]] = {}
+        self._by_anchor: dict[Owner, dict[bytes, Session]] = {}
+        # Not plain dicts, which find their first key by walking past all keys removed before it.
+        self._without_place: OrderedDict[Session, None] = OrderedDict()
+        self._with_place: OrderedDict[Session, None] = OrderedDict()
+        self.clients: dict[ClientId, SessionClient] = {}
+        """Every client with a remembered session, and some without."""
+
+    def __len__(self) -> int:
+        return len(self._without_place) + len(self._with_place)
+
+    def __iter__(self) -> Iterator[Session]:
+        """Iterate over all sessions, those without a place first."""
+        yield from self._without_place
+        yield from self._with_place
+
+    def find(self, request: Request, now: float) -> Session | None:
+        """Return the session that a call belongs to, as the most recent one; None if it belongs to none."""
+        label = request.session if self._by_label else None
+        if len(request.prompts) != 1 or (label is None and not self._by_prefix):
+            return None
+        owner, prompt = (request.client, request.model, label), request.prompts[0]
+        session = self._continued(owner, prompt) or self._begin(owner, request, prompt, now)
+        if session.worker is None:
+            self._without_place.move_to_end(session)
+        else:
+            self._with_place.move_to_end(session)
+        answered = session.anchors[1:] if session.anchors else ()
+        self._anchor(session, (_last_hash(prompt), *answered))
+        return session
+
+    def answered(self, session: Session, answers: tuple[PromptKey, ...]) -> None:
+        """Note how the next prompts of a session may begin."""
+        if answers and session.anchors:
+            self._anchor(session, (session.anchors[0], *[_last_hash(answer) for answer in answers]))
+
+    def place_changed(self, session: Session) -> None:
+        """A session got a place, or lost it."""
+        old, new = self._with_place, self._without_place
+        if session.worker is not None:
+            old, new = new, old
+        old.pop(session, None)
+        new[session] = None
+
+    def to_forget(self) -> list[Session]:
+        """Return sessions without a call beyond the limit, the least recently used first, those with places last. Each
+        must be dropped.
+        """
+        found: list[Session] = []
+        for sessions in (self._without_place, self._with_place):
+            for _ in range(min(CHECKS_PER_CALL, len(sessions))):
+                if len(self) - len(found) <= self._limit:
+                    return found
+                oldest = next(iter(sessions))
+                sessions.move_to_end(oldest)
+                if not oldest.calls and oldest not in found:
+                    found.append(oldest)
+        return found
+
+    def drop(self, session: Session) -> None:
+        """Forget a session that has no call and no place."""
+        self._anchor(session, ())
+        owner = _owner(session)
+        del self._sessions[owner][session]
+        if not self._sessions[owner]:
+            del self._sessions[owner]
+        del self._without_place[session]
+        session.client.sessions -= 1
+
+    def of_client(self, client: ClientId) -> list[Session]:
+        """Return a client's sessions."""
+        return [session for session in self if session.client.name == client]
+
+    def _continued(self, owner: Owner, prompt: PromptKey) -> Session | None:
+        anchored, hashes = self._by_anchor.get(owner), prompt.hashes
+        if anchored:
+            for end in range(len(hashes), 0, -HASH_BYTES):
+                session = anchored.get(hashes[end - HASH_BYTES : end])
+                if session is not None:
+                    return session
+        if owner[2] is None or owner not in self._sessions:
+            return None
+        head = _head(prompt)
+        alike = [session for session in self._sessions[owner] if session.head == head and not session.calls]
+        return max(alike, key=_idle_since) if alike else None
+
+    def _begin(self, owner: Owner, request: Request, prompt: PromptKey, now: float) -> Session:
+        client = self.clients.get(request.client)
+        if client is None:
+            client = self.clients[request.client] = SessionClient(request.client)
+        self._numbers += 1
+        client.sessions += 1
+        session = Session(client, request.model, owner[2], request.parent, self._numbers, now, _head(prompt))
+        self._sessions.setdefault(owner, {})[session] = None
+        self._without_place[session] = None
+        return session
+
+    def _anchor(self, session: Session, anchors: tuple[bytes, ...]) -> None:
+        owner = _owner(session)
+        anchored = self._by_anchor.setdefault(owner, {})
+        for anchor in session.anchors:
+            if anchored.get(anchor) is session:
+                del anchored[anchor]
+        session.anchors = anchors
+        for anchor in anchors:
+            if anchor:
+                anchored[anchor] = session
+        if not anchored:
+            del self._by_anchor[owner]
+
+
+def _owner(session: Session) -> Owner:
+    return session.client.name, session.model, session.label
+
+
+def _idle_since(session: Session) -> float:
+    return session.idle_since
+
+
+def _last_hash(prompt: PromptKey) -> bytes:
+    return prompt.hashes[-HASH_BYTES:]
+
+
+def _head(prompt: PromptKey) -> bytes:
+    return prompt.hashes[: HEAD_CHUNKS * HASH_BYTES][-HASH_BYTES:]

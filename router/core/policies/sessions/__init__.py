@@ -1,0 +1,1 @@
+"""The gate that admits agent sessions, before any policy."""
