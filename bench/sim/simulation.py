@@ -228,7 +228,9 @@ class Simulation:
             return
         if last:
             usage = flight.usage(self._agenda.now)
-            self._settle(flight, Finished(flight.request.id, usage, flight.answers(), flight.call.ends_turn), Outcome.DONE)
+            self._settle(
+                flight, Finished(flight.request.id, usage, flight.answers(), flight.call.ends_turn), Outcome.DONE
+            )
         elif flight.call.streamed:
             self._start(flight)
 

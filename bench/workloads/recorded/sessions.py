@@ -236,7 +236,13 @@ def _turn(request: Sequence[float | None]) -> Turn:
     reason = request[6] if len(request) > 6 else None
     if not size or size < 1:
         raise ValueError(f"{request!r} has no input")
-    return Turn(int(size), max(1, int(output or 0)), int(blocks or 0) * BLOCK_TOKENS, max(0.0, pause or 0.0), ENDS_TURN.get(str(reason)))
+    return Turn(
+        int(size),
+        max(1, int(output or 0)),
+        int(blocks or 0) * BLOCK_TOKENS,
+        max(0.0, pause or 0.0),
+        ENDS_TURN.get(str(reason)),
+    )
 
 
 def _beginning(session: Recorded, seed: int) -> Text:

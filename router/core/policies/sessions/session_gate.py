@@ -16,6 +16,8 @@ what it will grow by in one worker's KV cache, and holds back the calls of those
   first; or, once its turn is spent or its worker has more reserved than it may, to a client with less service. A turn
   is `turn` times the cost of its context, and begins when its first prefill is over: a session that has just been
   computed again is used before it is evicted again.
+- *Overfull.* A worker may have more reserved than it may, because contexts grow, or because sessions got their places
+  while the gate was open. Then a next call there counts as one that waits: either others lose their places, or it does.
 
 Calls below `grace` tokens, and those of no session, are not held back and reserve nothing. Where the KV capacity of a
 worker is not known, the gate of its models is open.
@@ -53,8 +55,8 @@ class Loss(StrEnum):
     OVERFULL = "overfull"
     WORKER = "worker"
     """Its worker left, or lost its cache."""
-    FORGOTTEN = "forgotten"
-    """It ended, or too many sessions were remembered."""
+    ENDED = "ended"
+    """It ended, or was forgotten, or no session is hot any more."""
 
 
 class SessionGate(Policy):
@@ -116,6 +118,7 @@ class SessionGate(Policy):
 
     def call_began(self, request: Request, now: float) -> None:
         self.inner.call_began(request, now)
+        self._advance(now)
         if request.worker is not None or self._view.input_tokens(request) < self.parameters.grace:
             return
         session = self.table.find(request, now)
@@ -137,10 +140,13 @@ class SessionGate(Policy):
         session = self._sessions.get(request.id)
         if session is None or self._is_open(self._pools(session.model), now):
             self._let_in(request, now)
-        elif session.worker is not None and session.worker in self._view.able(request):
-            self._let_in_at(request, session.worker, now)
         else:
-            self._pause(session, request, now)
+            if session.worker is not None and len(session.calls) == 1:
+                self._trim(session.worker, session)
+            if session.worker is not None and session.worker in self._view.able(request):
+                self._let_in_at(request, session.worker, now)
+            else:
+                self._pause(session, request, now)
 
     def _let_in(self, request: Request, now: float) -> None:
         self._inside += 1
@@ -300,9 +306,19 @@ class SessionGate(Policy):
         session.hot = False
         session.client.hot -= 1
         session.client.spent.pop(session, None)
-        self._pools(session.model).hot_tokens -= session.reserved
+        pool = self._pools(session.model)
+        pool.hot_tokens -= session.reserved
         if session.worker is not None:
             self.places.set_cold(session, cold=True)
+        if pool.hot_tokens <= 0:
+            self._vacate(pool)
+
+    def _vacate(self, pool: SessionPool) -> None:
+        """Take the places of a pool's sessions, none of which is hot any more."""
+        for worker in pool.workers:
+            for session in tuple(self.places.at(worker)):
+                if not session.hot:
+                    self._take_place(session, Loss.ENDED)
 
     def _advance(self, now: float) -> None:
         """Find the sessions that have been idle for longer than the limit."""
@@ -378,7 +394,7 @@ class SessionGate(Policy):
             self._idle_after_turn.pop(session, None)
             self._cool(session)
         if session.worker is not None:
-            self._take_place(session, Loss.FORGOTTEN)
+            self._take_place(session, Loss.ENDED)
         self.table.drop(session)
         self._changed = True
 
@@ -386,7 +402,7 @@ class SessionGate(Policy):
 
     def _admit(self, now: float) -> None:
         """Give places to waiting sessions, in order, as far as they fit."""
-        if any([self._is_open(pool, now) for pool in self._pools]):
+        if any(self._is_open(pool, now) for pool in self._pools):
             self._let_all_in(now)
         blocked: dict[Session, None] = {}
         kept: dict[WorkerId, None] = {}
@@ -485,6 +501,24 @@ class SessionGate(Policy):
             self._take_place(loser, Loss.TURN if loser.turn_left <= 0.0 else Loss.OVERFULL)
         return True
 
+    def _trim(self, worker: WorkerId, calling: Session) -> None:
+        """Take places at a worker that has more reserved than it may, because contexts have grown or it got its
+        sessions while the gate was open: of sessions between calls, also of the one that begins its next call now, the
+        cold ones first, then those of the client with most service.
+        """
+        capacity = self._view.kv_tokens(worker)
+        if capacity is None or self.places.reserved(worker) <= self.parameters.fill * capacity:
+            return
+        room, places = self.parameters.fill * capacity, self.places
+        while places.reserved(worker) > room and places.cold_tokens(worker):
+            self._take_place(places.coldest(worker), Loss.IDLE)
+        losers = [each for each in places.at(worker) if not each.calls or each is calling]
+        losers.sort(key=_by_account)
+        for loser in losers:
+            if places.reserved(worker) <= room or len(places.at(worker)) == 1:
+                return
+            self._take_place(loser, Loss.OVERFULL)
+
     def _losers(self, session: Session, worker: WorkerId, *, overfull: bool) -> Iterator[Session]:
         """Yield the sessions at a worker that can lose their places to this one, of the client with most service first.
 
@@ -578,6 +612,8 @@ class SessionGate(Policy):
             own = [each for each in sessions if each.worker == worker]
             assert reserved == sum([each.reserved for each in own]), f"{worker}: {reserved} reserved"
             assert set(own) == set(self.places.at(worker)), f"{worker}: other sessions"
+            cold = sum([each.reserved for each in own if not each.hot])
+            assert cold == self.places.cold_tokens(worker), f"{worker}: {cold} cold tokens"
         assert {each.worker for each in sessions if each.worker} == {worker for worker, _ in self.places}
         for client in self._clients.values():
             own = [each for each in sessions if each.client is client]
@@ -587,8 +623,12 @@ class SessionGate(Policy):
             assert client.admitted_tokens == sum([each.reserved for each in placed]), f"{client.name}: admitted"
             assert abs(client.unspent - sum([each.turn_left for each in placed])) < 1.0, f"{client.name}: unspent"
             assert (client in self._waiting) == bool(client.waiting), f"{client.name}: waiting"
-            assert {each for _, each in client.waiting} == {each for each in own if each.paused}, f"{client.name}: paused"
+            assert {each for _, each in client.waiting} == {each for each in own if each.paused}, (
+                f"{client.name}: paused"
+            )
         assert not any(each.calls and not each.hot for each in sessions), "a session with a call is not hot"
+        hot = sum([each.reserved for each in sessions if each.hot])
+        assert hot == sum([pool.hot_tokens for pool in self._pools]), f"{hot} hot tokens"
 
 
 def gated(policy: PolicyFactory, parameters: SessionParameters) -> PolicyFactory:
@@ -604,8 +644,11 @@ def _account(client: SessionClient) -> float:
     return client.account
 
 
-def _by_account(session: Session) -> tuple[float, float]:
-    return -session.client.account, session.idle_since
+def _by_account(session: Session) -> tuple[float, bool, float]:
+    """Sorts sessions in the order in which they lose their places: those of the client with most service first, of
+    these the spent ones, and then the youngest.
+    """
+    return -session.client.account, session.turn_left > 0.0, -session.since
 
 
 def _rank(entry: tuple[tuple[bool, float, int], Session]) -> tuple[bool, float, int]:

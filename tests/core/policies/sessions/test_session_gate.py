@@ -1,0 +1,262 @@
+"""Which sessions the gate admits, in which order, and when they lose their places."""
+
+from dataclasses import replace
+
+from router.core.clients.queue_limits import WaitingLimits
+from router.core.model.request import ClientId, WorkerId
+from router.core.policies.sessions.session_gate import PATIENCE, Loss
+from tests.core.policies.sessions.scenes import ROOM, SMALL, GatedScene
+
+W1 = WorkerId("w1")
+
+
+def test_an_open_gate_lets_every_call_go() -> None:
+    """While all contexts fit in the cache, no call is held back."""
+    scene = GatedScene(kv_chunks=10)
+    calls = [scene.call("ada", letter * 3, f"s{letter}") for letter in "abc"]
+    assert scene.order == calls
+
+
+def test_a_session_that_does_not_fit_waits_for_room() -> None:
+    """A session whose context exceeds what is left of the cache waits until another has been idle for too long."""
+    scene = GatedScene(kv_chunks=10)
+    first = scene.call("ada", "aaaaaa", "one")
+    second = scene.call("bob", "bbbbbb", "two")
+    assert scene.order == [first]
+    scene.answer(first)
+    assert scene.is_paused(second)
+    scene.wait(39.0)
+    assert scene.is_paused(second)
+    scene.wait(2.0)
+    assert scene.order == [first, second]
+    assert scene.gate.losses[Loss.IDLE] == 0  # then all that is hot fits, and the gate is open
+
+
+def test_a_session_whose_turn_ended_gives_way_sooner() -> None:
+    """A session that waits for a person loses its place after the shorter limit, and only if somebody waits."""
+    scene = GatedScene(kv_chunks=10)
+    first, other = scene.call("ada", "aaaa", "one"), scene.call("cyd", "cccc", "three")
+    scene.answer(first, ended_turn=True)
+    second = scene.call("bob", "bbbbb", "two")
+    assert scene.is_paused(second)
+    scene.wait(6.0)
+    assert scene.order == [first, other, second]
+    scene.gate.check_integrity()
+
+
+def test_a_session_with_a_place_goes_on_while_others_wait() -> None:
+    """Calls of a session that has a place go to its worker, however many sessions wait."""
+    scene = GatedScene(kv_chunks=10)
+    first = scene.call("ada", "aaaaaa", "one")
+    waiting = [scene.call("bob", letter * 6, letter) for letter in "xyz"]
+    scene.answer(first, "aaaaaab")
+    second = scene.call("ada", "aaaaaabc", "one")
+    assert scene.worker_of(second) == W1
+    assert all(map(scene.is_paused, waiting))
+
+
+def test_a_spent_turn_gives_way_to_a_client_with_less_service() -> None:
+    """Once a session has had its turn, a client that was served less takes its place at the end of its call; one that
+    was served as much does not.
+    """
+    scene = GatedScene(kv_chunks=10)
+    first = scene.call("ada", "aaaaaa", "one")
+    second = scene.call("bob", "bbbbbb", "two")
+    scene.answer(first, "aaaaaab", output=10)
+    assert scene.is_paused(second)
+    scene.start(again := scene.call("ada", "aaaaaabc", "one"))
+    scene.progress(again, 300)
+    assert scene.is_paused(second)  # not while a call is under way
+    scene.finish(again, 300, cached=192)
+    assert scene.worker_of(second) == W1
+    assert scene.gate.losses[Loss.TURN] == 1
+
+
+def test_the_client_with_the_least_service_is_next() -> None:
+    """Of the waiting sessions, the oldest one of the client that was served least goes first."""
+    scene = GatedScene(kv_chunks=10)
+    first = scene.call("ada", "aaaaaaaa", "one")
+    later = [scene.call("ada", "bbbbbb", "two"), scene.call("bob", "xxxxxx", "x"), scene.call("bob", "yyyyyy", "y")]
+    scene.start(first)
+    scene.progress(first, 500)
+    scene.cancel(first)
+    scene.wait(41.0)
+    assert scene.order == [first, later[1]]
+
+
+def test_a_session_that_fits_may_pass_a_large_one_but_not_for_ever() -> None:
+    """Smaller sessions pass one that does not fit, until it has been passed often enough; then room is kept for it."""
+    scene = GatedScene(kv_chunks=10)
+    running = scene.call("ada", "aaaa", "one")
+    large = scene.call("bob", "bbbbbbbbb", "large")
+    passed = [scene.call(f"client {number}", f"{number}", f"{number}") for number in range(PATIENCE + 3)]
+    assert scene.is_paused(large)
+    went = []
+    for number, call in enumerate(passed):
+        if not scene.is_paused(call):
+            went.append(number)
+            scene.answer(call, ended_turn=True)
+            scene.wait(6.0)
+    assert len(went) == PATIENCE
+    scene.answer(running, ended_turn=True)
+    scene.wait(6.0)
+    assert not scene.is_paused(large)
+
+
+def test_a_context_above_the_cache_goes_alone() -> None:
+    """A session larger than what sessions may have of the cache goes to a worker where nothing is reserved."""
+    scene = GatedScene(kv_chunks=4, workers=("w1", "w2"))
+    first = scene.call("ada", "aaa", "one")
+    large = scene.call("bob", "bbbbbbbb", "large")
+    assert scene.worker_of(large) != scene.worker_of(first)
+
+
+def test_short_calls_pass() -> None:
+    """Calls below the grace, and those of no session, are not held back and reserve nothing."""
+    scene = GatedScene(kv_chunks=4, parameters=replace(SMALL, grace=64, by_prefix=False))
+    scene.call("ada", "aaaa", "one")
+    held = scene.call("bob", "bbb", "two")
+    short, unlabelled = scene.call("bob", "b", "short"), scene.call("cyd", "cccccc")
+    assert scene.is_paused(held)
+    assert {short, unlabelled} < set(scene.order)
+    assert scene.reserved == {W1: 4}
+
+
+def test_without_a_label_a_prompt_continues_its_session() -> None:
+    """A call without a label whose prompt begins with an answer to its client continues that session; for another
+    client it begins one.
+    """
+    scene = GatedScene(kv_chunks=10)
+    first = scene.call("ada", "aaaaaa")
+    scene.answer(first, "aaaaaabb")
+    second = scene.call("ada", "aaaaaabbc")
+    assert scene.worker_of(second) == W1
+    assert scene.is_paused(scene.call("bob", "aaaaaabbc"))
+    assert len(scene.gate.table) == 2
+
+
+def test_two_calls_of_one_context_count_once() -> None:
+    """Two calls of a session at once reserve its context once, and it stays until both have ended."""
+    scene = GatedScene(kv_chunks=10)
+    one, two = scene.call("ada", "aaaa", "one"), scene.call("ada", "aaaa", "one")
+    assert scene.reserved == {W1: 4}
+    scene.answer(one)
+    session = scene.gate.session_of(two)
+    assert session is not None
+    assert session.hot
+    assert scene.reserved == {W1: 4}
+
+
+def test_calls_under_one_label_that_do_not_extend_one_another_are_separate() -> None:
+    """A label may cover several contexts at once, each of which has its own reservation."""
+    scene = GatedScene(kv_chunks=20)
+    scene.call("ada", "aaaa", "one")
+    scene.call("ada", "bbb", "one")
+    assert len(scene.gate.table) == 2
+    assert scene.reserved == {W1: 7}
+
+
+def test_a_reservation_follows_a_context_that_shrinks() -> None:
+    """After a compaction, which keeps the beginning, the session goes on with what its next call has."""
+    scene = GatedScene(kv_chunks=100)
+    head = "s" * 32
+    scene.answer(scene.call("ada", head + "aaaa", "one"))
+    scene.call("ada", head + "b", "one")
+    assert len(scene.gate.table) == 1
+    assert scene.reserved == {W1: 33}
+
+
+def test_a_client_with_a_paused_call_is_backlogged() -> None:
+    """A client whose call is held back counts as backlogged, until the call goes or is withdrawn."""
+    scene = GatedScene(kv_chunks=10)
+    scene.start(scene.call("ada", "aaaaaa", "one"))
+    paused = scene.call("bob", "bbbbbb", "two")
+    assert scene.scheduler.backlog.of_client(ClientId("bob")) == 1
+    assert scene.scheduler.fairness.jain(scene.now) == 0.5
+    scene.cancel(paused)
+    assert scene.scheduler.backlog.of_client(ClientId("bob")) == 0
+    scene.gate.check_integrity()
+
+
+def test_a_retry_keeps_its_seniority() -> None:
+    """A session whose paused call expired or was cancelled goes before younger ones of its client if it comes back
+    within the idle limit.
+    """
+    scene = GatedScene(kv_chunks=10, settings=replace(ROOM, waiting=WaitingLimits(time_to_live=30.0)))
+    running = scene.call("ada", "aaaaaa", "one")
+    scene.call("bob", "bbbbbb", "old")
+    scene.wait(20.0)
+    young = scene.call("bob", "cccccc", "young")
+    scene.wait(11.0)
+    assert len(scene.refusals) == 1
+    old = scene.call("bob", "bbbbbb", "old")
+    scene.answer(running, ended_turn=True)
+    scene.wait(6.0)
+    assert not scene.is_paused(old)
+    assert scene.is_paused(young)
+
+
+def test_sessions_of_a_worker_that_left_go_first() -> None:
+    """Sessions lose their places with their worker, and then go before older ones of their client."""
+    scene = GatedScene(kv_chunks=6, workers=("w1", "w2"))
+    calls = [scene.call("ada", letter * 6, letter) for letter in "abc"]
+    gone, stays = scene.worker_of(calls[0]), scene.worker_of(calls[1])
+    for call in calls[:2]:
+        scene.answer(call)
+    scene.leave(str(gone))
+    assert set(scene.reserved) == {stays}
+    back = scene.call("ada", "aaaaaa", "a")
+    assert scene.is_paused(back)
+    assert [session.label for session in scene.gate.waiting_sessions()] == ["a", "c"]
+    scene.come("w3")
+    assert scene.worker_of(back) == "w3"
+
+
+def test_a_session_loses_its_place_with_the_cache() -> None:
+    """When a worker drops its cache, sessions between calls lose their places there."""
+    scene = GatedScene(kv_chunks=10)
+    scene.answer(scene.call("ada", "aaaa", "one"))
+    scene.evict("w1")
+    assert scene.reserved == {}
+    assert scene.gate.losses[Loss.WORKER] == 1
+
+
+def test_the_last_call_of_a_session_frees_its_place() -> None:
+    """A session that its client ends keeps no place."""
+    scene = GatedScene(kv_chunks=10)
+    scene.answer(scene.call("ada", "aaaa", "one", last=True))
+    assert scene.reserved == {}
+    assert len(scene.gate.table) == 0
+
+
+def test_a_drained_fleet_has_no_reservations() -> None:
+    """Once no session is hot, nothing is reserved."""
+    scene = GatedScene(kv_chunks=10)
+    scene.answer(scene.call("ada", "aaaa", "one"))
+    assert scene.reserved == {W1: 4}
+    scene.wait(41.0)
+    scene.answer(scene.call("bob", "b"))
+    assert scene.reserved == {W1: 1}
+
+
+def test_where_contexts_outgrow_the_cache_some_sessions_wait() -> None:
+    """Sessions that fitted when they got their places, and do not any more, lose them at their next calls, those of the
+    client with most service first.
+    """
+    scene = GatedScene(kv_chunks=10)
+    heavy, light = scene.call("ada", "aaaa", "one"), scene.call("bob", "bbb", "two")
+    scene.answer(heavy, "aaaaa", output=2000)
+    scene.answer(light, "bbbb")
+    grown = scene.call("ada", "aaaaabbb", "one")
+    assert scene.is_paused(grown)
+    assert not scene.is_paused(scene.call("bob", "bbbbb", "two"))
+    assert scene.gate.losses[Loss.OVERFULL] == 1
+
+
+def test_new_labels_cost_bounded_memory() -> None:
+    """A client that labels every call anew fills the table up to its limit only."""
+    scene = GatedScene(kv_chunks=10, parameters=replace(SMALL, limit=5))
+    for number in range(30):
+        scene.answer(scene.call("ada", chr(ord("a") + number % 26), f"{number}"))
+        scene.gate.check_integrity()
+    assert len(scene.gate.table) <= 6
