@@ -51,7 +51,7 @@ class SessionTable:
         yield from self._without_place
         yield from self._with_place
 
-    def find(self, request: Request, now: float) -> Session | None:
+    def recognize(self, request: Request, now: float) -> Session | None:
         """Return the session that a call belongs to, as the most recent one; None if it belongs to none."""
         label = request.session if self._by_label else None
         if len(request.prompts) != 1 or (label is None and not self._by_prefix):
@@ -104,7 +104,7 @@ class SessionTable:
         del self._without_place[session]
         session.client.sessions -= 1
 
-    def of_client(self, client: ClientId) -> list[Session]:
+    def sessions_of(self, client: ClientId) -> list[Session]:
         """Return a client's sessions."""
         return [session for session in self if session.client.name == client]
 

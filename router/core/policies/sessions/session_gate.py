@@ -121,7 +121,7 @@ class SessionGate(Policy):
         self._advance(now)
         if request.worker is not None or self._view.input_tokens(request) < self.parameters.grace:
             return
-        session = self.table.find(request, now)
+        session = self.table.recognize(request, now)
         if session is None:
             return
         client, size = session.client, self._view.input_tokens(request)
@@ -593,7 +593,7 @@ class SessionGate(Policy):
         self.inner.forget(client)
         known = self._clients.pop(client, None)
         if known is not None and known.sessions:
-            for session in self.table.of_client(client):
+            for session in self.table.sessions_of(client):
                 self._forget_session(session)
 
     def forget_worker(self, worker: WorkerId) -> None:
