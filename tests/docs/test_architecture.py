@@ -19,7 +19,8 @@ ORDER: Final[Mapping[str, str]] = {
     " > upstream > config > auth > channel, api > core, runtime > errors",
     "router.core": "snapshot > scheduler > attempts > handoffs, membership, fleet_view, known_clients"
     " > scheduler_settings, requests, policies > cache, fleet > clients, kv_blocks, predict > model",
-    "router.core.policies": "registry > balance > dlpm, preble > deficit, sessions, simple, vtc, queued > base > context",
+    "router.core.policies": "registry > balance > dlpm, preble > deficit, sessions, simple, vtc, queued > base"
+    " > context",
     "router.api": "openapi > families > continuation, family > endpoints > handoff > answer, resumable > body",
     "router.front": "gateway > relay > stored, answer_stream, handoff > outgoing > exchange, parse_slots, verdict"
     " > http > byte_budget, call_record, drain",
