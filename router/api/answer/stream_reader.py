@@ -211,7 +211,7 @@ class StreamReader:
 
         This is asked several times a second. If the last chunk says it, the chunks are left to be read together later.
         """
-        if self._unread and isinstance(last := self._unread[-1], ChunkRun) and self._tally.final is None:
+        if self._unread and isinstance(last := self._unread[-1], ChunkRun) and last.usage and self._tally.final is None:
             usage = load(last.usage)
             if usage is not None and (tokens := token_count(usage, "completion_tokens")) is not None:
                 return tokens
@@ -270,12 +270,24 @@ class StreamReader:
             self._first_chunk = runs[0].client_bytes.partition(b"\n\n")[0].removeprefix(b"data: ")
         self.started = True
         text = _load_text(b"".join([run.text for run in runs]))
-        reason = None
+        reason, uncounted = None, 0
         for run in runs:
             reason = run.finish_reason or reason
+            uncounted += run.uncounted
         self._token_record.add_all([(run.ids, run.pending_ids) for run in runs])
         self._choices.add_text(0, text, None if reason is None else reason.decode())
-        self._tally.defer_chunk(runs[-1].usage, has_output=bool(text))
+        if uncounted or not runs[-1].usage:
+            self._count_each(runs)
+        else:
+            self._tally.defer_chunk(runs[-1].usage, has_output=bool(text))
+
+    def _count_each(self, runs: list[ChunkRun]) -> None:
+        """Count runs of which some have no usage: the usage of others does not cover them."""
+        for run in runs:
+            if run.usage:
+                self._tally.defer_chunk(run.usage, has_output=bool(run.text))
+            elif run.uncounted:
+                self._tally.add_outputs(run.uncounted)
 
     def _read_chunk(self, chunk: dict[str, Any]) -> None:
         choices, usage = chunk.get("choices"), chunk.get("usage")

@@ -53,6 +53,11 @@ class UsageTally:
         elif has_output:
             self._tokens[index] = self._tokens.get(index, 0) + 1
 
+    def add_outputs(self, chunks: int) -> None:
+        """Count chunks of choice 0 with output but without usage."""
+        self._read()
+        self._tokens[0] = self._tokens.get(0, 0) + chunks
+
     def defer_chunk(self, usage: bytes, has_output: bool) -> None:
         """Count a chunk of choice 0, and parse its usage only when it is needed: later usage may replace it."""
         if b'"completion_tokens"' not in usage:

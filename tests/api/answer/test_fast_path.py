@@ -1,5 +1,6 @@
 import json
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from hypothesis import example, given
@@ -26,16 +27,21 @@ def parse_common_chunk(data: bytes) -> tuple[bytes, str, Any, bytes | None] | No
     (part,) = CommonChunks().split_runs([data])
     if not isinstance(part, ChunkRun):
         return None
-    return part.client_bytes[6:-2], json.loads(b'"%b"' % part.text), json.loads(part.usage), part.finish_reason
+    usage = json.loads(part.usage) if part.usage else None
+    return part.client_bytes[6:-2], json.loads(b'"%b"' % part.text), usage, part.finish_reason
 
 
 def joined(parts: Sequence[ChunkRun | bytes]) -> tuple[bytes, bytes, bytes, set[bytes | None], list[int] | None]:
-    """The bytes for the client, with other chunks unchanged; the text; the last usage; the finish reasons; the ids."""
+    """The bytes for the client, with other chunks unchanged; the text; the last usage; the finish reasons; the ids.
+
+    The chunks that no usage counts are appended to the usage.
+    """
     runs = [part for part in parts if isinstance(part, ChunkRun)]
     seen = [part.client_bytes if isinstance(part, ChunkRun) else b"data: %b\n\n" % part for part in parts]
     reasons = {run.finish_reason for run in runs}
     text = b"".join([run.text for run in runs])
-    return b"".join(seen), text, runs[-1].usage if runs else b"", reasons, ids_of(runs)
+    usage = b"%b%d" % (runs[-1].usage if runs else b"", sum([run.uncounted for run in runs]))
+    return b"".join(seen), text, usage, reasons, ids_of(runs)
 
 
 def ids_of(runs: Sequence[ChunkRun]) -> list[int] | None:
@@ -47,15 +53,20 @@ def ids_of(runs: Sequence[ChunkRun]) -> list[int] | None:
     return None if record.ids is None else record.ids[1]
 
 
-@given(TEXTS, NULLS, NULLS, st.sampled_from([None, "stop"]), MARKS)
+@given(TEXTS, NULLS, NULLS, st.sampled_from([None, "stop"]), st.sampled_from([USAGE, None]), MARKS)
 def test_the_chunks_of_both_engines_are_common(
-    text: str, before: dict[str, None], after: dict[str, None], finish: str | None, marks: tuple[str, str]
+    text: str,
+    before: dict[str, None],
+    after: dict[str, None],
+    finish: str | None,
+    usage: dict[str, Any] | None,
+    marks: tuple[str, str],
 ) -> None:
-    """Text with nothing but nulls and a finish reason around it is taken apart."""
+    """Text with nothing but nulls and a finish reason around it is taken apart, with usage or without."""
     choice = {"index": 0, "delta": {**before, "content": text}, "logprobs": None, "finish_reason": finish, **after}
     chunk = {"id": "chatcmpl-1", "created": 1, "choices": [choice]}
-    parts = parse_common_chunk(dump({**chunk, "usage": USAGE}, marks))
-    assert parts == (dump(chunk, marks), text, USAGE, None if finish is None else finish.encode())
+    parts = parse_common_chunk(dump(chunk if usage is None else {**chunk, "usage": usage}, marks))
+    assert parts == (dump(chunk, marks), text, usage, None if finish is None else finish.encode())
 
 
 CHOICES: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
@@ -78,7 +89,7 @@ def test_no_other_chunk_is_taken_for_a_common_one(chunk: dict[str, Any], marks: 
         choice: dict[str, Any] = {"index": 0, "delta": {"content": parts[1]}}
         if parts[3] is not None:
             choice["finish_reason"] = parts[3].decode()
-        assert (json.loads(parts[0]), parts[2]) == (without, chunk["usage"])
+        assert (json.loads(parts[0]), parts[2]) == (without, chunk.get("usage"))
         assert [{name: value for name, value in c.items() if value is not None} for c in chunk["choices"]] == [choice]
 
 
@@ -105,11 +116,11 @@ def test_ids_are_recorded_and_hidden_from_the_client(
 ENGINES = st.builds(
     lambda text, finish, usage, ids: {
         "choices": [{"index": 0, "delta": {"content": text}, **finish, **ids}],
-        "usage": usage,
+        **({} if usage == "none" else {"usage": usage}),
     },
     st.one_of(TEXTS, st.sampled_from(["", "", "}", '"}],"usage":{', "\\"])),
     st.sampled_from([{}, {}, {"finish_reason": None}, {"finish_reason": "stop"}]),
-    st.sampled_from([USAGE, USAGE, {"details": {"cached_tokens": 3}}, {"details": {"a": {}}}, {"}": "}}"}, None]),
+    st.sampled_from([USAGE, USAGE, {"details": {"cached_tokens": 3}}, {"a": {"a": {}}}, {"}": "}}"}, None, "none"]),
     st.sampled_from([{}, {"token_ids": None}, {"token_ids": [5]}, {"token_ids": [6, 7]}, {"token_ids": []}]),
 )
 
@@ -144,9 +155,9 @@ def test_a_block_of_one_chunk_is_read_in_one_step_as_in_several(
 
 
 def test_the_chunks_of_one_stream_take_the_short_way() -> None:
-    """After the first chunk of a form, with token ids or without, the next one is read in one step."""
-    for ids in ({}, {"token_ids": [5]}):
-        chunks = [dump({"choices": [{"index": 0, "delta": {"content": text}, **ids}], "usage": USAGE}) for text in "ab"]
+    """After the first chunk of a form, with token ids and usage or without, the next one is read in one step."""
+    for ids, usage in product(({}, {"token_ids": [5]}), ({}, {"usage": USAGE})):
+        chunks = [dump({"choices": [{"index": 0, "delta": {"content": text}, **ids}], **usage}) for text in "ab"]
         stream = CommonChunks()
         list(stream.split_runs([chunks[0]]))
         run = stream.single_run(b"data: %b\n\n" % chunks[1])
@@ -163,7 +174,7 @@ STREAMS = st.lists(
         SAYS,
         st.sampled_from([{}, {"token_ids": None}, {"token_ids": [5]}, {"token_ids": [6, 7]}]),
         st.sampled_from([{}, {}, {"finish_reason": "stop"}]),
-        st.sampled_from([{"usage": USAGE}, {"usage": USAGE}, {"usage": None}]),
+        st.sampled_from([{"usage": USAGE}, {"usage": USAGE}, {"usage": None}, {}, {}]),
         st.sampled_from([{}, {}, {"sglext": {"x": 1}}]),
     ),
     max_size=6,
@@ -181,11 +192,14 @@ def test_both_ways_of_reading_a_stream_agree(stream: list[tuple[dict[str, Any], 
         shown = b""
         for delta, ids, finish, usage, more in [FIRST, *stream]:
             content = {"id": "c", "choices": [{"index": 0, "delta": delta, **ids, **finish}]}
-            chunk = content | usage | more if common else usage | content | more  # usage is last in what is common
+            apart = {"meta": []}  # a bracket before the choices makes no chunk common
+            chunk = content | usage | more if common else apart | content | usage | more
             shown += reader.feed(b"data: %b\n\n" % dump(chunk))
         shown += reader.close()
         events = [json.loads(event.removeprefix(b"data: ")) for event in shown.split(b"\n\n")[:-1]]
-        resumable = (reader.continuable, reader.ids, reader.text)
+        for event in events:
+            event.pop("meta", None)
+        resumable = (reader.continuable, reader.ids, reader.text, reader.output_tokens)
         read.append((events, reader.usage, reader.answer_keys(), resumable))
     assert read[0] == read[1]
 
