@@ -564,7 +564,9 @@ class Scheduler:
 
     def _schedule_wake_up(self, now: float) -> None:
         """Ask to be woken at the next deadline, unless an earlier wake-up is set. A needless wake-up is cheap."""
-        deadline = min(self.cluster.next_deadline, self._attempts.next_estimate)
+        deadline = min(self.cluster.index.next_deadline, self._attempts.next_estimate)
+        if self.cluster.ejected:
+            deadline = min(deadline, self.cluster.next_readmission)
         if self._retry_queue.requests:
             deadline = min(deadline, self._retry_queue.next_deadline)
         if self.handoffs.requests:

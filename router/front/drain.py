@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from math import inf
 
 
 class CallCounter:
@@ -24,22 +25,20 @@ class Drain:
         """`seconds`: how long calls in flight have to finish once draining has begun."""
         self._seconds = seconds
         self._clock = clock
-        self._until: float | None = None
+        self._until = inf
+        self.begun = False
+        """Whether draining has begun, so that new calls are refused."""
         self._in_flight = CallCounter()
 
     def begin(self) -> None:
         """Refuse new calls from now on. To be called once."""
+        self.begun = True
         self._until = self._clock() + self._seconds
-
-    @property
-    def begun(self) -> bool:
-        """Whether draining has begun, so that new calls are refused."""
-        return self._until is not None
 
     @property
     def over(self) -> bool:
         """Whether the router can exit: no call is in flight, or the time to drain is up."""
-        return self._until is not None and (self.idle or self._clock() >= self._until)
+        return self.begun and (self.idle or self._clock() >= self._until)
 
     @property
     def idle(self) -> bool:

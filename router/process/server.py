@@ -119,7 +119,7 @@ class DrainingServer(uvicorn.Server):
             self._on_started()
 
     async def on_tick(self, counter: int) -> bool:
-        if self._drain.over and not self.should_exit:
+        if self._drain.begun and self._drain.over and not self.should_exit:
             self.should_exit = True
             self.config.timeout_graceful_shutdown = GRACE_SECONDS if self._drain.idle else 0
         return await super().on_tick(counter)

@@ -433,7 +433,8 @@ class Fleet(RuleBasedStateMachine):
             self.end(request)
             self.feed(Finished(request))
         # Requests that still wait have a deadline, or are rejected as expired.
-        deadlines = (self.scheduler.policy.next_deadline, self.scheduler.cluster.next_deadline)
+        policy, cluster = self.scheduler.policy, self.scheduler.cluster
+        deadlines = (policy.next_deadline, cluster.index.next_deadline, cluster.next_readmission)
         assert not self.waiting or min(deadlines) < inf
         assert not self.running
         self.now += 2 * TIGHT.waiting.time_to_live

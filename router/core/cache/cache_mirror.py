@@ -154,7 +154,7 @@ class CacheMirror:
             run.pins.append((self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=whole), epoch))
         run.new_chunks = holding.chunks - before
         self._update_own_tokens(run, state)
-        self._evict_to_capacity(worker, state)
+        self._evict_to_capacity(worker, state, holding.chunks)
         return run
 
     def findable(self, request: Request, worker: WorkerId, matched: int) -> int:
@@ -181,7 +181,7 @@ class CacheMirror:
         if output > run.output:
             run.output = output
             if self._update_own_tokens(run, run.cache):
-                self._evict_to_capacity(run.worker, run.cache)
+                self._evict_to_capacity(run.worker, run.cache, self._tree.held_chunks(run.worker))
 
     def end(
         self, run: PinnedRun, usage: Usage | None, answers: Sequence[PromptKey], now: float, *, computed: bool
@@ -194,7 +194,8 @@ class CacheMirror:
         if run.prefilling is not None:
             state.batch.remove(run.prefilling)
         state.own_tokens -= run.own_tokens
-        cache_kept = self._tree.holding(run.worker) is run.holding
+        holding = self._tree.holding(run.worker)
+        cache_kept = holding is run.holding
         if usage is not None and run.reads:
             discount = state.calibration.discount
             self._compare_with_prediction(run, state, usage, cache_kept=cache_kept)
@@ -217,7 +218,7 @@ class CacheMirror:
                     whole_blocks(usage.input_tokens + usage.output_tokens - 1, state.block_tokens) - usage.cached_tokens
                 )
                 state.occupancy.learn(stored, run.new_chunks + run.holding.chunks - before)
-        self._evict_to_capacity(run.worker, state)
+        self._evict_to_capacity(run.worker, state, holding.chunks)
 
     def apply_report(self, worker: WorkerId, report: CacheReport, now: float) -> bool:
         """Apply what the engine's metrics say about its cache. Returns whether it has lost all that it held."""
@@ -243,7 +244,7 @@ class CacheMirror:
         state = self._caches[worker]
         if capacity != state.capacity:
             state.capacity = capacity
-            self._evict_to_capacity(worker, state)
+            self._evict_to_capacity(worker, state, self._tree.held_chunks(worker))
 
     def evict(self, worker: WorkerId, tokens: int, source: str = "told") -> None:
         """Evict this many tokens of a worker, those released longest ago first."""
@@ -288,12 +289,9 @@ class CacheMirror:
         run.own_tokens = own
         return more
 
-    def _evict_to_capacity(self, worker: WorkerId, state: CacheState) -> None:
-        """Evict what exceeds the worker's capacity."""
-        if not self._tracking.evicts:
-            return
-        held = self._tree.held_chunks(worker)
-        if not held:
+    def _evict_to_capacity(self, worker: WorkerId, state: CacheState, held: int) -> None:
+        """Evict what exceeds the capacity of a worker that has `held` chunks in its cache."""
+        if not self._tracking.evicts or not held:
             return
         chunk = self.chunk_tokens(worker)
         room = (state.capacity - state.own_tokens) / chunk

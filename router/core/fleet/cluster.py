@@ -295,12 +295,9 @@ class Cluster:
         stale.clear()
 
     @property
-    def next_deadline(self) -> float:
-        """When time alone changes something here; infinite if never."""
-        deadline = self.index.next_deadline
-        for worker in self.ejected:
-            deadline = min(deadline, self._readmission(worker))
-        return deadline
+    def next_readmission(self) -> float:
+        """When the next ejected worker may be readmitted, in seconds; infinite if none will be."""
+        return min(map(self._readmission, self.ejected), default=inf)
 
     def advance(self, now: float) -> None:
         """Update the workers whose deadlines are over at this time."""

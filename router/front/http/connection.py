@@ -178,7 +178,7 @@ class ClientConnection(HttpToolsProtocol):
         )
         if protocol_name != b"HTTP":
             self._reject(BadRequest(SUPPORTED_VERSIONS, code="invalid_http"))
-        if self._ignoring_input or self.parser.should_upgrade():
+        if self._finished or self._pending_error is not None or self.parser.should_upgrade():
             return
         self._head_bytes, error = check_head(self.parser, self.url, self.headers, self._limits)
         if error is not None:

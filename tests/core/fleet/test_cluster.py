@@ -115,11 +115,11 @@ def test_a_deadline_is_gone_with_its_worker() -> None:
     made = cluster()
     state = made[W1]
     flight = state.add(A, 10, 5, 0.0, streamed=False)
-    assert made.next_deadline < inf
+    assert made.index.next_deadline < inf
     made.leave(W1)
     state.remove(flight, 0.0, computed=True)
     made.forget_if_gone(state)
-    assert made.next_deadline == inf
+    assert made.index.next_deadline == inf
 
 
 def test_unknown_models_are_not_cached() -> None:
