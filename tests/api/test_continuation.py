@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from router.api.answer.answer_record import RECORD_LIMIT, TokenRecord
 from router.api.answer.stream_reader import StreamReader
-from router.api.answer.token_record import RECORD_LIMIT, TokenRecord
 from router.api.body.call import Call, ResumeMode
 from router.api.body.edits import Addition
 from router.api.continuation import Continuation, Rewriter, continuation, last_events

@@ -11,12 +11,11 @@ from typing import Any, Final
 
 import orjson
 
-from router.api.answer.choices import Choices
+from router.api.answer.answer_record import Choices, TokenRecord, UsageTally
 from router.api.answer.fast_path import ChunkRun, CommonChunks, plain_data, plain_event
 from router.api.answer.fingerprint import LastChunks, ends_choice
 from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event
-from router.api.answer.token_record import TokenRecord
-from router.api.answer.usage import UsageTally, read_usage, token_count
+from router.api.answer.usage import read_usage, token_count
 from router.api.answer.usage_splice import UsageSplice
 from router.api.body.call import Call
 from router.api.body.error_bodies import load, text_or_empty

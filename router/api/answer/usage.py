@@ -1,9 +1,8 @@
-"""Reads the usage that an engine reports, for a whole answer or chunk by chunk."""
+"""Reads the usage that an engine reports."""
 
 from math import ceil
 from typing import Any, Final
 
-from router.api.body.error_bodies import load
 from router.core.model.request import Usage
 
 TOKEN_COUNT_LIMIT: Final = 2**53
@@ -26,69 +25,6 @@ def token_count(fields: dict[str, Any], name: str) -> int | None:
     """Read a member that counts tokens. None unless it is a valid count."""
     value = fields.get(name)
     return value if type(value) is int and 0 <= value < TOKEN_COUNT_LIMIT else None
-
-
-class UsageTally:
-    """Adds up the usage in the chunks of one stream.
-
-    In chunks, both engines count per choice: `completion_tokens` of the choice so far, `prompt_tokens` of its prompt.
-    """
-
-    __slots__ = ("_choices", "_deferred", "_latest", "_tokens", "final")
-
-    def __init__(self, choices: int) -> None:
-        self._choices = choices
-        self._tokens: dict[int, int] = {}
-        self._latest: dict[int, dict[str, Any]] = {}
-        self._deferred: tuple[bytes, bool] | None = None
-        self.final: Usage | None = None
-        """The sum that the engine sent at the end. It overrides the counts of the chunks."""
-
-    def add_chunk(self, index: int, usage: object, has_output: bool) -> None:
-        """Count a chunk of choice `index`. A chunk with output but without usage counts as one token."""
-        self._read()
-        if isinstance(usage, dict) and (tokens := token_count(usage, "completion_tokens")) is not None:
-            self._tokens[index] = tokens
-            self._latest[index] = usage
-        elif has_output:
-            self._tokens[index] = self._tokens.get(index, 0) + 1
-
-    def add_outputs(self, chunks: int) -> None:
-        """Count chunks of choice 0 with output but without usage."""
-        self._read()
-        self._tokens[0] = self._tokens.get(0, 0) + chunks
-
-    def defer_chunk(self, usage: bytes, has_output: bool) -> None:
-        """Count a chunk of choice 0, and parse its usage only when it is needed: later usage may replace it."""
-        if b'"completion_tokens"' not in usage:
-            self._read()
-        self._deferred = usage, has_output
-
-    def _read(self) -> None:
-        deferred, self._deferred = self._deferred, None
-        if deferred is not None and (usage := load(deferred[0])) is not None:
-            self.add_chunk(0, usage, deferred[1])
-
-    @property
-    def output_tokens(self) -> int:
-        if self.final:
-            return self.final.output_tokens
-        self._read()
-        return min(sum(self._tokens.values()), TOKEN_COUNT_LIMIT)
-
-    @property
-    def usage(self) -> Usage | None:
-        """The final usage, or else the sum over the chunks. Cached tokens are None unless the chunks report them."""
-        if self.final:
-            return self.final
-        self._read()
-        by_prompt = {index // self._choices: read_usage(latest) for index, latest in self._latest.items()}
-        known = [usage for usage in by_prompt.values() if usage]
-        if not known:
-            return None
-        cached = [usage.cached_tokens for usage in known if usage.cached_tokens is not None]
-        input_tokens = min(sum([usage.input_tokens for usage in known]), TOKEN_COUNT_LIMIT)
-        return Usage(input_tokens, self.output_tokens, min(sum(cached), input_tokens) if cached else None)
 
 
 AUDIO_TOKENS_PER_SECOND: Final = 50

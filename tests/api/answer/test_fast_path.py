@@ -6,9 +6,9 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from router.api.answer.answer_record import TokenRecord
 from router.api.answer.fast_path import ChunkRun, CommonChunks, plain_data
 from router.api.answer.stream_reader import StreamReader
-from router.api.answer.token_record import TokenRecord
 from router.api.endpoints.chat import parse_chat
 from router.core.model.prompt_key import PromptHasher
 
@@ -192,7 +192,7 @@ def test_both_ways_of_reading_a_stream_agree(stream: list[tuple[dict[str, Any], 
         shown = b""
         for delta, ids, finish, usage, more in [FIRST, *stream]:
             content = {"id": "c", "choices": [{"index": 0, "delta": delta, **ids, **finish}]}
-            apart = {"meta": []}  # a bracket before the choices makes no chunk common
+            apart: dict[str, Any] = {"meta": []}  # a bracket before the choices makes no chunk common
             chunk = content | usage | more if common else apart | content | usage | more
             shown += reader.feed(b"data: %b\n\n" % dump(chunk))
         shown += reader.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.answer.choices import ANSWER_LIMIT
+from router.api.answer.answer_record import ANSWER_LIMIT
 from router.api.answer.stream_reader import StreamReader, read_json
 from router.api.endpoints.chat import parse_chat
 from router.api.endpoints.completions import parse_completion
