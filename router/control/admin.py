@@ -60,19 +60,29 @@ def is_open(settings: Settings) -> bool:
     return False
 
 
-def administration(operations: Operations) -> APIRouter:
-    """Build the routes of the admin API. Each checks the key, and answers 401 without it, before it reads the body."""
-    assert operations.settings.admin_key is not None
-    expected = f"Bearer {operations.settings.admin_key.get_secret_value()}".encode()
+def needs_key(settings: Settings) -> Callable[..., None]:
+    """Return a dependency of routes that raises Unauthorized without the operator's key. Checks nothing if none is set.
+
+    It runs before the body is read.
+    """
+    if settings.admin_key is None:
+        return lambda: None
+    expected = f"Bearer {settings.admin_key.get_secret_value()}".encode()
 
     def check(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
         if not compare_digest(request.headers.get("authorization", "").encode(), expected):
             raise Unauthorized
 
+    return check
+
+
+def administration(operations: Operations) -> APIRouter:
+    """Build the routes of the admin API. Each checks the key, and answers 401 without it, before it reads the body."""
+    assert operations.settings.admin_key is not None
     responses: dict[int | str, dict[str, Any]] = {
         Unauthorized.status: {"description": "The operator's key is missing or wrong."}
     }
-    routes = APIRouter(dependencies=[Depends(check)], tags=["operator"], responses=responses)
+    routes = APIRouter(dependencies=[Depends(needs_key(operations.settings))], tags=["operator"], responses=responses)
     _membership(routes, operations)
     _maintenance(routes, operations)
     _clients(routes, operations)

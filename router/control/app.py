@@ -14,6 +14,7 @@ from router.api.body.edits import AddedFields
 from router.api.body.error_bodies import error_body
 from router.api.openapi import with_calls
 from router.control.admin import Operations, administration
+from router.control.page.routes import Page
 from router.core.model.request import WorkerId
 from router.errors import (
     InvalidKey,
@@ -47,6 +48,7 @@ def control_plane(
     drain: Drain,
     drained: Collection[WorkerId],
     operations: Operations | None,
+    page: Page,
     lifespan: Lifespan,
 ) -> FastAPI:
     """Build the application that serves every path off the data path.
@@ -64,6 +66,7 @@ def control_plane(
     if operations is not None:
         app.include_router(administration(operations))
     app.include_router(_insight(scrape, report, explain))
+    page.add_to(app)
     return app
 
 

@@ -8,8 +8,10 @@ import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.control.admin import BODY_LIMIT
+from router.control.page.routes import EVENT_STREAM
 from router.errors import CapacityError, RouterError
 from router.front.byte_budget import ByteBudget
+from router.front.drain import Drain
 from router.front.exchange import ClientGone, Exchange, new_request_id
 
 ADDRESS_HEADER: Final = b"x-d2lpm-client-address"
@@ -28,10 +30,11 @@ HEALTH: Final = "/health"
 class ControlProxy:
     """An ASGI application that passes each call on. It answers /health itself: this process runs."""
 
-    def __init__(self, path: str, budget: ByteBudget) -> None:
-        """`path`: of the Unix socket of the control plane; `budget`: counts the bodies."""
+    def __init__(self, path: str, budget: ByteBudget, drain: Drain) -> None:
+        """`path`: of the Unix socket of the control plane; `budget`: counts the bodies; `drain`: ends streams."""
         self._path = path
         self._budget = budget
+        self._drain = drain
 
     async def __aenter__(self) -> Self:
         transport = httpx.AsyncHTTPTransport(uds=self._path, limits=LIMITS)
@@ -52,8 +55,10 @@ class ControlProxy:
                     await send_whole(send, 200, [(b"content-type", b"application/json")], b'{"status":"ok"}')
                     return
                 answer = await self._pass_on(scope, body)
-                headers = [(name.lower(), value) for name, value in answer.headers.raw]
-                await send_whole(send, answer.status_code, headers, answer.content)
+                try:
+                    await self._pass_back(answer, exchange, send)
+                finally:
+                    await answer.aclose()
         except ClientGone:
             pass
         except RouterError as error:
@@ -71,7 +76,22 @@ class ControlProxy:
         if query := scope.get("query_string"):
             target += b"?" + query
         url = self._client.base_url.copy_with(raw_path=target)
-        return await self._client.send(self._client.build_request(scope["method"], url, headers=headers, content=body))
+        request = self._client.build_request(scope["method"], url, headers=headers, content=body)
+        return await self._client.send(request, stream=True)
+
+    async def _pass_back(self, answer: httpx.Response, exchange: Exchange, send: Send) -> None:
+        """Send the answer on: a stream of events block by block, and any other answer as a whole."""
+        headers = [(name.lower(), value) for name, value in answer.headers.raw]
+        if not answer.headers.get("content-type", "").startswith(EVENT_STREAM):
+            await send_whole(send, answer.status_code, headers, await answer.aread())
+            return
+        with exchange.while_connected():
+            await exchange.begin(answer.status_code, [each for each in headers if each[0] not in HOP_HEADERS])
+            async for block in answer.aiter_raw():
+                await exchange.write(block)
+                if self._drain.begun:
+                    break
+            await exchange.end()
 
 
 async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

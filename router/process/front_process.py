@@ -102,7 +102,7 @@ async def _serve(plan: ProcessPlan) -> int:
     drain, lag = Drain(settings.drain_timeout), LoopLag()
     front = build_front(settings, secret, drain, time.monotonic)
     channel.attach(front.scheduler_client)
-    proxy = ControlProxy(plan.control, front.budget)
+    proxy = ControlProxy(plan.control, front.budget, drain)
     reports = FrontReports(front, drain, lag, channel, plan.restart)
     entry = Entry(front.gateway, proxy, settings.cors_origins)
     config = client_server_config(entry, front.client_connections, access_log=settings.access_log, lifespan=False)

@@ -10,14 +10,17 @@ from prometheus_client.registry import Collector
 from router.auth.identity import Identifier
 from router.channel.host import Observer
 from router.config.settings import Settings
-from router.control.admin import Operations, is_open
+from router.control.admin import Operations, is_open, needs_key
+from router.control.page.feed import PageFeed
+from router.control.page.routes import Page
 from router.core.model.request import WorkerId
 from router.core.scheduler import Scheduler
+from router.front.drain import Drain
 from router.persistence.state_file import StateFile
 from router.process.scheduling import SchedulerSide
 from router.telemetry.cache_alarm import CacheAlarm
 from router.telemetry.component_metrics import EventMetrics, FileMetrics, StoredMetrics
-from router.telemetry.explain import Explanation, Explanations
+from router.telemetry.explain import Explanation, Explanations, RecentDecision
 from router.telemetry.exposition import render_metrics
 from router.telemetry.history import FairnessHistory
 from router.telemetry.loop_lag import LoopLag
@@ -69,6 +72,7 @@ class Insight:
         self._records = records
         self._state_metrics = StateCollector(records.labels)
         self.lag: Final = LoopLag()
+        self.history: Final = FairnessHistory(self.report)
         self.register(
             self._state_metrics,
             EventMetrics(side.kv_events.report),
@@ -102,6 +106,10 @@ class Insight:
         """Return what is remembered of a request. Raises UnknownRequest."""
         return self._records.explanations.explain(request, self._side.host.clock(), time.time())
 
+    def latest_decisions(self) -> Sequence[RecentDecision]:
+        """Return the scheduler's latest decisions, oldest first."""
+        return self._records.explanations.latest_decisions(self._side.host.clock(), time.time())
+
     def usage(self, headers: Mapping[bytes, bytes], address: str | None) -> UsageReport:
         """Return the usage of the client that calls. Raises InvalidKey."""
         who = self._identifier.identify(headers, None, address)
@@ -117,6 +125,13 @@ def build_operations(settings: Settings, side: SchedulerSide, insight: Insight) 
         return None
     workers, host = side.workers, side.host
     return Operations(
-        *(side.directory, workers.registry, workers.drain, workers.poller.flush, FairnessHistory(insight.report)),
+        *(side.directory, workers.registry, workers.drain, workers.poller.flush, insight.history),
         *(settings, host.feed, host.scheduler.weights),
     )
+
+
+def build_page(settings: Settings, insight: Insight, drain: Drain) -> Page:
+    """Build the live page. Its streams end once `drain` has begun."""
+    feed = PageFeed(insight.report, insight.latest_decisions, lambda: drain.begun)
+    insight.register(feed)
+    return Page(feed, insight.history, needs_key(settings))

@@ -16,7 +16,7 @@ from router.front.drain import Drain
 from router.persistence.state_file import StateFile
 from router.process.control_proxy import FromFronts
 from router.process.front import build_identifier
-from router.process.insight import Insight, RequestRecords, build_operations
+from router.process.insight import Insight, RequestRecords, build_operations, build_page
 from router.process.plan import AliveReports, ProcessPlan, on_supervisor_end, report_ready
 from router.process.scheduling import SchedulerSide, build_scheduler
 from router.process.server import (
@@ -98,11 +98,10 @@ def _control(
 ) -> FastAPI:
     """Build the control plane, whose lifespan runs all parts of this process."""
     operations = build_operations(plan.settings, side, insight)
-    history = None if operations is None else operations.history
     return control_plane(
         *(side.directory, insight.scrape, insight.report, insight.cards, insight.usage, insight.explain),
-        *(drain, side.workers.drain.drained, operations),
-        partial(_running, plan, side, state, channel, [keys, insight.lag], [] if history is None else [history]),
+        *(drain, side.workers.drain.drained, operations, build_page(plan.settings, insight, drain)),
+        partial(_running, plan, side, state, channel, [keys, insight.lag], [insight.history]),
     )
 
 

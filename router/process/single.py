@@ -14,7 +14,7 @@ from router.control.app import control_plane
 from router.front.drain import Drain
 from router.process.entry import Entry
 from router.process.front import Front, build_front
-from router.process.insight import Insight, RequestRecords, build_operations
+from router.process.insight import Insight, RequestRecords, build_operations, build_page
 from router.process.scheduling import SchedulerSide, build_scheduler
 from router.runtime.gc_tuning import FullCollections
 from router.telemetry.front_metrics import ProcessMetrics
@@ -37,12 +37,11 @@ def build(settings: Settings, resolve: Resolve = resolve, *, encoded: bool = Fal
     insight.register(*front.collectors, processes)
     operations = build_operations(settings, side, insight)
     parts: list[AbstractAsyncContextManager[object]] = [insight.lag, FullCollections(lambda: drain.idle)]
-    parts += [*side.observing, *front.running, *side.running]
-    if operations is not None:
-        parts.append(operations.history)
+    parts += [*side.observing, *front.running, *side.running, insight.history]
     control = control_plane(
         *(side.directory, insight.scrape, insight.report, insight.cards, insight.usage, insight.explain),
-        *(drain, side.workers.drain.drained, operations, partial(_running, parts, side, front)),
+        *(drain, side.workers.drain.drained, operations, build_page(settings, insight, drain)),
+        partial(_running, parts, side, front),
     )
     return Router(front, side, control, drain, settings.cors_origins)
 

@@ -1,6 +1,6 @@
 """Why a request was sent to its worker, and when: the content of /explain for the most recent requests."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,6 +32,10 @@ REQUEST_LIMIT: Final = 10_000
 """Requests remembered, the most recent arrivals; about 15 MB."""
 TRIED_LIMIT: Final = 3
 """Workers listed that failed a request, the most recent ones."""
+OVERTAKERS_LIMIT: Final = 20
+"""Clients counted that were sent ahead of a request."""
+DECISION_LIMIT: Final = 30
+"""The latest decisions kept, to be shown as they happen."""
 NOT_BEGUN: Final = "before the worker had begun"
 BEGUN: Final = "when the worker may have begun"
 
@@ -142,6 +146,8 @@ class Explanation:
     """Workers that failed it before."""
     held_back: dict[str, int]
     """How often another request was sent ahead of it, by reason."""
+    sent_ahead: dict[ClientId, int]
+    """The same by the client of that request, for the first 20 clients."""
     dispatch: DispatchRecord | None
     """Its last dispatch; None if it has never been sent to a worker."""
     prefill: DispatchRecord | None
@@ -150,6 +156,31 @@ class Explanation:
     """How often a prefilled prompt was given up, and computed again at no cost to the client."""
     usage: Usage | None
     """Tokens used, as reported by the engine."""
+
+
+@with_config(use_attribute_docstrings=True)
+@dataclass(frozen=True, slots=True)
+class RecentDecision:
+    """A decision to send a request to a worker, or to refuse it."""
+
+    number: int
+    """Counts the decisions since the start, from 1."""
+    time: float
+    """Seconds since 1970."""
+    request: RequestId
+    """The request."""
+    client: ClientId
+    """Its client."""
+    worker: WorkerId | None
+    """The worker chosen; None if the request was refused."""
+    why: str
+    """What decided the choice, in a word or two, or why the request was refused."""
+    waited_s: float
+    """Seconds that the request has waited since it arrived."""
+    cached_tokens: int
+    """Input tokens predicted to be in the worker's prefix cache."""
+    passed_over: int
+    """Requests that were ahead in the queue and could not be sent."""
 
 
 @dataclass(slots=True)
@@ -172,6 +203,7 @@ class RequestRecord:
     retry_after: float | None = None
     usage: Usage | None = None
     held_back: dict[str, int] = field(default_factory=dict)
+    sent_ahead: dict[ClientId, int] = field(default_factory=dict)
 
 
 class Explanations:
@@ -185,6 +217,9 @@ class Explanations:
         self._limit = limit
         self._records: OrderedDict[RequestId, RequestRecord] = OrderedDict()
         """In order of arrival. An OrderedDict, because removing the first entry of a plain dict is slow."""
+        self._decided = 0
+        self._decisions: deque[tuple[int, float, RequestRecord, Dispatch | Reject]] = deque(maxlen=DECISION_LIMIT)
+        """The latest decisions with their number and time."""
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         match event:
@@ -210,8 +245,10 @@ class Explanations:
             match command:
                 case Dispatch():
                     self._dispatch(command, now)
+                    self._note_decision(command, now)
                 case Reject(request_id, refusal, retry_after):
                     self._refuse(request_id, refusal, retry_after, now)
+                    self._note_decision(command, now)
 
     def explain(self, request: str, now: float, wall: float) -> Explanation:
         """Explain a request. Raises UnknownRequest if it is not remembered.
@@ -232,11 +269,21 @@ class Explanations:
             times=_times(record, now, wall),
             tried=list(record.tried),
             held_back=record.held_back,
+            sent_ahead=record.sent_ahead,
             dispatch=None if record.dispatch is None else _dispatched(record.dispatch),
             prefill=None if record.prefill is None else _dispatched(record.prefill),
             handoffs_lost=record.handoffs_lost,
             usage=record.usage,
         )
+
+    def latest_decisions(self, now: float, wall: float) -> list[RecentDecision]:
+        """Return the latest decisions, oldest first. `now` and `wall` are as in `explain`."""
+        return [_recent(*decision, wall - now) for decision in self._decisions]
+
+    def _note_decision(self, command: Dispatch | Reject, now: float) -> None:
+        if record := self._records.get(command.request):
+            self._decided += 1
+            self._decisions.append((self._decided, now, record, command))
 
     def _remember(self, request: Request, now: float) -> None:
         self._records.pop(request.id, None)
@@ -268,6 +315,9 @@ class Explanations:
         for request, reason in command.decision.passed_over:
             if passed := self._records.get(request):
                 passed.held_back[reason] = passed.held_back.get(reason, 0) + 1
+                ahead, client = passed.sent_ahead, command.decision.client
+                if client in ahead or len(ahead) < OVERTAKERS_LIMIT:
+                    ahead[client] = ahead.get(client, 0) + 1
         if record := self._records.get(command.request):
             record.state, record.reason = RequestOutcome.IN_FLIGHT, None
             record.dispatch = command
@@ -307,6 +357,22 @@ def _times(record: RequestRecord, now: float, wall: float) -> RequestTimes:
         after(record.started),
         after(record.ended),
         waited_until - record.arrived,
+    )
+
+
+def _recent(
+    number: int, time: float, record: RequestRecord, command: Dispatch | Reject, to_wall: float
+) -> RecentDecision:
+    """`to_wall`: what the wall clock is ahead of the clock of the events, in seconds."""
+    worker, why, cached, passed_over = None, "", 0, 0
+    if isinstance(command, Dispatch):
+        worker, why, cached = command.worker, command.why, command.cached_tokens
+        passed_over = len(command.decision.passed_over)
+    else:
+        why = command.reason
+    waited = time - record.arrived
+    return RecentDecision(
+        number, time + to_wall, command.request, record.client, worker, why, waited, cached, passed_over
     )
 
 

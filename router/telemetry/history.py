@@ -29,6 +29,23 @@ class ClientSample:
     """Requests that wait in the router."""
     running: int
     """Requests at workers."""
+    share: float | None = None
+    """Its share of the cost of all service in the minute before, 0 to 1; None if nothing was served."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTotals:
+    """Input tokens of all answers that reported how much of their prompt was cached, at all workers that are present.
+
+    The counts of a worker begin when it joins.
+    """
+
+    prompt: int
+    """Input tokens."""
+    predicted: int
+    """Input tokens predicted to be cached."""
+    actual: int
+    """Input tokens that were cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +63,14 @@ class FairnessSample:
     """The largest service lag of a client, in cost units per weight."""
     unserved_rounds: float | None
     """Longest time for which a waiting client was served nothing, in fair rounds; None before these are known."""
+    bounds: dict[WorkerId, float | None]
+    """What each worker's service gap cannot exceed, in cost units per weight; None where nothing bounds it."""
+    queued: int
+    """Requests of all clients that wait in the router."""
+    running: int
+    """Requests of all clients at workers."""
+    cache: CacheTotals
+    """How right predictions of cached tokens were."""
 
 
 class FairnessHistory(PeriodicTask):
@@ -86,10 +111,23 @@ def sample(report: FairnessReport, now: float) -> FairnessSample:
         now,
         report.jain,
         {
-            client: ClientSample(entry.service.cost, entry.queued, entry.running)
+            client: ClientSample(entry.service.cost, entry.queued, entry.running, entry.share)
             for client, entry in nlargest(CLIENT_LIMIT, report.clients.items(), key=rank)
         },
         {worker: entry.service_gap for worker, entry in report.workers.items()},
         report.service_lag,
         report.waits.unserved_rounds,
+        {worker: entry.service_gap_bound for worker, entry in report.workers.items()},
+        sum(entry.queued for entry in report.clients.values()),
+        sum(entry.running for entry in report.clients.values()),
+        _cache_totals(report),
+    )
+
+
+def _cache_totals(report: FairnessReport) -> CacheTotals:
+    caches = [entry.cache for entry in report.workers.values() if entry.cache is not None]
+    return CacheTotals(
+        sum(cache.prompt for cache in caches),
+        sum(cache.predicted for cache in caches),
+        sum(cache.actual for cache in caches),
     )

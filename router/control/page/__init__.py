@@ -1,0 +1,1 @@
+"""The live page at /ui: its files, and the stream of what it shows."""
