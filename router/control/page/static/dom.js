@@ -1,0 +1,53 @@
+// Small helpers to build and update elements. Names of clients and requests come from clients, so all text is set as
+// text: nothing here parses HTML.
+
+/** Return a new element with these properties and children. `data` sets data attributes; `aria-*` sets attributes. */
+export function el(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "data") Object.assign(element.dataset, value);
+    else if (name === "role" || name.startsWith("aria-")) element.setAttribute(name, value);
+    else element[name] = value;
+  }
+  element.append(...children);
+  return element;
+}
+
+/** Return the element with this id. */
+export function byId(id) {
+  return document.getElementById(id);
+}
+
+/** Set the text of an element unless it has that text, so that a selection in it stays. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/**
+ * Make the children of `parent` show `items` in order. A child that shows an item already is updated and not replaced,
+ * so that focus and hovering stay. `keyOf` names an item; `create` builds its element; `update` shows the item in it.
+ */
+export function reconcile(parent, items, keyOf, create, update) {
+  const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  let place = parent.firstElementChild;
+  for (const item of items) {
+    const key = String(keyOf(item));
+    const child = old.get(key) ?? create(item);
+    old.delete(key);
+    child.dataset.key = key;
+    update(child, item);
+    if (child === place) place = place.nextElementSibling;
+    else parent.insertBefore(child, place);
+  }
+  for (const child of old.values()) child.remove();
+}
+
+/** Return a link that opens the details of a client, worker or request. */
+export function detailsLink(kind, name, text = name) {
+  return el("a", { href: detailsHash(kind, name), textContent: text, title: name });
+}
+
+/** Return the part of the URL that opens these details. */
+export function detailsHash(kind, name) {
+  return `#${kind}=${encodeURIComponent(name)}`;
+}

@@ -1,0 +1,103 @@
+"""A router with emulated workers, and calls of many clients, as processes of their own."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+ROOT: Final = Path(__file__).parents[2]
+CLIENTS: Final = 1000
+LISTENING: Final = re.compile(r"listening on (http://\S+),")
+HEAVY: Final = "heavy-light:light_rate=0.5"
+LIGHT: Final = f"many-clients:client_count={CLIENTS},input=50,output=8,rate=30"
+"""A workload of `bench load` in which each of the clients calls about twice a minute."""
+CALLS_AT_ONCE: Final = 50
+END_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """A running router."""
+
+    url: str
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time of the router so far, without its workers; of its own processes if it has some."""
+        return sum(_cpu_seconds(pid) for pid in _family(self.pid))
+
+
+@contextmanager
+def running(*flags: str, workers: int = 3) -> Iterator[Stand]:
+    """Run `d2lpm serve` with emulated workers on a free port of loopback, and end it on exit."""
+    command = [sys.executable, "-m", "router", "serve", "--port", "0", "--emulate", str(workers), *flags]
+    with ended(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if listening := LISTENING.search(line):
+                yield Stand(listening[1], process.pid)
+                return
+        raise RuntimeError("the router did not start")
+
+
+@contextmanager
+def load(url: str, *workloads: str, seconds: float = 900.0) -> Iterator[None]:
+    """Drive a router with these workloads of `bench load`, each from a process of its own."""
+    command = [sys.executable, "-m", "bench", "load", url, "--seconds", str(seconds), "--workload"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with ExitStack() as stack:
+        for workload in workloads:
+            stack.enter_context(ended(subprocess.Popen([*command, workload], cwd=ROOT, **quiet)))
+        yield
+
+
+def populate(url: str, clients: int = CLIENTS) -> None:
+    """Let each of so many clients make one short call, and return once all are answered."""
+    asyncio.run(_populate(url, clients))
+
+
+async def _populate(url: str, clients: int) -> None:
+    numbers = count()
+
+    async def call_all(http: httpx.AsyncClient) -> None:
+        while (number := next(numbers)) < clients:
+            body = {"model": "emulated", "prompt": f"Hello from {number}", "max_tokens": 2, "user": f"team-{number:04}"}
+            (await http.post("/v1/completions", json=body)).raise_for_status()
+
+    async with httpx.AsyncClient(base_url=url, timeout=120.0) as http, asyncio.TaskGroup() as group:
+        for _ in range(CALLS_AT_ONCE):
+            group.create_task(call_all(http))
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Terminate a process on exit, and kill it if it goes on all the same."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _family(pid: int) -> list[int]:
+    """Return a process of the router and those that it has started, without emulated workers."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
+    own = [int(child) for child in children if b"workers" not in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")]
+    return [pid, *own]
+
+
+def _cpu_seconds(pid: int) -> float:
+    threads = Path(f"/proc/{pid}/schedstat").parent.glob("task/*/schedstat")
+    return sum(int(thread.read_text("ascii").split()[0]) for thread in threads) / 1e9
