@@ -19,6 +19,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "check": "check a settings file and the flags of its workers",
     "config": "print the settings as a file with comments",
     "keys": "manage clients, their keys and their shares",
+    "top": "show the clients and workers of a running router",
     DEMO: "try the policies side by side on emulated workers",
 }
 """Each subcommand with its help text. All but the demo have a module of the same name in this package."""

@@ -39,7 +39,9 @@ def main() -> int:
 
 def measure(stand: Stand, readers: int, pairs: int, seconds: float) -> int:
     """Print the processor time per second in each phase. Returns 0 if the difference is allowed, otherwise 1."""
-    print(f"processor time of the router in s per s, without readers and with {readers}; frames and KiB per reader and s")
+    print(
+        f"processor time of the router in s per s, without readers and with {readers}; frames and KiB per reader and s"
+    )
     differences = []
     for _ in range(pairs):
         without = per_second(stand, seconds)

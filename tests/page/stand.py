@@ -94,7 +94,9 @@ def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 def _family(pid: int) -> list[int]:
     """Return a process of the router and those that it has started, without emulated workers."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
-    own = [int(child) for child in children if b"workers" not in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")]
+    own = [
+        int(child) for child in children if b"workers" not in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+    ]
     return [pid, *own]
 
 

@@ -1,6 +1,7 @@
 """Explanations: why a request was sent to its worker, and when."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from router.core.model.events import Arrived, Cancelled, Event, Failed, Fault, F
 from router.core.model.load import Limits, Load
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import UnknownRequest
-from router.telemetry.explain import Explanation, Explanations, RequestOutcome
+from router.telemetry.explain import DECISION_LIMIT, OVERTAKERS_LIMIT, Explanation, Explanations, RequestOutcome
 from tests.support.running import RunningRouter, chat, running_router
 from tests.support.scripted_engine import scripted_engine
 
@@ -66,7 +67,7 @@ def test_a_prompt_without_a_match_has_no_home() -> None:
     assert (choice.match, choice.home) == ({}, [])
 
 
-def test_passes_over_a_request_are_counted_by_reason() -> None:
+def test_passes_over_a_request_are_counted_by_reason_and_client() -> None:
     passed = (PassedOver(RequestId("big"), "did not fit"),)
     explanations = observed(
         (1.0, Arrived(request("big")), []),
@@ -74,6 +75,38 @@ def test_passes_over_a_request_are_counted_by_reason() -> None:
         (3.0, Arrived(request("2")), [dispatch("2", passed=passed)]),
     )
     assert explained(explanations, "big").held_back == {"did not fit": 2}
+    assert explained(explanations, "big").sent_ahead == {"ann": 2}
+
+
+def test_so_many_clients_sent_ahead_are_counted() -> None:
+    """The record of a request that waits for long stays small."""
+    passed = (PassedOver(RequestId("big"), "did not fit"),)
+    explanations = observed((1.0, Arrived(request("big")), []))
+    for number in range(3 * OVERTAKERS_LIMIT):
+        command = dispatch("1", passed=passed)
+        decision = command.decision._replace(client=ClientId(f"c{number % (OVERTAKERS_LIMIT + 5)}"))
+        explanations.observe(2.0, Arrived(request("1")), [replace(command, decision=decision)])
+    explanation = explained(explanations, "big")
+    assert len(explanation.sent_ahead) == OVERTAKERS_LIMIT
+    assert explanation.held_back == {"did not fit": 3 * OVERTAKERS_LIMIT}
+
+
+def test_the_latest_decisions_are_kept_in_order() -> None:
+    """Each dispatch and each refusal counts, a second dispatch of a request, too; only the last ones are kept."""
+    explanations = observed(
+        (1.0, Arrived(request("r")), [dispatch("r", {"w1": 64}, (PassedOver(RequestId("big"), "did not fit"),))]),
+        (4.0, Returned(RequestId("r"), Fault.BROKE), [dispatch("r")]),
+        (5.0, Arrived(request("late")), [Reject(RequestId("late"), Refusal.QUEUE_FULL, 2.0)]),
+    )
+    sent, again, refused = explanations.latest_decisions(105.0, 1000.0)
+    assert (sent.number, sent.time, sent.request, sent.client, sent.worker) == (1, 896.0, "r", "ann", "w1")
+    assert (sent.why, sent.waited_s, sent.cached_tokens, sent.passed_over) == ("match", 0.0, 64, 1)
+    assert (again.number, again.waited_s, again.passed_over) == (2, 3.0, 0)
+    assert (refused.number, refused.worker, refused.why) == (3, None, "rejected-saturated")
+    for number in range(2 * DECISION_LIMIT):
+        explanations.observe(6.0, Arrived(request(f"{number}")), [dispatch(f"{number}")])
+    latest = explanations.latest_decisions(105.0, 1000.0)
+    assert [each.number for each in latest] == [*range(3 + DECISION_LIMIT + 1, 3 + 2 * DECISION_LIMIT + 1)]
 
 
 def test_times_are_seconds_after_the_arrival() -> None:
@@ -185,7 +218,7 @@ async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
         done = await explanation_of(router, "first")
         assert done.keys() == {
             *("request", "client", "model", "policy", "state", "reason", "retry_after_s", "times"),
-            *("tried", "held_back", "dispatch", "prefill", "handoffs_lost", "usage"),
+            *("tried", "held_back", "sent_ahead", "dispatch", "prefill", "handoffs_lost", "usage"),
         }
         assert (done["dispatch"]["leg"], done["prefill"], done["handoffs_lost"]) == ("whole", None, 0)
         assert (done["request"], done["client"], done["model"]) == ("first", "user-ann", "m")

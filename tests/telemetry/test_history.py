@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.core.model.request import ClientId, WorkerId
-from router.telemetry.history import CLIENT_LIMIT, SAMPLE_LIMIT, ClientSample, FairnessHistory, sample
-from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerReport
+from router.telemetry.history import CLIENT_LIMIT, SAMPLE_LIMIT, CacheTotals, ClientSample, FairnessHistory, sample
+from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerCacheReport, WorkerReport
 from router.telemetry.turn_report import NO_WAIT
 
 Client = tuple[float, int, int]
@@ -59,6 +59,22 @@ def test_a_sample_has_service_queues_gaps_and_lag() -> None:
     assert kept.clients == {"ann": ClientSample(7.0, 1, 2), "bob": ClientSample(5.5, 0, 0)}
     assert kept.gaps == {"w1": 2.5, "w2": None}
     assert (kept.service_lag, kept.unserved_rounds) == (40.0, 3.5)
+
+
+def test_a_sample_has_what_the_page_draws() -> None:
+    """Shares, bounds, requests of all clients, and the hit rates of all workers that are present."""
+    one = WorkerCacheReport(9, 9, 2, 100, 40, 30, 10, 0, None, 1.0, False, {})
+    workers = {
+        WorkerId("w1"): WorkerReport("http://w", True, 0, 0, 0, None, None, 2.5, 9.0, one),
+        WorkerId("w2"): WorkerReport("http://w", True, 0, 0, 0, None, None, None, None, replace(one, prompt=50)),
+        WorkerId("away"): WorkerReport("http://w", False, 0, 0, 0, None, None, None, None),
+    }
+    clients = {name: replace(client, share=0.5) for name, client in report().clients.items()}
+    kept = sample(replace(report(), clients=clients, workers=workers), 100.0)
+    assert kept.bounds == {"w1": 9.0, "w2": None, "away": None}
+    assert (kept.queued, kept.running) == (1, 2)
+    assert kept.cache == CacheTotals(prompt=150, predicted=80, actual=60)
+    assert {client.share for client in kept.clients.values()} == {0.5}
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 9.0]), st.integers(0, 2), st.integers(0, 2)), max_size=160))

@@ -83,6 +83,10 @@ class PageFeed(Collector):
                 self._task.cancel()
                 self._task = self._frame = self._latest = None
 
+    def pause_after(self, seconds: float) -> float:
+        """Return how long to wait after a frame that took so much processor time, in seconds."""
+        return max(self._least_seconds, seconds / MOST_OF_A_CORE)
+
     async def report(self) -> FairnessReport:
         """Return the report of the latest frame; without readers, one of now."""
         return self._latest or await self._report()
@@ -97,7 +101,7 @@ class PageFeed(Collector):
             self.seconds += metered.seconds
             self._cost_seconds = metered.seconds
             self._wake_readers()
-            await asyncio.sleep(max(self._least_seconds, metered.seconds / MOST_OF_A_CORE))
+            await asyncio.sleep(self.pause_after(metered.seconds))
         self._wake_readers()
 
     def _wake_readers(self) -> None:

@@ -81,10 +81,14 @@ async def frame_json(
 
 
 def search(clients: Mapping[ClientId, ClientReport], text: str) -> dict[ClientId, ClientReport]:
-    """Return the first `TOP` clients by share whose name has this text in it, in either case."""
+    """Return the first `TOP` clients by share whose name has this text in it, in either case.
+
+    A client of exactly this name comes first.
+    """
     sought = text.casefold()
     found = [client for client in clients if sought in client.casefold()]
-    return {client: clients[client] for client in nlargest(TOP, found, key=lambda name: ORDERS[0](clients[name]))}
+    first = nlargest(TOP, found, key=lambda name: (name == text, ORDERS[0](clients[name])))
+    return {client: clients[client] for client in first}
 
 
 def _busiest(clients: Mapping[ClientId, ClientReport]) -> list[ClientId]:
