@@ -43,8 +43,9 @@ class Terminal:
         fcntl.ioctl(its_side, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
         command = [sys.executable, "-m", "router", "top", url, "--interval", "0.2"]
         environment = {**os.environ, "TERM": "xterm-256color"}
-        ends = {"stdin": its_side, "stdout": its_side, "stderr": its_side}
-        self.process = subprocess.Popen(command, env=environment, start_new_session=True, **ends)
+        self.process = subprocess.Popen(
+            command, stdin=its_side, stdout=its_side, stderr=its_side, env=environment, start_new_session=True
+        )
         os.close(its_side)
         self._written = ""
 

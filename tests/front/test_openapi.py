@@ -147,7 +147,7 @@ def test_every_route_is_described() -> None:
     routes = {
         ((context.path or "").replace(":path}", "}"), method)
         for context in iter_route_contexts(control.routes)
-        if context.include_in_schema
+        if getattr(context, "include_in_schema", False)  # not the folder with the files of the page
         for method in context.methods or ()
     }
     assert routes

@@ -52,10 +52,11 @@ def running(*flags: str, workers: int = 3) -> Iterator[Stand]:
 def load(url: str, *workloads: str, seconds: float = 900.0) -> Iterator[None]:
     """Drive a router with these workloads of `bench load`, each from a process of its own."""
     command = [sys.executable, "-m", "bench", "load", url, "--seconds", str(seconds), "--workload"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    nowhere = subprocess.DEVNULL
     with ExitStack() as stack:
         for workload in workloads:
-            stack.enter_context(ended(subprocess.Popen([*command, workload], cwd=ROOT, **quiet)))
+            process = subprocess.Popen([*command, workload], cwd=ROOT, stdout=nowhere, stderr=nowhere, text=True)
+            stack.enter_context(ended(process))
         yield
 
 

@@ -95,7 +95,7 @@ def test_the_latest_decisions_are_kept_in_order() -> None:
     """Each dispatch and each refusal counts, a second dispatch of a request, too; only the last ones are kept."""
     explanations = observed(
         (1.0, Arrived(request("r")), [dispatch("r", {"w1": 64}, (PassedOver(RequestId("big"), "did not fit"),))]),
-        (4.0, Returned(RequestId("r"), Fault.BROKE), [dispatch("r")]),
+        (4.0, Returned(RequestId("r"), accepted=False, fault=Fault.BROKEN), [dispatch("r")]),
         (5.0, Arrived(request("late")), [Reject(RequestId("late"), Refusal.QUEUE_FULL, 2.0)]),
     )
     sent, again, refused = explanations.latest_decisions(105.0, 1000.0)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -63,7 +63,7 @@ class PageFeed(Collector):
         if self.readers >= READER_LIMIT:
             raise CapacityError(f"The live page has {READER_LIMIT} readers already.", retry_after=UPDATE_SECONDS)
 
-    async def frames(self) -> AsyncIterator[bytes]:
+    async def frames(self) -> AsyncGenerator[bytes]:
         """Yield frames from now on, until the router ends."""
         self.readers += 1
         if self._task is None:

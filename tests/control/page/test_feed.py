@@ -102,10 +102,10 @@ async def test_the_number_of_readers_is_bounded() -> None:
     await asyncio.gather(*(take(stream, 1) for stream in streams))
     with pytest.raises(CapacityError):
         source.feed.check_room()
-    await streams.pop().aclose()  # type: ignore[attr-defined] - an async generator
+    await streams.pop().aclose()
     source.feed.check_room()
     for stream in streams:
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
 
 
 def test_a_costly_frame_delays_the_next_one() -> None:
