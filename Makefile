@@ -108,3 +108,5 @@ lock:
 
 # Target test-deploy: the commands of docker-compose.yml, with a real Prometheus.
 -include tests/deploy/deploy.mk
+# Targets test-page, page-pictures and page-cost: the live page in a real browser.
+-include tests/page/page.mk

@@ -7,6 +7,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from router.control.page.feed import PageFeed
 from router.front.byte_budget import ByteBudget
 from router.front.http.connection_limits import Connections, FrontLimits
 from router.telemetry.component_metrics import (
@@ -33,6 +34,11 @@ SUFFIXES: Final = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucke
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
+async def no_report() -> FairnessReport:
+    """A report without clients and workers."""
+    return FairnessReport("", None, {}, Service(0, 0, 0, 0.0), {})
+
+
 def metrics() -> list[Family]:
     """All metrics of a router, sorted by name, before any request."""
     registry = CollectorRegistry()
@@ -48,6 +54,7 @@ def metrics() -> list[Family]:
     registry.register(AdmissionMetrics({}))
     registry.register(FileMetrics({}))
     registry.register(LoopLag())
+    registry.register(PageFeed(no_report, list, bool))
     registry.register(StoredMetrics(()))
     registry.register(BackgroundMetrics(()))
     registry.register(LagMetrics(int))
