@@ -1,13 +1,12 @@
 """A router with emulated workers, and calls of many clients, as processes of their own."""
 
-import asyncio
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +18,7 @@ LISTENING: Final = re.compile(r"listening on (http://\S+),")
 HEAVY: Final = "heavy-light:light_rate=0.5"
 LIGHT: Final = f"many-clients:client_count={CLIENTS},input=50,output=8,rate=30"
 """A workload of `bench load` in which each of the clients calls about twice a minute."""
-CALLS_AT_ONCE: Final = 50
+CALLS_AT_ONCE: Final = 20
 END_SECONDS: Final = 20.0
 
 
@@ -62,20 +61,14 @@ def load(url: str, *workloads: str, seconds: float = 900.0) -> Iterator[None]:
 
 def populate(url: str, clients: int = CLIENTS) -> None:
     """Let each of so many clients make one short call, and return once all are answered."""
-    asyncio.run(_populate(url, clients))
+    with httpx.Client(base_url=url, timeout=120.0) as http, ThreadPoolExecutor(CALLS_AT_ONCE) as callers:
 
-
-async def _populate(url: str, clients: int) -> None:
-    numbers = count()
-
-    async def call_all(http: httpx.AsyncClient) -> None:
-        while (number := next(numbers)) < clients:
+        def call(number: int) -> None:
             body = {"model": "emulated", "prompt": f"Hello from {number}", "max_tokens": 2, "user": f"team-{number:04}"}
-            (await http.post("/v1/completions", json=body)).raise_for_status()
+            http.post("/v1/completions", json=body).raise_for_status()
 
-    async with httpx.AsyncClient(base_url=url, timeout=120.0) as http, asyncio.TaskGroup() as group:
-        for _ in range(CALLS_AT_ONCE):
-            group.create_task(call_all(http))
+        for _ in callers.map(call, range(clients)):
+            pass
 
 
 @contextmanager
