@@ -32,7 +32,7 @@ def main() -> int:
     given = parser.parse_args()
     with running("--processes", given.processes, workers=2) as stand:
         populate(stand.url)
-        with load(stand.url, LIGHT):
+        with load(stand.url, f"{LIGHT},rate=30"):
             time.sleep(5.0)
             return measure(stand, given.readers, given.pairs, given.seconds)
 

@@ -15,9 +15,12 @@ import httpx
 ROOT: Final = Path(__file__).parents[2]
 CLIENTS: Final = 1000
 LISTENING: Final = re.compile(r"listening on (http://\S+),")
-HEAVY: Final = "heavy-light:light_rate=0.5"
-LIGHT: Final = f"many-clients:client_count={CLIENTS},input=50,output=8,rate=30"
-"""A workload of `bench load` in which each of the clients calls about twice a minute."""
+HEAVY: Final = "heavy-light:lights=5"
+"""One client with 96 long calls open, beside five that send one at a time."""
+CHAT: Final = "chat"
+"""Clients in conversations, which share prefixes."""
+LIGHT: Final = f"many-clients:client_count={CLIENTS},input=50,output=8"
+"""A workload of `bench load` in which each of the clients calls now and then; `,rate=30` is calls per second."""
 CALLS_AT_ONCE: Final = 20
 END_SECONDS: Final = 20.0
 
@@ -37,7 +40,8 @@ class Stand:
 @contextmanager
 def running(*flags: str, workers: int = 3) -> Iterator[Stand]:
     """Run `d2lpm serve` with emulated workers on a free port of loopback, and end it on exit."""
-    command = [sys.executable, "-m", "router", "serve", "--port", "0", "--emulate", str(workers), *flags]
+    command = [sys.executable, "-m", "router", "serve", "--port", "0", "--emulate", str(workers)]
+    command += ["--identity", "user,address", *flags]  # so that clients have the names that they give
     with ended(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -52,11 +56,14 @@ def load(url: str, *workloads: str, seconds: float = 900.0) -> Iterator[None]:
     """Drive a router with these workloads of `bench load`, each from a process of its own."""
     command = [sys.executable, "-m", "bench", "load", url, "--seconds", str(seconds), "--workload"]
     nowhere = subprocess.DEVNULL
+    processes = []
     with ExitStack() as stack:
         for workload in workloads:
             process = subprocess.Popen([*command, workload], cwd=ROOT, stdout=nowhere, stderr=nowhere, text=True)
-            stack.enter_context(ended(process))
+            processes.append(stack.enter_context(ended(process)))
         yield
+        for process in processes:
+            assert process.poll() is None, f"a load has ended with {process.returncode}: {process.args}"
 
 
 def populate(url: str, clients: int = CLIENTS) -> None:

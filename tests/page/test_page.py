@@ -66,7 +66,7 @@ def busy() -> Iterator[Stand]:
             f"{stand.url}/v1/completions", json={"prompt": "Hello", "max_tokens": 1, "user": SCRIPTED}
         ).raise_for_status()
         populate(stand.url)
-        with load(stand.url, HEAVY, LIGHT):
+        with load(stand.url, HEAVY, f"{LIGHT},rate=20"):
             yield stand
 
 

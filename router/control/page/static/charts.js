@@ -71,7 +71,7 @@ export class Chart {
       height,
       legend: { show: false },
       cursor: { y: false, points: { show: !area }, drag: { x: false, y: false } },
-      padding: [8, 12, 0, 0],
+      padding: [8, 26, 0, 0],
       scales: { y: { range: range ?? ((_, __, most) => [0, most > 0 ? 1.1 * most : 1]) } },
       axes: [
         { ...axis, ticks: { show: false }, space: 64, size: 24, values: (_, splits) => splits.map(clock) },

@@ -130,9 +130,9 @@ export class Details {
     ];
     if (dispatch) rows.push(["Predicted cached", `${compact(dispatch.predicted_cached_tokens)} tokens`]);
     if (usage) {
-      for (const [field, tokens] of Object.entries(usage)) {
-        if (typeof tokens === "number") rows.push([field.replaceAll("_", " "), `${compact(tokens)} tokens`]);
-      }
+      rows.push(["Cached", `${compact(usage.cached_tokens)} tokens`]);
+      rows.push(["Input", `${compact(usage.input_tokens)} tokens`]);
+      rows.push(["Output", `${compact(usage.output_tokens)} tokens`]);
     }
     return [showTimeline(explanation), el("h3", { textContent: "Facts" }), facts(rows)];
   }
