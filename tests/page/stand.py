@@ -41,7 +41,7 @@ class Stand:
 def running(*flags: str, workers: int = 3) -> Iterator[Stand]:
     """Run `d2lpm serve` with emulated workers on a free port of loopback, and end it on exit."""
     command = [sys.executable, "-m", "router", "serve", "--port", "0", "--emulate", str(workers)]
-    command += ["--identity", "user,address", *flags]  # so that clients have the names that they give
+    command += ["--identity", "user", "--identity", "address", *flags]  # so that clients have the names that they give
     with ended(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -91,6 +91,14 @@ async def test_data_needs_the_key_where_one_is_set_and_the_page_does_not() -> No
                 assert response.status == 200, path
 
 
+async def test_on_a_public_address_the_page_can_ask_for_the_key() -> None:
+    """Its files come without the key, as a browser cannot send it with them; its data do not."""
+    async with running_router(NOBODY, host="0.0.0.0", admin_key=KEY) as router:
+        for path, status in (("/ui/", 200), ("/ui/main.js", 200), *((path, 401) for path in DATA)):
+            async with router.http.get(path) as response:
+                assert response.status == status, path
+
+
 async def test_the_page_runs_no_foreign_code_and_reaches_no_other_host() -> None:
     """The policy of the page allows its own files and nothing else, on each of them; /ui leads to the page."""
     async with running_router(NOBODY) as router:
