@@ -34,7 +34,7 @@ class ClientSample:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheTotals:
+class CacheSample:
     """Input tokens of all answers that reported how much of their prompt was cached, at all workers that are present.
 
     The counts of a worker begin when it joins.
@@ -69,7 +69,7 @@ class FairnessSample:
     """Requests of all clients that wait in the router."""
     running: int
     """Requests of all clients at workers."""
-    cache: CacheTotals
+    cache: CacheSample
     """How right predictions of cached tokens were."""
 
 
@@ -124,9 +124,9 @@ def sample(report: FairnessReport, now: float) -> FairnessSample:
     )
 
 
-def _cache_totals(report: FairnessReport) -> CacheTotals:
+def _cache_totals(report: FairnessReport) -> CacheSample:
     caches = [entry.cache for entry in report.workers.values() if entry.cache is not None]
-    return CacheTotals(
+    return CacheSample(
         sum(cache.prompt for cache in caches),
         sum(cache.predicted for cache in caches),
         sum(cache.actual for cache in caches),

@@ -1,7 +1,6 @@
 """Take the pictures of the live page and of `d2lpm top` that the documents show, into the folder named.
 
-The load is the same each time: one heavy client beside light ones, conversations, and a thousand clients that call now
-and then.
+The load is the same each time: one heavy client beside light ones, and a thousand others that call now and then.
 """
 
 import sys
@@ -17,7 +16,7 @@ from rich.console import Console
 from router.cli.screen import Screen
 from router.telemetry.report import FairnessReport
 from tests.page.browser import PHONE, chromium, opened
-from tests.page.stand import CHAT, HEAVY, LIGHT, load, populate, running
+from tests.page.stand import HEAVY, LIGHT, load, populate, running
 
 LOADED_SECONDS: Final = 75.0
 """Until the charts, which show the last minute, are full."""
@@ -30,11 +29,13 @@ def main() -> None:
     """Take all pictures."""
     folder = Path(sys.argv[1])
     folder.mkdir(exist_ok=True)
-    with chromium() as browser, running() as stand:
+    with chromium() as browser, running(workers=2) as stand:
         populate(stand.url)
-        with load(stand.url, HEAVY, CHAT, f"{LIGHT},rate=10"):
+        with load(stand.url, HEAVY, f"{LIGHT},rate=5"):
             time.sleep(LOADED_SECONDS)
-            report = TypeAdapter(FairnessReport).validate_json(httpx.get(f"{stand.url}/fairness").content)
+            report = TypeAdapter(FairnessReport).validate_json(
+                httpx.get(f"{stand.url}/fairness", timeout=WAIT_MS / 1000).content
+            )
             for name, dark in (("page", False), ("page-dark", True)):
                 take_page(browser, stand.url, folder / f"{name}.png", dark=dark)
             take_request(browser, stand.url, folder / "request.png")

@@ -17,8 +17,6 @@ CLIENTS: Final = 1000
 LISTENING: Final = re.compile(r"listening on (http://\S+),")
 HEAVY: Final = "heavy-light:lights=5"
 """One client with 96 long calls open, beside five that send one at a time."""
-CHAT: Final = "chat"
-"""Clients in conversations, which share prefixes."""
 LIGHT: Final = f"many-clients:client_count={CLIENTS},input=50,output=8"
 """A workload of `bench load` in which each of the clients calls now and then; `,rate=30` is calls per second."""
 CALLS_AT_ONCE: Final = 20
@@ -63,7 +61,7 @@ def load(url: str, *workloads: str, seconds: float = 900.0) -> Iterator[None]:
             processes.append(stack.enter_context(ended(process)))
         yield
         for process in processes:
-            assert process.poll() is None, f"a load has ended with {process.returncode}: {process.args}"
+            assert process.poll() is None, f"a load has ended with {process.returncode}"
 
 
 def populate(url: str, clients: int = CLIENTS) -> None:

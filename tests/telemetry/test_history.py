@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.core.model.request import ClientId, WorkerId
-from router.telemetry.history import CLIENT_LIMIT, SAMPLE_LIMIT, CacheTotals, ClientSample, FairnessHistory, sample
+from router.telemetry.history import CLIENT_LIMIT, SAMPLE_LIMIT, CacheSample, ClientSample, FairnessHistory, sample
 from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerCacheReport, WorkerReport
 from router.telemetry.turn_report import NO_WAIT
 
@@ -73,7 +73,7 @@ def test_a_sample_has_what_the_page_draws() -> None:
     kept = sample(replace(report(), clients=clients, workers=workers), 100.0)
     assert kept.bounds == {"w1": 9.0, "w2": None, "away": None}
     assert (kept.queued, kept.running) == (1, 2)
-    assert kept.cache == CacheTotals(prompt=150, predicted=80, actual=60)
+    assert kept.cache == CacheSample(prompt=150, predicted=80, actual=60)
     assert {client.share for client in kept.clients.values()} == {0.5}
 
 
