@@ -29,9 +29,10 @@ lint: $(STAMP)
 	$(VENV)/bin/pytest -q tests/docs/test_architecture.py tests/docs/test_names.py
 
 # Ten minutes of faults, the death of the router, processes that are stopped for 40 s, ten times more calls than the
-# fleet can serve, a million calls, kills of single processes, two thousand streams through two fronts, and five attacks on
-# the router's memory and event loop (make chaos CHAOS=chaos.soak runs one of them). Short forms of them are tests.
-CHAOS := chaos chaos.restart chaos.kills chaos.many_streams chaos.pause chaos.overload chaos.soak attacks
+# fleet can serve, a million calls, kills of single processes, two thousand streams through two fronts, ten minutes of faults
+# of prefill and decode workers, and five attacks on the router's memory and event loop (make chaos CHAOS=chaos.soak runs
+# one of them). Short forms of them are tests.
+CHAOS := chaos chaos.restart chaos.kills chaos.many_streams chaos.pause chaos.overload chaos.soak chaos.handoffs attacks
 chaos: $(STAMP)
 	@for show in $(CHAOS); do $(VENV)/bin/python -m tests.$$show || exit 1; done
 

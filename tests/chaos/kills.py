@@ -263,23 +263,28 @@ def judged(outcomes: Iterable[Outcome], kills: Sequence[Kill]) -> Calls:
 
 
 def accounts(report: dict[str, Any], outcomes: Iterable[Outcome], cut: Iterable[Outcome]) -> list[Account]:
-    """Compare what clients were charged with the usage of their answers."""
+    """Compare what clients were charged with the usage of their answers.
+
+    `cut`: calls whose prompt may have been charged by estimate, and if they are not complete, their output too.
+    """
     least, most = dict[str, list[int]](), dict[str, list[int]]()
     broken = {id(outcome) for outcome in cut}
     for outcome in outcomes:
         ask = outcome.ask
         low, high = least.setdefault(ask.client, [0, 0]), most.setdefault(ask.client, [0, 0])
-        if outcome.verdict.ending is Ending.COMPLETE:
-            few = many = ask.output_tokens
-            shortest = longest = ask.prompt_tokens
-        elif id(outcome) in broken:
+        complete, estimated = outcome.verdict.ending is Ending.COMPLETE, id(outcome) in broken
+        if not complete and not estimated:
+            continue
+        few = many = ask.output_tokens
+        shortest = longest = ask.prompt_tokens
+        if estimated:
+            shortest = floor(ask.prompt_tokens * (1 - ESTIMATE_ERROR)) if complete or outcome.received else 0
+            longest = ceil(ask.prompt_tokens * (1 + ESTIMATE_ERROR))
+        if not complete:
             step = STEP_TOKENS * len(ask.texts)
             few = max(0, outcome.received - step)
-            many = min(ask.output_tokens, outcome.received + step) if ask.streamed else ask.output_tokens
-            shortest = floor(ask.prompt_tokens * (1 - ESTIMATE_ERROR)) if outcome.received else 0
-            longest = ceil(ask.prompt_tokens * (1 + ESTIMATE_ERROR))
-        else:
-            continue
+            if ask.streamed and outcome.verdict.ending is not Ending.VANISHED:  # it may have left much unread
+                many = min(many, outcome.received + step)
         low[0] += shortest
         low[1] += few
         high[0] += longest

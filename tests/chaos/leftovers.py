@@ -20,7 +20,8 @@ SOON: Final = 60.0
 """Seconds in which all must be at rest: engines close unused connections after 5, and SGLang aborts after 2."""
 GAUGES: Final = re.compile(
     r"^(d2lpm_(?:client_queued_requests|client_running_requests|worker_queued_requests|worker_running_requests"
-    r"|worker_unstarted_tokens|client_unread_bytes)|vllm:num_requests_(?:running|waiting)) *(?:\{[^}]*\})? (\S+)$",
+    r"|worker_unstarted_tokens|client_unread_bytes|handoff_pool_requests)"
+    r"|vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc)) *(?:\{[^}]*\})? (\S+)$",
     re.MULTILINE,
 )
 """Metrics of the router and of vLLM that must become zero."""

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +117,7 @@ async def run(plan: Plan, directory: Path) -> Result:
     evidence, journal = Evidence(), directory / "journal"
     async with (
         running_workers(plan.workers, plan.speed, plan.batch) as workers,
-        _links(plan, workers, evidence) as links,
+        linked(workers, plan.seed, evidence) as links,
     ):
         addresses = [link.url for link in links]
         proxy = router(directory / "log", addresses, *plan.flags, "--journal", str(journal))
@@ -134,9 +134,10 @@ async def run(plan: Plan, directory: Path) -> Result:
 
 
 @asynccontextmanager
-async def _links(plan: Plan, workers: Sequence[Server], evidence: Evidence) -> AsyncIterator[list[Link]]:
-    random = Random(plan.seed)
-    links = [Link(number, evidence, random) for number in range(plan.workers)]
+async def linked(workers: Sequence[Server], seed: int, evidence: Evidence) -> AsyncIterator[list[Link]]:
+    """Put a link before each worker."""
+    random = Random(seed)
+    links = [Link(number, evidence, random) for number in range(len(workers))]
     try:
         for link, each in zip(links, workers, strict=True):
             await link.listen(each.port)
@@ -144,6 +145,18 @@ async def _links(plan: Plan, workers: Sequence[Server], evidence: Evidence) -> A
     finally:
         for link in links:
             link.refuse()
+
+
+def operator_of(http: aiohttp.ClientSession, proxy: Server) -> Callable[[Link, str], Awaitable[None]]:
+    """Return a function that asks a router to `drain` or `resume` the worker behind a link."""
+
+    async def ask(link: Link, action: str) -> None:
+        name = link.url.removeprefix("http://")
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with http.post(f"{proxy.url}/workers/{name}/{action}", headers=headers) as response:
+            response.raise_for_status()
+
+    return ask
 
 
 async def _under_load(
@@ -154,16 +167,14 @@ async def _under_load(
     def clock() -> float:
         return time.monotonic() - began
 
-    async def operator(link: Link, action: str) -> None:
-        name = link.url.removeprefix("http://")
-        headers = {"authorization": f"Bearer {KEY}"}
-        async with http.post(f"{proxy.url}/workers/{name}/{action}", headers=headers) as response:
-            response.raise_for_status()
-
     await get_json(http, f"{proxy.url}/fairness")
     before = sockets(proxy.pid)
     clients = make_clients(plan.seed, plan.clients, plan.greedy, plan.vanishing)
-    crowd, trouble, samples = Crowd(proxy.url, clock), FaultRunner(workers, links, operator), list[Sample]()
+    crowd, trouble, samples = (
+        Crowd(proxy.url, clock),
+        FaultRunner(workers, links, operator_of(http, proxy)),
+        list[Sample](),
+    )
     asking = asyncio.gather(ask_all(crowd, clients, plan.calls, plan.think), _look(crowd, clients, samples, clock))
     try:
         await trouble.make(plan.faults, clock)
