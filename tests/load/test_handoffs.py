@@ -6,7 +6,7 @@ from tests.chaos.handoffs import Plan, Work, run
 from tests.chaos.reading import Ending
 
 SHORT = Plan(
-    trouble=4.0,
+    trouble=3.0,
     calm=1.0,
     quiet=16,
     every=1.0,
