@@ -320,7 +320,7 @@ def unseen_cuts(outcome: Outcome, evidence: Evidence, faults: Sequence[Fault]) -
 def could_be_served(outcome: Outcome, evidence: Evidence, faults: Sequence[Fault]) -> bool:
     """Return whether a call had tries left, and no worker failed amid an answer that no other one can continue."""
     harms = [harm for harm in evidence.of(outcome.request) if harm.kind not in HARMLESS]
-    amid = any(harm.begun for harm in harms)
+    amid = outcome.received > 0 or any(harm.begun for harm in harms)
     tried = len(harms) + (unseen_cuts(outcome, evidence, faults) if harms else 0)
     return tried < TRIES and (outcome.ask.continuable or not outcome.ask.streamed or not amid)
 
