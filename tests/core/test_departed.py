@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -52,9 +52,14 @@ def texts(root: object) -> Iterator[tuple[str, str]]:
 
 
 def fields(each: object) -> list[str]:
-    """Return the names of an object's attributes, in slots or not."""
-    names = [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
-    return [name for name in {*names, *getattr(each, "__dict__", ())} if hasattr(each, name)]
+    """Return the names of an object's attributes, in slots or not, in compiled classes or not."""
+    slots = [
+        name
+        for kind in type(each).__mro__
+        for name, value in vars(kind).items()
+        if isinstance(value, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__")
+    ]
+    return [name for name in {*slots, *getattr(each, "__dict__", ())} if hasattr(each, name)]
 
 
 def ways_to(root: object, workers: set[str]) -> dict[str, set[str]]:

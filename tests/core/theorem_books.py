@@ -19,7 +19,6 @@ the same number.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
 
-from router.core.clients.backlog import BacklogWatcher
 from router.core.model.commands import Command, Dispatch, Reject
 from router.core.model.cost import LinearCost, Tokens
 from router.core.model.events import Arrived, Cancelled, Event, Failed, Finished, Progressed, Started
@@ -81,7 +80,7 @@ class Queue:
     backlogs: dict[ClientId, Interval] = field(default_factory=dict)
 
 
-class Books(BacklogWatcher):
+class Books:
     """Service, backlogs and requests in flight, by queue and client; a queue is a worker's, or None for a pool."""
 
     def __init__(
@@ -130,6 +129,9 @@ class Books(BacklogWatcher):
 
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
         del self._where[queue, client]
+
+    def passed_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
+        """Nothing waits longer for it."""
 
     def note(self, event: Event, commands: Iterable[Command], *, pooled: bool) -> None:
         """Apply an event and the commands that followed. Raises `UnfairError`."""

@@ -99,8 +99,8 @@ class Shares:
         """
         members = [member for name, member in self._members.items() if name != client]
         groups = {member.group for member in members} - {None, group}
-        others = sum(member.weight for member in members if member.group is None)
-        others += sum(self._groups[name].weight for name in groups if name is not None)
+        alone = sum(member.weight for member in members if member.group is None)
+        others = alone + sum(self._groups[name].weight for name in groups if name is not None)
         if group is None:
             return weight / (weight + others)
         group_weights = sum(member.weight for member in members if member.group == group)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.clients.backlog import Backlog, BacklogWatcher
+from router.core.clients.backlog import Backlog
 from router.core.model.request import ClientId, WorkerId
 
 QUEUES = (None, WorkerId("w1"), WorkerId("w2"))
@@ -12,7 +12,7 @@ CLIENTS = (ClientId("ada"), ClientId("bob"))
 Place = tuple[WorkerId | None, ClientId]
 
 
-class Recorder(BacklogWatcher):
+class Recorder:
     """Records all notifications."""
 
     def __init__(self) -> None:
@@ -23,6 +23,9 @@ class Recorder(BacklogWatcher):
 
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
         self.notifications.append(("ended", queue, client, now))
+
+    def passed_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
+        self.notifications.append(("passed", queue, client, now))
 
 
 @given(places=st.lists(st.tuples(st.sampled_from(QUEUES), st.sampled_from(CLIENTS)), max_size=30), data=st.data())

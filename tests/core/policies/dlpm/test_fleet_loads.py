@@ -1,6 +1,7 @@
 """The order of a pool's workers by load equals that of sorting them anew."""
 
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ WORKERS = [WorkerId(f"w{number}") for number in range(FEW + 2)]
 workers = st.sampled_from(WORKERS[:5])
 
 
-class Fleet(FleetView):
+class Fleet:
     """Workers whose loads the test sets."""
 
     def __init__(self) -> None:
@@ -42,8 +43,8 @@ class Loads(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = Fleet()  # type: ignore[abstract]
-        self.loads = FleetLoads(self.fleet)
+        self.fleet = Fleet()
+        self.loads = FleetLoads(cast(FleetView, self.fleet))
         self.last_dispatch: dict[WorkerId, int] = {}
         self.at_home: dict[WorkerId, int] = {}
         self.dispatches = 0

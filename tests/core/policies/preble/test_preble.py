@@ -18,7 +18,7 @@ from tests.core.scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene, key
 W = ("w1", "w2", "w3")
 
 
-class Workers(FleetView):
+class Workers:
     """Stands for workers that prefill 100 tokens per second."""
 
     def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:  # noqa: ARG002 - all are alike
@@ -29,7 +29,7 @@ class Bench:
     """Runs the placement alone; the test says how much of each prompt is cached at which worker."""
 
     def __init__(self, parameters: PrebleParameters) -> None:
-        view = cast(FleetView, Workers())  # type: ignore[abstract]
+        view = cast(FleetView, Workers())
         context = PolicyContext(view, LinearCost(), Random(0), Parameters(parameters), Backlog())
         self.preble = PLACEMENTS["preble"](context)
         self._outputs = context.outputs

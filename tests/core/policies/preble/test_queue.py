@@ -2,6 +2,7 @@
 
 from collections import Counter
 from random import Random
+from typing import cast
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_no_request_passes_a_head_that_does_not_fit() -> None:
     assert scene.order == [first, large, small]
 
 
-class Matches(FleetView):
+class Matches:
     """Returns the matches that the test set."""
 
     def __init__(self) -> None:
@@ -91,8 +92,10 @@ class Matches(FleetView):
 
 def test_the_choice_equals_that_of_a_plain_list() -> None:
     """The choices are equal over a long time in which few requests wait and each changes its group many times."""
-    random, matches = Random(5), Matches()  # type: ignore[abstract]
-    context = PolicyContext(matches, LinearCost(), random, Parameters(PriorityGroupsParameters(4)), Backlog())
+    random, matches = Random(5), Matches()
+    context = PolicyContext(
+        cast(FleetView, matches), LinearCost(), random, Parameters(PriorityGroupsParameters(4)), Backlog()
+    )
     queue = ORDERS["priority_groups"].build(context, WorkerId("w1"))
     arrived: list[RequestId] = []
     turns = [1, 2, 3, 4]
