@@ -47,13 +47,13 @@ class ParseThread:
     """One thread that owners use in turn."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
         self._turns = RoundRobinLock()
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
         """Run `work` in the thread and return its result. Cancelling stops it only before it has started."""
         await self._turns.acquire(owner)
-        running = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        running = asyncio.get_running_loop().run_in_executor(self._executor, work)
         running.add_done_callback(lambda _: self._turns.release())
         try:
             return await running

@@ -65,7 +65,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._data_waiter: asyncio.Future[None] | None = None
         self._lost = False
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._blocks: list[bytes] = []
         self.on_body = self._blocks.append
         """Called by httptools with each part of the body."""
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
         self._head_complete = self._body_complete = self._streaming = False
         assert self._transport is not None
         self._transport.writelines((head, body))
-        del body  # this may be the only reference to a large copy
+        body = b""  # this may have been the only reference to a large copy
         self._timeouts = timeouts
         self._sent_at = self._loop.time()
         self._schedule_check(timeouts.first)
@@ -261,9 +261,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data. Data that is not HTTP, or that answers no call, closes the connection."""
+        parser = self._parser
+        assert parser is not None
         self._unread_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.abort()
         sink = self._sink
@@ -293,7 +295,7 @@ class Connection(asyncio.Protocol):
             and not {b"content-length", b"transfer-encoding"} & self.headers.keys()
         ):
             self._body_complete = True
-        del self._parser  # the parser refers back to the connection: only the cycle collector would free the two
+        self._parser = None  # it refers back to the connection: only the cycle collector would free the two
         self._wake_reader()
 
     # Callbacks of the httptools parser.
@@ -304,12 +306,14 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._body_complete:
             self.abort()
-        self.status = self._parser.get_status_code()
+        parser = self._parser
+        assert parser is not None
+        self.status = parser.get_status_code()
         # The router never asks for an upgrade, and a status above 599 cannot be passed on.
         if self.status == SWITCHING_PROTOCOLS or self.status > LAST_STATUS:
             self.abort()
             return
-        self._keep_alive = self._parser.should_keep_alive()
+        self._keep_alive = parser.should_keep_alive()
         self._head_complete = self.status >= 200
 
     def on_message_complete(self) -> None:
