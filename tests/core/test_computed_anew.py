@@ -10,7 +10,7 @@ from router.core.fleet.window import FixedWindow
 from router.core.model.events import CacheReport, WorkerJoined, WorkerReported, WorkReport
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import RequestId, Worker, WorkerId
-from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, Scene
 

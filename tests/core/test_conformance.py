@@ -44,21 +44,13 @@ from router.core.model.events import (
 )
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import BarrierId, ClientId, Request, RequestId, Usage, Worker, WorkerId
-from router.core.policies.balance.br0 import Br0Parameters
-from router.core.policies.balance.brh import BrhParameters
-from router.core.policies.balance.dlpm_balance import DlpmBalanceParameters
+from router.core.policies.balance.balance_parameters import Br0Parameters, BrhParameters, DlpmBalanceParameters
 from router.core.policies.context import Parameters
-from router.core.policies.dlpm.d2lpm import D2lpmParameters
-from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
-from router.core.policies.dlpm.lpm import LpmParameters
-from router.core.policies.preble.preble import PrebleParameters
-from router.core.policies.preble.queue import PriorityGroupsParameters
+from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters, DlpmHomeParameters, DlpmParameters, LpmParameters
+from router.core.policies.preble.preble_parameters import PrebleParameters, PriorityGroupsParameters
 from router.core.policies.registry import POLICIES
-from router.core.policies.simple.cache_aware import CacheAwareParameters
-from router.core.policies.simple.consistent_hash import ConsistentHashParameters
-from router.core.policies.simple.rpm import RpmParameters
-from router.core.policies.vtc.vtc_predict import OracleParameters
+from router.core.policies.simple.simple_parameters import CacheAwareParameters, ConsistentHashParameters, RpmParameters
+from router.core.policies.vtc.vtc_parameters import OracleParameters
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene, key

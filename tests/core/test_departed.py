@@ -12,9 +12,7 @@ from router.core.fleet.health import Condition
 from router.core.model.commands import Command
 from router.core.model.events import Event, Evicted, WorkerReported
 from router.core.model.request import WorkerId
-from router.core.policies.dlpm.d2lpm import D2lpmParameters
-from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters, DlpmHomeParameters, DlpmParameters
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
 from router.telemetry.cache_alarm import CacheAlarm

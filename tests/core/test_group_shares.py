@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request, RequestId
-from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters, DlpmParameters
 from tests.core.scenario import ONE_AT_A_TIME, Scene, key
 
 WEIGHING = ["d2lpm", "dlpm_home", "vtc"]

@@ -7,8 +7,7 @@ import pytest
 from router.core.fleet.window import FixedWindow
 from router.core.known_clients import RecentClients
 from router.core.model.request import ClientId
-from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters, DlpmParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import Scene
 from tests.support.running import chat, running_router

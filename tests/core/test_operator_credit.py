@@ -4,8 +4,7 @@ import pytest
 
 from router.core.model.events import Credited, Forgotten
 from router.core.model.request import ClientId, WorkerId
-from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters, DlpmParameters
 from router.core.policies.registry import POLICIES
 from tests.core.scenario import ONE_AT_A_TIME, Scene
 

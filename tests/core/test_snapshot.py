@@ -27,8 +27,7 @@ from router.core.model.saved import (
     SavedTouch,
 )
 from router.core.policies.context import Parameters
-from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters, DlpmParameters
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings

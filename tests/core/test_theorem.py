@@ -20,14 +20,14 @@ from router.core.fleet.window import FixedWindow
 from router.core.model.cost import LinearCost
 from router.core.model.events import Cancelled, Event, Failed, Finished, Progressed
 from router.core.model.request import BarrierId, ClientId, Request, RequestId, WorkerId
-from router.core.policies.balance.dlpm_balance import DlpmBalanceParameters
+from router.core.policies.balance.balance_parameters import DlpmBalanceParameters
 from router.core.policies.base import Policy, PolicyFactory, Properties
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.policies.deficit.deficits import ClientDeficits
 from router.core.policies.deficit.eligibility import Eligibility
-from router.core.policies.dlpm.d2lpm import D2lpmParameters
-from router.core.policies.dlpm.dlpm import Dlpm, DlpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
+from router.core.policies.dlpm.dlpm import Dlpm
+from router.core.policies.dlpm.dlpm_home import DlpmHome
+from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters, DlpmHomeParameters, DlpmParameters
 from router.core.policies.queued import QueuedPolicy
 from router.core.policies.registry import ORDERS, PLACEMENTS, POLICIES
 from router.core.scheduler import Scheduler

@@ -9,7 +9,7 @@ from router.core.fleet.service_rate import FIRST_SECONDS_PER_OUTPUT_TOKEN
 from router.core.model.cost import NOTHING, Tokens
 from router.core.model.events import Failed, Fault, Finished, Returned, WorkerReported, WorkReport
 from router.core.model.request import ClientId, RequestId, Usage, WorkerId
-from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 

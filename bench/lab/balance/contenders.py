@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from bench.lab.frame.conditions import Contender
-from router.core.policies.balance.br0 import Br0Parameters
-from router.core.policies.balance.brh import BrhParameters
+from router.core.policies.balance.balance_parameters import Br0Parameters, BrhParameters
 
 BASELINES: Final[Mapping[str, Contender]] = {
     name: Contender(name) for name in ("random", "round_robin", "two_choices", "least_requests")

@@ -9,7 +9,7 @@ from bench.lab.balance.measures import MEANING
 from bench.lab.balance.tiers import TIERS, balanced, loads, saturated
 from bench.lab.frame.conditions import Contender
 from bench.lab.frame.experiment import Cell, Row
-from router.core.policies.balance.brh import BrhParameters
+from router.core.policies.balance.balance_parameters import BrhParameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,10 +16,8 @@ from bench.workloads.parts.pace import RatedWorkload
 from bench.workloads.parts.traffic import Rated, Workload
 from bench.workloads.shared_prefix import SharedPrefix
 from router.core.clients.queue_limits import WaitingLimits
-from router.core.policies.dlpm.d2lpm import D2lpmParameters
-from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.policies.dlpm.lpm import LpmParameters
-from router.core.policies.preble.preble import PrebleParameters
+from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters, DlpmParameters, LpmParameters
+from router.core.policies.preble.preble_parameters import PrebleParameters
 from router.core.scheduler_settings import SchedulerSettings
 
 SEEDS: Final = (0, 1, 2, 3, 4)

@@ -23,7 +23,7 @@ from bench.report.records import Result
 from bench.report.summary import Summary
 from bench.sim.scenario import Scenario
 from bench.workloads.papers.dlpm import DLPM
-from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmParameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

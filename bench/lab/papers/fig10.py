@@ -25,7 +25,7 @@ from bench.report.summary import Summary
 from bench.sim.scenario import Scenario
 from bench.workloads.papers.dlpm import DLPM, TREES
 from bench.workloads.parts.traffic import Workload
-from router.core.policies.dlpm.d2lpm import D2lpmParameters
+from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

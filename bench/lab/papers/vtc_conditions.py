@@ -6,8 +6,8 @@ from typing import Final
 from bench.lab.frame.conditions import Contender
 from bench.sim.scenario import WorkerSpec
 from bench.workloads.papers.vtc import Suite, steady
-from router.core.policies.simple.rpm import RpmParameters
-from router.core.policies.vtc.vtc_predict import OracleParameters
+from router.core.policies.simple.simple_parameters import RpmParameters
+from router.core.policies.vtc.vtc_parameters import OracleParameters
 
 A10G: Final = WorkerSpec(hardware="a10g-llama-7b", kv_tokens=10_000)
 """As in the paper's sections 5.2 and 5.3: Llama 2 7B, and a pool of 10,000 tokens. By the profile of its artifact it

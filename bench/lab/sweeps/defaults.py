@@ -12,9 +12,7 @@ from bench.report.records import Result
 from bench.report.summary import Summary
 from bench.sim.scenario import Scenario
 from router.core.fleet.window import FixedWindow, NoWindow
-from router.core.policies.dlpm.d2lpm import D2lpmParameters
-from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters, DlpmHomeParameters, DlpmParameters
 from router.core.scheduler_settings import SchedulerSettings
 
 if TYPE_CHECKING:

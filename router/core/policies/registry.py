@@ -9,17 +9,20 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from router.core.policies.balance.br0 import Br0, Br0Parameters
-from router.core.policies.balance.brh import Brh, BrhParameters
-from router.core.policies.balance.dlpm_balance import DlpmBalance, DlpmBalanceParameters
+from router.core.policies.balance.balance_parameters import Br0Parameters, BrhParameters, DlpmBalanceParameters
+from router.core.policies.balance.br0 import Br0
+from router.core.policies.balance.brh import Brh
+from router.core.policies.balance.dlpm_balance import DlpmBalance
 from router.core.policies.base import OrderFactory, PlacementFactory, Policy, PolicyFactory, Properties
 from router.core.policies.context import PolicyContext
-from router.core.policies.dlpm.d2lpm import D2lpm, D2lpmParameters
-from router.core.policies.dlpm.dlpm import Dlpm, DlpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
-from router.core.policies.dlpm.lpm import Lpm, LpmParameters
-from router.core.policies.preble.preble import Preble, PrebleParameters
-from router.core.policies.preble.queue import PriorityGroups, PriorityGroupsParameters
+from router.core.policies.dlpm.d2lpm import D2lpm
+from router.core.policies.dlpm.dlpm import Dlpm
+from router.core.policies.dlpm.dlpm_home import DlpmHome
+from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters, DlpmHomeParameters, DlpmParameters, LpmParameters
+from router.core.policies.dlpm.lpm import Lpm
+from router.core.policies.preble.preble import Preble
+from router.core.policies.preble.preble_parameters import PrebleParameters, PriorityGroupsParameters
+from router.core.policies.preble.queue import PriorityGroups
 from router.core.policies.queued import QueuedPolicy
 from router.core.policies.simple.balancers import (
     ClientRoundRobin,
@@ -30,12 +33,14 @@ from router.core.policies.simple.balancers import (
     TwoChoices,
     TwoChoicesKv,
 )
-from router.core.policies.simple.cache_aware import CacheAware, CacheAwareParameters
-from router.core.policies.simple.consistent_hash import ConsistentHash, ConsistentHashParameters
+from router.core.policies.simple.cache_aware import CacheAware
+from router.core.policies.simple.consistent_hash import ConsistentHash
 from router.core.policies.simple.fcfs import Fcfs, PooledFcfs
-from router.core.policies.simple.rpm import Rpm, RpmParameters
+from router.core.policies.simple.rpm import Rpm
+from router.core.policies.simple.simple_parameters import CacheAwareParameters, ConsistentHashParameters, RpmParameters
 from router.core.policies.vtc.vtc import Lcf, Vtc
-from router.core.policies.vtc.vtc_predict import MeanPredictionVtc, OracleParameters, OracleVtc
+from router.core.policies.vtc.vtc_parameters import OracleParameters
+from router.core.policies.vtc.vtc_predict import MeanPredictionVtc, OracleVtc
 
 PLACEMENTS: Final[Mapping[str, PlacementFactory]] = {
     "d2lpm": D2lpm,

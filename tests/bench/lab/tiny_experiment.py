@@ -15,7 +15,7 @@ from bench.report.records import Result
 from bench.report.summary import Summary
 from bench.sim.scenario import Scenario, WorkerSpec
 from bench.workloads.documents import SharedDocuments
-from router.core.policies.dlpm.lpm import LpmParameters
+from router.core.policies.dlpm.dlpm_parameters import LpmParameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,8 +17,7 @@ from bench.workloads.parts.lengths import Lengths
 from bench.workloads.tree_of_thoughts import TreeOfThoughts
 from router.channel.client import REPORT_STEPS, STEP_SECONDS
 from router.core.fleet.window import FixedWindow, NoWindow
-from router.core.policies.dlpm.d2lpm import D2lpmParameters
-from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters, DlpmParameters
 from workers.engine.hardware import RankSteps
 
 BRIEF = ("simulate", "--workload", "documents:documents=2,tokens=500,client_count=2", "--rate", "10", "--seconds", "3")

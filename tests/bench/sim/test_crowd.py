@@ -7,8 +7,7 @@ from bench.lab.sweeps.felt import figures
 from bench.report.summary import summarise
 from bench.sim.scenario import Scenario
 from bench.sim.simulation import Simulation
-from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters, DlpmParameters
 
 WITHOUT_END = DlpmHomeParameters(round_seconds=0.0, overdue_after=0.0, head_start=0.0)
 

@@ -13,7 +13,7 @@ from bench.sim.simulation import Simulation
 from bench.workloads.parts.traffic import Call, Outcome
 from router.core.fleet.window import FixedWindow, NoWindow
 from router.core.model.events import WorkerJoined
-from router.core.policies.balance.brh import BrhParameters
+from router.core.policies.balance.balance_parameters import BrhParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.bench.sim.simulated import EventLog, Scripted, own_prompt
 from workers.engine.hardware import RankSteps

@@ -11,7 +11,7 @@ from bench.sim.scenario import Scenario, WorkerSpec
 from bench.sim.simulation import Simulation
 from bench.workloads.parts.prompts import EMPTY, Prompt, random_tokens
 from bench.workloads.parts.traffic import Call, Client, Ending
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
 
 WEIGHTS = (1.0, 2.0, 4.0)
 AT_ONCE = 48

@@ -20,8 +20,7 @@ from bench.workloads.parts.lengths import Lengths
 from bench.workloads.registry import WORKLOADS
 from bench.workloads.shared_prefix import SharedPrefix
 from router.core.fleet.window import LearnedWindow, NoWindow
-from router.core.policies.dlpm.dlpm import DlpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters, DlpmParameters
 from router.core.scheduler_settings import SchedulerSettings
 
 SLOTS = 8

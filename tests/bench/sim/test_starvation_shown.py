@@ -11,7 +11,7 @@ from bench.sim.scenario import Scenario
 from bench.sim.simulation import Simulation
 from router.core.model.commands import Command
 from router.core.model.events import Event
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
 from router.core.scheduler import Scheduler
 from router.telemetry.turn_report import RoundReport, WaitReport, round_report, wait_report
 

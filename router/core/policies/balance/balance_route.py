@@ -12,42 +12,18 @@ places, the one with the largest margin goes first; of these, the one that was s
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
-from typing import Final, Literal
+from typing import Final
 
 from router.core.model.commands import Deficit
 from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.core.policies.balance.f_score import MOST_COMBINED, FScore, best_subset, largest_score
+from router.core.policies.balance.balance_parameters import BalanceRouteParameters
+from router.core.policies.balance.f_score import FScore, best_subset, largest_score
 from router.core.policies.balance.rank_loads import RankLoads, RankWithRoom
 from router.core.policies.balance.waiting_pool import WaitingPool, WeighedRequest
 from router.core.policies.base import Choice, Policy, Properties
 from router.core.policies.context import PolicyContext
-
-
-@dataclass(frozen=True, slots=True)
-class BalanceRouteParameters:
-    """What the paper leaves open, for both algorithms."""
-
-    candidates: int = 64
-    """K: how many waiting requests stage 2 chooses from."""
-    candidates_by: Literal["arrival", "largest", "smallest"] = "arrival"
-    """Which waiting requests the candidates are. All but `arrival` can starve requests of other sizes."""
-    threshold: int = 0
-    """tau: stage 1 applies while more places than this are free in all. 0: always."""
-    fill_candidates: int = 64
-    """How many of the oldest waiting requests stage 1 chooses from; 0: all, as in the paper, which starves some."""
-    subset: int = 1
-    """The most requests that stage 2 chooses at once; 1: one by one."""
-
-    def __post_init__(self) -> None:
-        if self.candidates < 1 or self.subset < 1:
-            raise ValueError("candidates and subset must be positive")
-        if min(self.threshold, self.fill_candidates) < 0:
-            raise ValueError("threshold and fill_candidates must not be negative")
-        if self.subset > 1 and self.candidates > MOST_COMBINED:
-            raise ValueError(f"with a subset of more than 1, candidates must be at most {MOST_COMBINED}")
 
 
 class BalanceRoute(Policy):

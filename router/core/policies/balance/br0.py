@@ -1,29 +1,13 @@
 """BR-0: balance by what the next step reads, without predictions (BalanceRoute, section 3, Algorithm 2)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from router.core.model.request import Request, WorkerId
-from router.core.policies.balance.balance_route import BalanceRoute, BalanceRouteParameters
+from router.core.policies.balance.balance_parameters import Br0Parameters
+from router.core.policies.balance.balance_route import BalanceRoute
 from router.core.policies.balance.f_score import StepScore
 from router.core.policies.balance.rank_loads import RankWithRoom
 from router.core.policies.context import PolicyContext
-
-
-@dataclass(frozen=True, slots=True)
-class Br0Parameters(BalanceRouteParameters):
-    """BR-0."""
-
-    beta: float = 48.0
-    """Penalty for each token by which a rank would exceed the fullest one; 0: the number of ranks, as in the paper."""
-    bypass: bool = False
-    """Send each request, in order of arrival, to the best rank with room, without a choice among waiting requests
-    (Appendix D.6)."""
-
-    def __post_init__(self) -> None:
-        BalanceRouteParameters.__post_init__(self)
-        if self.beta < 0:
-            raise ValueError("beta must not be negative")
 
 
 class Br0(BalanceRoute):

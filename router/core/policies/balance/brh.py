@@ -3,12 +3,11 @@ Algorithm 3).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from router.core.model.cost import Charge
 from router.core.model.request import Request, WorkerId
-from router.core.policies.balance.balance_route import BalanceRoute, BalanceRouteParameters
+from router.core.policies.balance.balance_parameters import BrhParameters
+from router.core.policies.balance.balance_route import BalanceRoute
 from router.core.policies.balance.f_score import HorizonScore
 from router.core.policies.balance.projection import LoadProjection
 from router.core.policies.balance.rank_loads import RankWithRoom
@@ -16,36 +15,6 @@ from router.core.policies.context import PolicyContext
 from router.core.predict.output_length import OutputPredictor
 from router.core.predict.survival import ExactMatchLengths, SurvivalLengths
 from router.core.predict.true_length import TrueLength, TrueOutputs
-
-
-@dataclass(frozen=True, slots=True)
-class BrhParameters(BalanceRouteParameters):
-    """BR-H."""
-
-    horizon: int = 48
-    """H: how many decode steps are looked ahead."""
-    discount: float = 0.9
-    """gamma: the weight of each step of the horizon, relative to the step before."""
-    alpha: float = 1.0
-    """Reward for each token that is admitted."""
-    beta: float = 48.0
-    """Penalty for each token by which a rank would exceed the fullest one; 0: the number of ranks, as in BR-0."""
-    predictor: Literal["none", "survival", "exact_match", "oracle"] = "survival"
-    """What predicts the end of running answers: nothing, past answers, past answers to the same prompt, or, in
-    simulations only, the truth."""
-    refresh: int = 8
-    """A running answer's end is predicted anew after this many tokens."""
-    gate: float = 0.5
-    """The least probability of ending within the horizon with which an answer is predicted to."""
-
-    def __post_init__(self) -> None:
-        BalanceRouteParameters.__post_init__(self)
-        if self.horizon < 0 or self.refresh < 1:
-            raise ValueError("horizon must not be negative, and refresh positive")
-        if not 0 < self.discount <= 1 or not 0 <= self.gate <= 1:
-            raise ValueError("discount must be above 0 and at most 1, and gate from 0 to 1")
-        if self.alpha <= 0 or self.beta < 0:
-            raise ValueError("alpha must be positive, and beta not negative")
 
 
 class Brh(BalanceRoute):

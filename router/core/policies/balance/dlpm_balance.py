@@ -10,38 +10,18 @@ A fleet in which no worker waits for another is served exactly as by `dlpm_home`
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from router.core.model.request import Request, WorkerId
+from router.core.policies.balance.balance_parameters import DlpmBalanceParameters
 from router.core.policies.balance.f_score import step_score
 from router.core.policies.balance.rank_loads import RankLoads, RankWithRoom
 from router.core.policies.base import Choice
 from router.core.policies.context import PolicyContext
 from router.core.policies.deficit.eligibility import PRIORITY_CLASSES
-from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_home import DlpmHome
 from router.core.policies.dlpm.home_pool import PooledRequest
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, oldest
-
-
-@dataclass(frozen=True, slots=True)
-class DlpmBalanceParameters(DlpmHomeParameters):
-    """DLPM from one pool, with balance among ranks that step together."""
-
-    patience: int = 64
-    """How often other requests may go ahead of one that may go, before it goes next, to the lightest rank, or room is
-    kept for it."""
-    candidates: int = 16
-    """How many of the oldest requests that may go are compared. Higher: better balance, longer waits."""
-    beta: float = 48.0
-    """Penalty for each token by which a rank would exceed the fullest one."""
-
-    def __post_init__(self) -> None:
-        DlpmHomeParameters.__post_init__(self)
-        if self.candidates < 1:
-            raise ValueError("candidates must be positive")
-        if self.beta < 0:
-            raise ValueError("beta must not be negative")
 
 
 class DlpmBalance(DlpmHome):

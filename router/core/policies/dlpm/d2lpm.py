@@ -8,7 +8,7 @@ even if the client's deficit there is positive.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 from router.core.model.cost import Charge, LinearCost, Tokens
@@ -17,33 +17,8 @@ from router.core.model.saved import SavedCounter
 from router.core.policies.base import Candidate, Placed, Placement
 from router.core.policies.context import PolicyContext
 from router.core.policies.deficit.deficits import WorkerDeficits
+from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters
 from router.core.policies.simple.balancers import lightest
-
-
-@dataclass(frozen=True, slots=True)
-class D2lpmParameters:
-    """D²LPM placement (Algorithm 2)."""
-
-    quantum: float = 100_000.0
-    """Q^w, in cost units: what a refill adds to a client's deficit at each worker. Higher: requests stay longer."""
-    charge_full_input: bool = False
-    """Charge the whole input, as the paper prints it, instead of its extend tokens; then load never makes a request
-    leave."""
-    load_ratio: float = 2.0
-    """With the extend charge: leave a worker whose load is more than this many times the lightest one's ..."""
-    load_slack: int = 4
-    """... plus this many requests."""
-    steal_loss: int = 256
-    """Cached tokens that a request may lose when an idle worker takes it over: about what one prefill step computes
-    anyway. Negative: no request is taken over."""
-    by_service_rate: bool = True
-    """Scale Q^w with each worker's measured service rate, relative to the mean of the fleet."""
-
-    def __post_init__(self) -> None:
-        if self.quantum <= 0:
-            raise ValueError("quantum must be positive")
-        if self.load_ratio < 1 or self.load_slack < 0:
-            raise ValueError("load_ratio must be at least 1, and load_slack not negative")
 
 
 class Booking(NamedTuple):

@@ -8,32 +8,15 @@ nothing from others.
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 from router.core.model.cost import Charge, Tokens
 from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.policies.base import Fits, Order, Turn
 from router.core.policies.context import PolicyContext
 from router.core.policies.deficit.eligibility import Eligibility
-from router.core.policies.deficit.parameters import DeficitParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmParameters
 from router.core.policies.dlpm.longest_match import LongestMatchQueue
 from router.core.policies.dlpm.refill_hold import AwaitingFirstToken
-
-
-@dataclass(frozen=True, slots=True)
-class DlpmParameters(DeficitParameters):
-    """DLPM order (Algorithm 1)."""
-
-    # At one worker many clients have nothing in flight; the defaults of a pool would make light ones wait longer.
-    head_start: float = 2_000.0
-    """Cost units for which a client that begins to wait goes before eligible clients that waited already, unless its
-    first input costs more. 0: never."""
-    round_seconds: float = 0.0
-    """T, in seconds: a refill round adds at most a client's share of what the worker serves in this time. 0: a round
-    adds Q^u, however long that lasts."""
-    overdue_after: float = 0.0
-    """Serve a client with nothing in flight here first once this many requests per active client were dispatched since
-    its last turn. 0: never."""
 
 
 class Dlpm(Order):

@@ -10,7 +10,6 @@ not only worker by worker, and a slow worker receives as much as it can take.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -22,40 +21,11 @@ from router.core.policies.base import Choice, Policy, Properties
 from router.core.policies.context import PolicyContext
 from router.core.policies.deficit.deficits import WorkerDeficits
 from router.core.policies.deficit.eligibility import Eligibility
-from router.core.policies.deficit.parameters import DeficitParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
 from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, longest
-from router.core.policies.dlpm.refill_hold import MIN_ISOLATION, AwaitingFirstToken, RefillHold
-
-
-@dataclass(frozen=True, slots=True)
-class DlpmHomeParameters(DeficitParameters):
-    """DLPM from one pool, with home workers."""
-
-    worker_quantum: float = 100_000.0
-    """Q^w, in cost units: what a refill adds to a client's deficit at each worker. Higher: fewer copies of a prefix."""
-    home_loss: int = 256
-    """A worker whose cache holds at most this many tokens less of a prefix than the best is also a home."""
-    home_patience: float = 3.0
-    """How long a request waits for its home, as a multiple of the time that its prefix takes to compute."""
-    isolation: float = 0.45
-    """How long a refill is delayed while eligible clients have calls running that it would slow: from 0, never, to 1,
-    until they have had as much engine time as the requests that the last refill admitted. Higher: running calls are
-    slowed less, at the cost of total service."""
-    load_ratio: float = 2.0
-    """Leave a home with more than this many times the fewest requests in flight on any worker ..."""
-    load_slack: int = 4
-    """... plus this many requests."""
-
-    def __post_init__(self) -> None:
-        DeficitParameters.__post_init__(self)
-        if self.worker_quantum <= 0:
-            raise ValueError("worker_quantum must be positive")
-        if self.load_ratio < 1 or self.load_slack < 0:
-            raise ValueError("load_ratio must be at least 1, and load_slack not negative")
-        if self.isolation and not MIN_ISOLATION <= self.isolation <= 1:
-            raise ValueError(f"isolation must be 0, or from {MIN_ISOLATION} to 1")
+from router.core.policies.dlpm.refill_hold import AwaitingFirstToken, RefillHold
 
 
 class DlpmHome(Policy):

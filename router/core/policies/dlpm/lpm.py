@@ -7,24 +7,12 @@ the order into which its queue was last sorted; here the cut-off means order of 
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 from router.core.model.request import Request, RequestId, WorkerId
 from router.core.policies.base import Fits, Order, Turn
 from router.core.policies.context import PolicyContext
+from router.core.policies.dlpm.dlpm_parameters import LpmParameters
 from router.core.policies.dlpm.longest_match import LongestMatchQueue
-
-
-@dataclass(frozen=True, slots=True)
-class LpmParameters:
-    """LPM order (SGLang's)."""
-
-    cut_off: int = 128
-    """While more requests than this wait for a worker, serve them in order of arrival. 0: always by longest match."""
-
-    def __post_init__(self) -> None:
-        if self.cut_off < 0:
-            raise ValueError("cut_off must not be negative")
 
 
 class Lpm(Order):

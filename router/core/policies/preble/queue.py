@@ -16,18 +16,7 @@ from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import Request, RequestId, WorkerId
 from router.core.policies.base import Fits, Order, Turn
 from router.core.policies.context import PolicyContext
-
-
-@dataclass(frozen=True, slots=True)
-class PriorityGroupsParameters:
-    """Priority groups (Preble's)."""
-
-    groups: int = 10
-    """P: the number of groups that the cached fraction of a prompt is divided into, of equal size."""
-
-    def __post_init__(self) -> None:
-        if self.groups < 1:
-            raise ValueError("groups must be positive")
+from router.core.policies.preble.preble_parameters import PriorityGroupsParameters
 
 
 class QueuePosition(NamedTuple):

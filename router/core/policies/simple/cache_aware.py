@@ -6,33 +6,13 @@ sent. So a tree's size here is the number of tokens that a worker was sent and d
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from router.core.model.request import Request, WorkerId
 from router.core.policies.base import Candidate, Placed, Placement
 from router.core.policies.context import PolicyContext
 from router.core.policies.simple.balancers import lightest
-
-
-@dataclass(frozen=True, slots=True)
-class CacheAwareParameters:
-    """Cache-aware placement (SGLang's)."""
-
-    cache_threshold: float = 0.3
-    """A worker must hold more than this fraction of a prompt, or the request goes to the worker with the smallest
-    tree."""
-    balance_abs_threshold: int = 64
-    """The fleet is out of balance if the highest load exceeds the lowest by more than this many requests ..."""
-    balance_rel_threshold: float = 1.5
-    """... and is more than this many times the lowest; then a request goes to the shortest queue."""
-    tree_tokens: int = 2**24
-    """The size, in tokens, at which a worker's tree stops growing (SGLang: 2^26 characters)."""
-
-    def __post_init__(self) -> None:
-        for name in ("cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "tree_tokens"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative")
+from router.core.policies.simple.simple_parameters import CacheAwareParameters
 
 
 class CacheAware(Placement):

@@ -8,7 +8,6 @@ is unbounded unless a factor is set.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from math import ceil, inf
 from typing import ClassVar
@@ -17,23 +16,7 @@ from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import Request
 from router.core.policies.base import Candidate, Placed, Placement
 from router.core.policies.context import PolicyContext
-
-
-@dataclass(frozen=True, slots=True)
-class ConsistentHashParameters:
-    """Consistent hashing of prefixes."""
-
-    prefix_chunks: int = 8
-    """The number of chunks at the head of a prompt that decide its worker. A chunk is 128 bytes, about 32 tokens."""
-    load_factor: float = 0.0
-    """A worker takes at most this many times the mean load, rounded up; further requests go to the next worker in line.
-    0: no bound."""
-
-    def __post_init__(self) -> None:
-        if self.prefix_chunks < 1:
-            raise ValueError("prefix_chunks must be positive")
-        if self.load_factor and not self.load_factor >= 1:
-            raise ValueError("load_factor must be 0 or at least 1")
+from router.core.policies.simple.simple_parameters import ConsistentHashParameters
 
 
 class ConsistentHash(Placement):

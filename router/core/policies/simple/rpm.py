@@ -8,7 +8,6 @@ to live does that.) Workers may idle meanwhile: this policy is not work-conservi
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from typing import Final, NamedTuple
@@ -19,21 +18,10 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Choice, Policy, Properties
 from router.core.policies.context import PolicyContext
 from router.core.policies.simple.fcfs import PooledFcfs
+from router.core.policies.simple.simple_parameters import RpmParameters
 
 MINUTE: Final = 60.0
 """In seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class RpmParameters:
-    """Limits of requests per minute."""
-
-    limit: int = 30
-    """Requests of one client that may be served in each minute; the rest wait for the next."""
-
-    def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise ValueError("limit must be positive")
 
 
 class HeldRequest(NamedTuple):

@@ -14,6 +14,7 @@ from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.context import PolicyContext
 from router.core.policies.vtc.vtc import Vtc
+from router.core.policies.vtc.vtc_parameters import OracleParameters
 from router.core.predict.mean_output import ClientMeans
 from router.core.predict.output_length import OutputPredictor
 from router.core.predict.stated_limit import StatedLimit
@@ -78,19 +79,6 @@ class MeanPredictionVtc(PredictiveVtc):
     def forget(self, client: ClientId) -> None:
         self._means.forget(client)
         super().forget(client)
-
-
-@dataclass(frozen=True, slots=True)
-class OracleParameters:
-    """VTC that predicts the output limit that a request states."""
-
-    error: float = 0.0
-    """The largest relative error of the prediction: the limit is multiplied by a random number from 1 - error to 1 +
-    error."""
-
-    def __post_init__(self) -> None:
-        if self.error < 0:
-            raise ValueError("error must not be negative")
 
 
 class OracleVtc(PredictiveVtc):

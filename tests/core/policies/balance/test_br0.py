@@ -3,7 +3,7 @@
 import pytest
 
 from router.core.fleet.window import FixedWindow
-from router.core.policies.balance.br0 import Br0Parameters
+from router.core.policies.balance.balance_parameters import Br0Parameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import Scene
 

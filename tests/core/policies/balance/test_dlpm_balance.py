@@ -1,7 +1,7 @@
 """DLPM says which requests may go, and balance which of them goes, and where."""
 
 from router.core.fleet.window import FixedWindow
-from router.core.policies.balance.dlpm_balance import DlpmBalanceParameters
+from router.core.policies.balance.balance_parameters import DlpmBalanceParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, Scene
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from router.core.policies.balance.br0 import Br0Parameters
-from router.core.policies.balance.brh import BrhParameters
+from router.core.policies.balance.balance_parameters import Br0Parameters, BrhParameters
 from tests.core.policies.balance.lockstep import Lockstep, long_contexts
 
 CASES = [

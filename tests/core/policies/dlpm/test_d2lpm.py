@@ -17,7 +17,8 @@ from router.core.model.cost import LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Candidate, PlacementFactory
 from router.core.policies.context import Parameters, PolicyContext
-from router.core.policies.dlpm.d2lpm import D2lpm, D2lpmParameters
+from router.core.policies.dlpm.d2lpm import D2lpm
+from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters
 from router.core.predict.token_estimates import Estimates
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene

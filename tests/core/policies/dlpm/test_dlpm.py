@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from router.core.fleet.window import FixedWindow
-from router.core.policies.dlpm.dlpm import DlpmParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 

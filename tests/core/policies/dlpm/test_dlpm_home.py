@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from router.core.fleet.window import FixedWindow
 from router.core.model.events import Arrived
 from router.core.model.request import ClientId, Request, RequestId
-from router.core.policies.dlpm.d2lpm import D2lpmParameters
-from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_home import DlpmHome
+from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters, DlpmHomeParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, MODEL, Scene
 

@@ -3,7 +3,7 @@
 import pytest
 
 from router.core.fleet.window import FixedWindow
-from router.core.policies.dlpm.lpm import LpmParameters
+from router.core.policies.dlpm.dlpm_parameters import LpmParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 

@@ -13,7 +13,8 @@ from router.core.model.events import Event, Fault, Returned
 from router.core.model.request import Request, RequestId
 from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
-from router.core.policies.dlpm.dlpm_home import DlpmHome, DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_home import DlpmHome
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, MODEL, Scene

@@ -11,7 +11,7 @@ from bench.sim.scenario import Scenario, WorkerSpec
 from bench.sim.simulation import Simulation
 from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN
 from router.core.model.request import RequestId
-from router.core.policies.dlpm.dlpm_home import DlpmHomeParameters
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
 from tests.core.scenario import CHUNK_TOKENS, Scene
 
 HEAVY = 40

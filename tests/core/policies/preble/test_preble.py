@@ -11,7 +11,7 @@ from router.core.model.cost import Charge, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.base import Candidate
 from router.core.policies.context import FleetView, Parameters, PolicyContext
-from router.core.policies.preble.preble import PrebleParameters
+from router.core.policies.preble.preble_parameters import PrebleParameters
 from router.core.policies.registry import PLACEMENTS
 from tests.core.scenario import CHUNK_TOKENS, MODEL, ONE_AT_A_TIME, Scene, key
 

@@ -11,7 +11,7 @@ from router.core.fleet.window import FixedWindow
 from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.context import FleetView, Parameters, PolicyContext
-from router.core.policies.preble.queue import PriorityGroupsParameters
+from router.core.policies.preble.preble_parameters import PriorityGroupsParameters
 from router.core.policies.registry import ORDERS
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import ONE_AT_A_TIME, Scene, key

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.policies.simple.cache_aware import CacheAwareParameters
+from router.core.policies.simple.simple_parameters import CacheAwareParameters
 from tests.core.scenario import ONE_AT_A_TIME, Scene
 
 W = ("w1", "w2", "w3")

@@ -7,7 +7,7 @@ import pytest
 
 from router.core.fleet.window import NoWindow
 from router.core.model.request import WorkerId
-from router.core.policies.simple.consistent_hash import ConsistentHashParameters
+from router.core.policies.simple.simple_parameters import ConsistentHashParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import ONE_AT_A_TIME, Scene
 

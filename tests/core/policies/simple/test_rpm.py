@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.model.request import ClientId
-from router.core.policies.simple.rpm import MINUTE, RpmParameters
+from router.core.policies.simple.rpm import MINUTE
+from router.core.policies.simple.simple_parameters import RpmParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import ONE_AT_A_TIME, Scene
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.fleet.window import FixedWindow
 from router.core.model.request import ClientId
-from router.core.policies.vtc.vtc_predict import OracleParameters
+from router.core.policies.vtc.vtc_parameters import OracleParameters
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
