@@ -146,6 +146,10 @@ class SchedulerClient:
             self._report_last_tokens(event.request, event.usage)
         return self._expect_assignment(event.request, event)
 
+    def report_prefilled(self, event: Prefilled) -> None:
+        """Report that the prompt of a placed request is computed, which its decode worker waits for."""
+        self._send_event(event)
+
     def _expect_assignment(
         self, request: RequestId, event: Arrived | Returned | Prefilled | HandoffLost
     ) -> "asyncio.Future[Assignment]":

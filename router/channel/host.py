@@ -19,6 +19,7 @@ from router.channel.messages import (
     Fact,
     FrontMessage,
     LaterEvent,
+    PrefillBeside,
     RanBefore,
     Saved,
     SchedulerMessage,
@@ -46,7 +47,7 @@ from router.core.model.events import (
     Started,
     Ticked,
 )
-from router.core.model.request import Request, RequestId, WorkerId
+from router.core.model.request import Leg, Request, RequestId, WorkerId
 from router.core.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -227,6 +228,8 @@ class OpenRequest:
     output_limit: int | None
     replied: bool = False
     """Whether the front has its reply to the last submission."""
+    prefill: PrefillBeside | None = None
+    """The prefill worker that its next dispatch is together with."""
 
 
 class SchedulerHost:
@@ -370,11 +373,11 @@ class SchedulerHost:
                 opened = self._open.pop(ended, None)
                 if opened is not None and not opened.replied:
                     front.deliver(Withdrawn(opened.own_name))
+            case Started() | Progressed() | Prefilled(decoding=True):
+                self.feed(message)
             case Returned(request) | Prefilled(request) | HandoffLost(request):
                 if (opened := self._open.get(request)) is not None:
                     opened.replied = False
-                self.feed(message)
-            case Started() | Progressed():
                 self.feed(message)
             case Ask(number, question) if number == REPEATED:
                 self._services.count_again(front, question)
@@ -400,13 +403,9 @@ class SchedulerHost:
 
     def _carry_out(self, command: Command, now: float) -> None:
         match command:
-            case Dispatch(request, worker, cached_tokens, leg=leg):
+            case Dispatch(request):
                 if (open_request := self._open.get(request)) is not None:
-                    open_request.replied = True
-                    timeouts = self._timeouts(worker, open_request.output_limit)
-                    own = open_request.own_name
-                    known_as = None if own == request else request
-                    open_request.front.deliver(Assignment(own, worker, cached_tokens, timeouts, known_as, leg))
+                    self._assign(open_request, command)
             case Reject(request):
                 if (open_request := self._open.get(request)) is not None:
                     open_request.replied = True
@@ -418,6 +417,21 @@ class SchedulerHost:
             case _:
                 assert_never(command)
 
+    def _assign(self, opened: OpenRequest, dispatch: Dispatch) -> None:
+        """Tell a front where to send a request. Two dispatches of one request at once make one assignment."""
+        request, worker, cached_tokens, leg = dispatch.request, dispatch.worker, dispatch.cached_tokens, dispatch.leg
+        timeouts = self._timeouts(worker, opened.output_limit)
+        if leg is Leg.PREFILL and dispatch.partner is not None:
+            opened.prefill = PrefillBeside(worker, cached_tokens, timeouts)
+            return
+        prefill, opened.prefill = opened.prefill, None
+        if prefill is not None:
+            cached_tokens, timeouts = prefill.cached_tokens, _one_after_the_other(prefill.timeouts, timeouts)
+        opened.replied = True
+        own = opened.own_name
+        known_as = None if own == request else request
+        opened.front.deliver(Assignment(own, worker, cached_tokens, timeouts, known_as, leg, prefill))
+
     def _timeouts(self, worker: WorkerId, output_limit: int | None) -> Timeouts:
         """Return how long the worker may be silent with a request for at most this many output tokens."""
         silence = self.scheduler.cluster[worker].silence_timeout
@@ -426,3 +440,12 @@ class SchedulerHost:
     def _tick(self) -> None:
         self._wake_timer = None
         self.feed(Ticked())
+
+
+def _one_after_the_other(prefill: Timeouts, decode: Timeouts) -> Timeouts:
+    """Return the timeouts of a decode worker that first waits for a prefill worker."""
+
+    def total(seconds: float | None) -> float | None:
+        return None if seconds is None or prefill.first_token is None else prefill.first_token + seconds
+
+    return Timeouts(total(decode.first_token), decode.between_tokens, total(decode.whole))

@@ -24,7 +24,7 @@ from router.core.model.events import (
     Returned,
     Started,
 )
-from router.core.model.request import ClientId, Leg, Request, RequestId, Role, WorkerId
+from router.core.model.request import ClientId, Connector, Leg, Request, RequestId, Role, WorkerId
 
 TicketId = NewType("TicketId", int)
 """Number of an admitted call; unique in its front."""
@@ -228,6 +228,16 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillBeside:
+    """The prefill worker that is to be sent a request together with the decode worker of its assignment."""
+
+    worker: WorkerId
+    cached_tokens: int
+    """Input tokens that its prefix cache is predicted to hold."""
+    timeouts: Timeouts
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """Send this request to this worker now."""
 
@@ -241,6 +251,8 @@ class Assignment:
     has a request with that id in flight."""
     leg: Leg = Leg.WHOLE
     """What the worker computes of it."""
+    prefill: PrefillBeside | None = None
+    """The worker that computes the prompt at the same time; None unless this one waits for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +291,12 @@ class WorkerCard:
     has_ranks: bool = False
     """Whether several ranks are behind its URL, so that a client's call must not name one."""
     role: Role = Role.BOTH
+    connector: Connector | None = None
+    """What carries KV caches from or to it, if it has a role."""
+    bootstrap_port: int | None = None
+    """Where decode workers ask for what it has prefilled, at the host of its URL; None if they do not."""
+    transfer_engine: str | None = None
+    """The id by which decode workers with Mooncake know it; None if it has none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

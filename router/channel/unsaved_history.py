@@ -43,7 +43,7 @@ from router.core.model.events import (
     Returned,
     Started,
 )
-from router.core.model.request import Request, RequestId
+from router.core.model.request import Leg, Request, RequestId
 
 AttemptEnd = Returned | Prefilled | HandoffLost | Finished | Failed | Cancelled
 
@@ -64,14 +64,28 @@ class AttemptHistory:
     end: AttemptEnd | None = None
     ended_with: int = 0
     """The number of the message that reported the end."""
+    prefilled: Prefilled | None = None
+    """The end of the prefill beside it."""
+    prefilled_with: int = 0
+    """The number of the message that reported that."""
 
-    def report(self, own: RequestId, request: Request, *, saved: bool) -> Iterator[FrontMessage]:
+    def report(self, own: RequestId, request: Request, covered: int, *, saved: bool) -> Iterator[FrontMessage]:
         """Yield what has become of the attempt.
 
-        `request`: under the scheduler's id; `own`: its id in this front; `saved`: as in `Resumed`.
+        `request`: under the scheduler's id; `own`: its id in this front; `covered`: how many messages the state covers;
+        `saved`: as in `Resumed`.
         """
-        sent = self.assignment
-        yield RanBefore(own, Resumed(request, sent.worker, sent.cached_tokens, saved, sent.leg))
+        sent, beside = self.assignment, self.assignment.prefill
+        partner = None if beside is None else beside.worker
+        cached = 0 if beside is not None else sent.cached_tokens
+        if self.prefilled is not None and self.prefilled_with <= covered:
+            beside = None
+        if beside is not None:
+            leg = Leg.PREFILL
+            yield RanBefore(own, Resumed(request, beside.worker, beside.cached_tokens, saved, leg, sent.worker))
+        yield RanBefore(own, Resumed(request, sent.worker, cached, saved, sent.leg, partner))
+        if beside is not None and self.prefilled is not None:
+            yield self.prefilled
         if self.started:
             yield Started(own)
         if self.output_tokens:
@@ -108,7 +122,7 @@ class RequestHistory:
         if not self.attempts:
             yield WaitedBefore(own, request) if saved else Arrived(request)
         for attempt in self.attempts:
-            yield from attempt.report(own, request, saved=saved)
+            yield from attempt.report(own, request, covered, saved=saved)
         if self.end is not None:
             yield self.end
 
@@ -201,9 +215,12 @@ class UnsavedHistory:
         return None if history is None else history.attempt
 
     def _end_attempt(self, request: RequestId, end: AttemptEnd) -> bool:
-        """End the present attempt of a request. Returns whether there is one."""
+        """End the present attempt of a request, or the prefill beside it. Returns whether there is one."""
         if (attempt := self._attempt(request)) is None:
             return False
+        if isinstance(end, Prefilled) and end.decoding:
+            attempt.prefilled, attempt.prefilled_with = end, self.messages
+            return True
         attempt.end, attempt.ended_with = end, self.messages
         return True
 

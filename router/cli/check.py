@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from router.config.settings import Settings, WorkerAddress
@@ -12,7 +12,7 @@ from router.config.template import given
 from router.errors import ConfigError
 from router.upstream.discovery import DnsSource, read_workers, resolve
 from router.upstream.flag_check import WorkerCheck, check_workers
-from router.upstream.flag_rules import Finding, RouterNeeds
+from router.upstream.flag_rules import Finding, RouterNeeds, connector_finding, tier_findings
 from router.upstream.ranks.rank_rules import RankRules
 from router.upstream.worker_registry import endpoint_of
 
@@ -42,9 +42,12 @@ def _check(file: str) -> int:
     rules = RankRules(settings.ranks, settings.barrier)
     needs = RouterNeeds(settings.min_match_tokens, settings.isolate != "none", rules, settings.handoff_seconds)
     checks = asyncio.run(check_workers(endpoints, needs))
-    for line in (*worker_lines(checks), *fleet_lines(checks)):
+    parts = [check.part for check in checks if check.card]
+    unfit = dict.fromkeys(connector_finding(part, parts) for part in parts)
+    misfits = [*(each for each in unfit if each is not None), *tier_findings(parts)]
+    for line in (*worker_lines(checks), *(f"{seen}; {change}" for seen, change in misfits), *fleet_lines(checks)):
         print(line)
-    return 1 if findings or any(worker.findings for worker in checks) else 0
+    return 1 if findings or misfits or any(worker.findings for worker in checks) else 0
 
 
 def settings_lines(file: str, settings: Settings) -> Iterator[str]:
@@ -58,7 +61,7 @@ def settings_lines(file: str, settings: Settings) -> Iterator[str]:
 
 def worker_lines(checks: Sequence[WorkerCheck]) -> Iterator[str]:
     """Yield a line for each worker that answers, one for each of its notes and one for each of its findings."""
-    for worker, card, findings, notes in checks:
+    for worker, card, findings, notes, _ in checks:
         if card:
             yield f"{worker}: {card}{'' if findings else '; its flags fit'}"
         for note in notes:
@@ -95,16 +98,4 @@ async def _workers(settings: Settings) -> tuple[Sequence[WorkerAddress], Sequenc
         found.setdefault(worker.url, worker)
     if not found and not settings.emulate and not findings:
         raise ConfigError("there is no worker: name some under worker, worker_dns or workers_file")
-    return list(found.values()), [*findings, *role_findings(found.values())]
-
-
-def role_findings(workers: Iterable[WorkerAddress]) -> Iterator[Finding]:
-    """Yield what is wrong with the roles of a fleet as a whole."""
-    roles = {worker.role for worker in workers}
-    if "prefill" in roles and "decode" not in roles:
-        yield Finding("there are prefill workers and no decode worker", "name some under decode, or with a role")
-    if "decode" in roles and "prefill" not in roles:
-        yield Finding(
-            "there are decode workers and no prefill worker, so they compute whole requests",
-            "name some under prefill, or with a role",
-        )
+    return list(found.values()), findings

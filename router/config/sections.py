@@ -20,7 +20,7 @@ SECTIONS: Final = (
         ("worker", "worker_api_key", "worker_dns", "emulate"),
         (
             *("alias", "workers_file", "discovery_interval", "poll_interval", "ranks", "barrier"),
-            *("prefill", "decode", "handoff_seconds", "pd_fallback"),
+            *("prefill", "decode", "handoff_seconds", "pd_fallback", "connector"),
         ),
     ),
     Section(

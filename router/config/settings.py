@@ -187,7 +187,12 @@ class WorkerAddress(BaseModel):
     group: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")] = None
     """Ranks that name the same group step together; none: its ranks wait for no other."""
     role: Literal["both", "prefill", "decode"] = "both"
-    """What it computes: prompts and answers, or prompts that it hands over, or answers to these."""
+    """What it computes: prompts and answers, or prompts that it hands over, or answers to these. An SGLang says it
+    itself."""
+    connector: Literal["nixl", "mooncake"] | None = None
+    """What carries KV caches, if it is a vLLM with a role; by default `connector`."""
+    bootstrap_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port of a prefill worker's bootstrap server; by default 8998 for Mooncake, and as an SGLang reports."""
 
     @model_validator(mode="before")
     @classmethod
@@ -239,7 +244,10 @@ class Settings(PolicyGroups):
     than the lease of the prefill workers (vLLM: kv_lease_duration, 30 s), after which vLLM answers with wrong text."""
     pd_fallback: bool = True
     """Let decode workers compute whole requests while a model has no living prefill worker. If not, its requests are
-    refused."""
+    refused. SGLang's decode servers cannot."""
+    connector: Literal["nixl", "mooncake"] = "nixl"
+    """What carries KV caches between the vLLM workers that compute prompts and those that compute answers. In YAML a
+    worker's entry can say it, too, and the `bootstrap_port` of one that computes prompts (Mooncake: 8998)."""
     worker_api_key: Annotated[SecretStr | None, Field(min_length=1)] = None
     """API key sent to workers that have no key of their own. Prefer the environment or the file to a flag."""
     alias: Annotated[tuple[Annotated[str, AfterValidator(alias_pair)], ...], AfterValidator(one_model_each)] = ()

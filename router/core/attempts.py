@@ -9,7 +9,8 @@ them.
 An attempt that its worker returns is closed in the same way, with all that the worker may have computed. The bill of
 the next attempt leaves that out, so a client is charged once for a prompt and once for each output token. What the next
 worker computes again is the router's doing, and nobody is charged for it. In the same way, the attempt that decodes a
-prefilled request is charged for output only, and a second prefill is free.
+prefilled request is charged for output only, and a second prefill is free. That also holds where both attempts are open
+at once: that of the prompt is closed first.
 """
 
 from math import inf
@@ -25,7 +26,7 @@ from router.core.handoffs import PrefillGate, pooled_outstanding
 from router.core.membership import Membership
 from router.core.model.commands import Decision, Dispatch
 from router.core.model.cost import NOTHING, Charge, LinearCost, Tokens
-from router.core.model.events import ChargedRequest, Resumed
+from router.core.model.events import ChargedRequest, Failed, Fault, Resumed, Returned
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Leg, Request, Role, Usage, WorkerId
 from router.core.policies.base import Choice, Policy
@@ -71,39 +72,62 @@ class Attempts:
 
     def send(self, state: RequestState, choice: Choice, now: float) -> Dispatch:
         """Open the books of an attempt, the first one or a retry, and return the command that dispatches it."""
+        leg = _leg_at(state, self._workers[choice.worker])
+        state.attempt, dispatch = self._send(state, state.request, choice, leg, None, now)
+        return dispatch
+
+    def send_both(self, state: RequestState, prefill: Choice, decode: Choice, now: float) -> tuple[Dispatch, Dispatch]:
+        """Open the books of two attempts at once: at a prefill worker, and at the decode worker that waits for it."""
+        state.prefill, first = self._send(state, state.request, prefill, Leg.PREFILL, decode.worker, now)
+        state.attempt, second = self._send(state, decode.request, decode, Leg.DECODE, prefill.worker, now)
+        return first, second
+
+    def _send(
+        self, state: RequestState, part: Request, choice: Choice, leg: Leg, partner: WorkerId | None, now: float
+    ) -> tuple[Attempt, Dispatch]:
+        """`part`: as in `Attempt`."""
         request, worker_id, why, passed = choice
         worker, credit = self._workers[worker_id], self._policy.deficit(request.client, worker_id)
         load, limits = worker.load, worker.window.limits
-        attempt = state.attempt = self._open(state, worker, _leg_at(state, worker), now)
+        attempt = self._open(state, part, worker, leg, partner, now)
         # The lookup is of the moment of the dispatch: `_open` has brought it up to date before anything changed.
         decision = Decision(request.client, state.lookup.match, credit, load, limits, passed)
-        return Dispatch(request.id, worker_id, attempt.run.predicted_tokens, why, decision, attempt.leg)
+        cached = attempt.run.predicted_tokens
+        return attempt, Dispatch(state.request.id, worker_id, cached, why, decision, leg, partner)
 
-    def resume(self, state: RequestState, event: Resumed, carried: ChargedRequest | None, now: float) -> None:
+    def resume(
+        self, state: RequestState, part: Request, event: Resumed, carried: ChargedRequest | None, now: float
+    ) -> None:
         """Open the books of an attempt that an earlier run has sent to its worker.
 
-        `carried`: what the restored counters and accounts hold for the attempt. That is taken back, as the new bill
-        charges it again.
+        `part`: as in `Attempt`; `carried`: what the restored counters and accounts hold for the attempt. That is taken
+        back, as the new bill charges it again.
         """
         if carried is not None and carried.started:
             self._ledger.take_back(carried.client, carried.charged)
         charged = NOTHING if carried is None else carried.charged
         worker = self._workers[event.worker]
-        state.attempt = self._open(state, worker, event.leg, now, event.cached_tokens, charged)
+        attempt = self._open(state, part, worker, event.leg, event.partner, now, event.cached_tokens, charged)
+        if event.leg is Leg.PREFILL and event.partner is not None:
+            state.prefill = attempt
+        else:
+            state.attempt = attempt
 
     def _open(
         self,
         state: RequestState,
+        part: Request,
         worker: WorkerState,
         leg: Leg,
+        partner: WorkerId | None,
         now: float,
         predicted: int | None = None,
         charged: Tokens = NOTHING,
     ) -> Attempt:
         """Open the books of an attempt.
 
-        `predicted`: input tokens predicted to be cached; None to predict them now. `charged`: what the policy's
-        counters hold for the attempt already.
+        `part`: as in `Attempt`; `partner`: as in `Dispatch`. `predicted`: input tokens predicted to be cached; None to
+        predict them now. `charged`: what the policy's counters hold for the attempt already.
         """
         request, worker_id = state.request, worker.worker.id
         lookup = self._prefixes.up_to_date(state.lookup)
@@ -116,23 +140,35 @@ class Attempts:
         outputs, resumed = self._estimates.outputs, state.resumed_output
         reserved = round(outputs.reserved.remaining(request, resumed))
         expected = outputs.lengths.remaining(request, resumed)
-        bill = self._open_bill(state, worker_id, size, cached)
+        bill = self._open_bill(state, part, worker_id, leg, size, cached)
         charge = bill.change_from(charged)
-        outstanding = Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
         if leg is Leg.PREFILL:
             expected = 1.0
+            reserved = reserved if partner is None else 0
+        outstanding = Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
         flight = self._add_load(state, worker, size + resumed - cached, cached, expected, leg, now)
         if run.prefilling is not None:
             run.prefilling.flight = flight
-        self._report_dispatch(state, charge, outstanding, now)
+        if leg is Leg.DECODE and partner is not None:  # it has had its turn, together with its prefill
+            self._fairness.request_pooled(request, worker_id, outstanding)
+        else:
+            since = state.waiting_since if state.handoff is None else state.handoff.since
+            self._fairness.request_dispatched(request, worker_id, outstanding, now - since)
+        self._policy.request_charged(charge)
+        if self._prefixes.changed:
+            self.report_match_changes()
         blocks = self._blocks.expect(request, worker_id) if request.blocks else None
-        return Attempt(worker, bill, run, flight, outstanding, blocks, leg=leg)
+        return Attempt(worker, bill, run, flight, outstanding, blocks, part, leg=leg)
 
-    def _open_bill(self, state: RequestState, worker: WorkerId, size: int, cached: int) -> Bill:
-        """Open the bill of an attempt. Only the first one that is charged pays for the prompt, of `size` tokens."""
-        if state.charged is None:
-            return self._ledger.open(state.request, worker, size, cached)
-        return self._ledger.open(state.request, worker, 0, 0)
+    def _open_bill(
+        self, state: RequestState, part: Request, worker: WorkerId, leg: Leg, size: int, cached: int
+    ) -> Bill:
+        """Open the bill of an attempt. Only the first one that is charged pays for the prompt, of `size` tokens, and
+        none that decodes.
+        """
+        if state.charged is None and leg is not Leg.DECODE:
+            return self._ledger.open(part, worker, size, cached)
+        return self._ledger.open(part, worker, 0, 0)
 
     def _add_load(
         self,
@@ -169,25 +205,19 @@ class Attempts:
             fetched_tokens=fetched,
         )
 
-    def _report_dispatch(self, state: RequestState, charge: Charge, outstanding: Outstanding, now: float) -> None:
-        """Report the attempt to the counts of all requests: the service gap, the policy, and what it changes there."""
-        since = state.waiting_since if state.handoff is None else state.handoff.since
-        self._fairness.request_dispatched(state.request, charge.worker, outstanding, now - since)
-        self._policy.request_charged(charge)
-        if self._prefixes.changed:
-            self.report_match_changes()
-
     def start(self, state: RequestState, now: float, *, seen: bool = True) -> None:
         """Note that the prefill is over, and charge what was reserved for it.
 
         `seen`: whether the first token has been seen. A request that has started already changes only in being seen
         from now on; a request at no worker does not change.
         """
-        if (attempt := state.attempt) is None:
-            return
+        if state.attempt is not None:
+            self._start(state, state.attempt, now, seen=seen)
+
+    def _start(self, state: RequestState, attempt: Attempt, now: float, *, seen: bool) -> None:
         request, worker = state.request, attempt.worker
         sent, unseen = attempt.stage is Stage.SENT, False
-        if seen and state in self._unstreamed:
+        if seen and state in self._unstreamed and attempt is state.attempt:
             del self._unstreamed[state]
             unseen = True
         if sent or unseen:
@@ -204,7 +234,7 @@ class Attempts:
         if not sent:
             return
         attempt.stage = Stage.STARTED
-        self._policy.request_started(request, worker.worker.id)
+        self._policy.request_started(attempt.part, worker.worker.id)
         tokens = self._ledger.start(attempt.bill)
         served = self._cost(tokens)
         if not self._cluster.held:
@@ -243,6 +273,8 @@ class Attempts:
     def _estimate(self, state: RequestState, now: float) -> None:
         request, attempt = state.request, state.attempt
         assert attempt is not None, "an unstreamed answer comes from a worker"
+        if state.prefill is not None:
+            return  # it waits for its prompt
         tokens = attempt.worker.estimated_output(attempt.flight, now)
         if request.output_limit is not None:
             tokens = min(tokens, request.output_limit)
@@ -272,6 +304,8 @@ class Attempts:
         """End an attempt whose answer is complete. Returns False, and changes nothing, if no worker has the request."""
         if (attempt := state.attempt) is None:
             return False
+        if state.prefill is not None:
+            self.end_prefill(state, state.prefill, usage, now, seen=False)
         if usage is not None:
             self._estimates.learn(state.request, usage, answers)
             attempt.worker.on_whole_answer(attempt.flight, usage.output_tokens, now)
@@ -291,19 +325,63 @@ class Attempts:
         attempt = state.attempt
         if attempt is None or attempt.leg is not Leg.PREFILL:
             return None
-        self.start(state, now)
-        # The engine counts the one token of a prefill, which nobody is charged for.
-        attempt.worker.serve(attempt.flight, 0.0, 1)
-        attempt.worker.work.charge(NOTHING, Tokens(output=1))
-        if usage is not None:
-            usage = Usage(usage.input_tokens, 0, usage.cached_tokens)
-        self._settle(state, attempt, usage, now, (), charge_estimate=False)
+        self.end_prefill(state, attempt, usage, now)
         worker, rest = attempt.worker.worker.id, pooled_outstanding(attempt.outstanding)
         self._fairness.request_pooled(state.request, worker, rest)
         return Handoff(worker, now, rest)
 
+    def end_prefill(
+        self, state: RequestState, attempt: Attempt, usage: Usage | None, now: float, *, seen: bool = True
+    ) -> None:
+        """End an attempt that has computed the prompt only.
+
+        `usage`: of the prefill, or of the whole request; `seen`: whether the prefill worker has just answered.
+        """
+        self._start(state, attempt, now, seen=seen)
+        # The engine counts the one token of a prefill, which nobody is charged for.
+        attempt.worker.serve(attempt.flight, 0.0, 1)
+        attempt.worker.work.charge(NOTHING, Tokens(output=1))
+        self._settle(state, attempt, _of_prompt(usage), now, (), charge_estimate=False)
+        if (decode := state.attempt) is not None and not decode.flight.streamed:
+            decode.flight.decoding_since = now
+
+    def cancel(self, state: RequestState, attempt: Attempt, usage: Usage | None, now: float) -> None:
+        """End the attempts of a request whose client left."""
+        prefilled = state.prefill is None
+        if state.prefill is not None:
+            self.break_off(state, state.prefill, _of_prompt(usage), now)
+        self.break_off(state, attempt, usage, now, decoded=prefilled)
+
+    def fail(self, state: RequestState, attempt: Attempt, event: Failed | Returned, now: float) -> Attempt:
+        """End the attempts of a request that failed at a worker, and return the one that failed."""
+        broken, prefill = event.fault is Fault.BROKEN, state.prefill
+        if prefill is None:
+            if event.accepted:
+                self.break_off(state, attempt, event.usage, now, broken=broken)
+            else:
+                self.refund(state, attempt, now)
+            return attempt
+        of_prompt = event.leg is Leg.PREFILL
+        begun = attempt.stage is Stage.STARTED
+        if of_prompt and not (event.accepted or begun):
+            self.refund(state, prefill, now)
+        else:
+            self.break_off(state, prefill, _of_prompt(event.usage), now, broken=of_prompt and broken)
+        if begun or (event.accepted and not of_prompt):
+            self.break_off(state, attempt, event.usage, now, broken=broken and not of_prompt, decoded=begun)
+        else:
+            self.refund(state, attempt, now)
+        return prefill if of_prompt else attempt
+
     def break_off(
-        self, state: RequestState, attempt: Attempt, usage: Usage | None, now: float, *, broken: bool = False
+        self,
+        state: RequestState,
+        attempt: Attempt,
+        usage: Usage | None,
+        now: float,
+        *,
+        broken: bool = False,
+        decoded: bool = True,
     ) -> None:
         """End an attempt that was computed at least in part but not to its end, and charge what the engine did.
 
@@ -317,13 +395,14 @@ class Attempts:
         All time in which the engine did something else, or may have done so, is left out, so nobody pays for waiting
         (see `WorkerState.min_computed_tokens`). If no first token was seen, the prediction holds.
 
-        `broken`: whether the worker broke off or hung.
+        `broken`: whether the worker broke off or hung; `decoded`: whether it had the prompt, so that it may have
+        computed output that nobody saw.
         """
         min_extend = 0
-        if state.charged is None and (usage is None or usage.cached_tokens is None):
+        if state.charged is None and attempt.leg is not Leg.DECODE and (usage is None or usage.cached_tokens is None):
             size = attempt.bill.tokens.extend + attempt.bill.tokens.cached
             min_extend = attempt.worker.min_computed_tokens(attempt.flight, size)
-        self._settle(state, attempt, usage, now, (), min_extend, charge_estimate=not broken)
+        self._settle(state, attempt, usage, now, (), min_extend, charge_estimate=decoded and not broken)
 
     def _settle(
         self,
@@ -341,17 +420,18 @@ class Attempts:
         `charge_estimate`: whether the estimated output of an unstreamed answer is charged if there is no usage.
         """
         charged, output = state.charged, None
-        if usage is None and state in self._unstreamed:
+        if usage is None and state in self._unstreamed and attempt is state.attempt:
             output = self._unseen_output(state, attempt, now) if charge_estimate else 0
         if attempt.stage is Stage.SENT:
-            self.start(state, now, seen=False)
-        if charged is not None and usage is not None:
-            usage = Usage(0, max(0, usage.output_tokens - charged.output), 0)
-        elif usage is not None:
+            self._start(state, attempt, now, seen=False)
+        pays_prompt = charged is None and attempt.leg is not Leg.DECODE
+        if usage is not None and pays_prompt:
             usage = _cap_cached(state.request, attempt, usage)
-        self._mirror.end(attempt.run, usage if charged is None else None, answers, now, computed=True)
+        elif usage is not None:
+            usage = Usage(0, max(0, usage.output_tokens - state.charged_output), 0)
+        self._mirror.end(attempt.run, usage if pays_prompt else None, answers, now, computed=True)
         charge = self._ledger.settle(attempt.bill, usage, min_extend, output=output)
-        if charged is None and usage is not None and usage.cached_tokens is not None:
+        if pays_prompt and usage is not None and usage.cached_tokens is not None:
             attempt.worker.set_computed_tokens(attempt.flight, charge.after.extend)
         state.add_charged(charge.after)
         self._close(state, attempt, charge, now, computed=True)
@@ -367,13 +447,14 @@ class Attempts:
         `computed`: whether the worker computed at least a part, instead of refusing the request.
         """
         request, worker = state.request, attempt.worker
-        self._unstreamed.pop(state, None)
+        if attempt is state.attempt:
+            self._unstreamed.pop(state, None)
         if attempt.stage is Stage.STARTED:
             self._apply_charge(state, attempt, charge, now)
         else:
             self._policy.request_charged(charge)
         self._estimates.outputs.attempt_ended(charge)
-        self._policy.request_ended(request, worker.worker.id)
+        self._policy.request_ended(attempt.part, worker.worker.id)
         if attempt.blocks is not None:
             self._blocks.end(attempt.blocks, stored=computed)
         self._fairness.attempt_ended(request, worker.worker.id, attempt.outstanding)
@@ -382,7 +463,10 @@ class Attempts:
             self._gate.decode_ended(worker, now)
         if worker.left:
             self._membership.forget_if_gone(worker)
-        state.attempt = None
+        if attempt is state.prefill:
+            state.prefill = None
+        else:
+            state.attempt = None
         if self._prefixes.changed:
             self.report_match_changes()
 
@@ -419,6 +503,11 @@ def _leg_at(state: RequestState, worker: WorkerState) -> Leg:
     if state.handoff is not None:
         return Leg.DECODE
     return Leg.PREFILL if worker.worker.role is Role.PREFILL and not state.request.whole else Leg.WHOLE
+
+
+def _of_prompt(usage: Usage | None) -> Usage | None:
+    """Return what a usage says of the prompt."""
+    return None if usage is None else Usage(usage.input_tokens, 0, usage.cached_tokens)
 
 
 def _cap_cached(request: Request, attempt: Attempt, usage: Usage) -> Usage:

@@ -9,6 +9,9 @@ A hand-off is perishable. A prefill worker frees what nobody has fetched when it
 later read with status 200 and other text than the model's. So nothing is sent to a decode worker that has waited for
 longer than `seconds`; it is prefilled again. And the pool is kept shallow: a prefill begins only while the prompts
 under way and in the pool are fewer than the requests that decode workers are expected to admit in half that time.
+
+With other connectors both workers are called at once, so nothing waits here: a prefill begins only if a decode worker
+has room for the request. (A learned window has room a little before the engine has, see `RequestLimit`.)
 """
 
 from collections import defaultdict
@@ -89,7 +92,9 @@ class PrefillGate:
         """Pause the prefill workers whose hand-offs would wait for too long, and let the others go on."""
         tiers: defaultdict[frozenset[str], list[WorkerState]] = defaultdict(list)
         for state in self._cluster:
-            if state.worker.role is Role.PREFILL:
+            if state.worker.hands_over_at_once:
+                state.set_paused(now, paused=not any(map(self._cluster.can_decode, state.worker.models)))
+            elif state.worker.role is Role.PREFILL:
                 tiers[state.worker.models].append(state)
             elif state.paused:
                 state.set_paused(now, paused=False)

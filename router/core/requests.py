@@ -50,6 +50,8 @@ class Attempt:
     """What it was expected to cost at its dispatch."""
     blocks: ExpectedBlocks | None
     """The token blocks that the worker will store for it; None if they are not known or not followed."""
+    part: Request
+    """What the worker computes of the request, as the policy knows it."""
     stage: Stage = Stage.SENT
     leg: Leg = Leg.WHOLE
 
@@ -76,6 +78,8 @@ class RequestState:
     """Its size and match."""
     attempt: Attempt | None = None
     """The present visit to a worker; None while the request waits."""
+    prefill: Attempt | None = None
+    """The visit to a prefill worker during that to the decode worker which waits for the prompt; else None."""
     handoff: Handoff | None = None
     """What a prefill worker keeps of the request, in the pool and during the attempt that decodes it; else None."""
     answered: bool = False

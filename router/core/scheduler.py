@@ -30,7 +30,9 @@ A request is WAITING, then at a worker in an ATTEMPT, and ends once; after each 
 
 Where a model has prefill workers, a request has two attempts: `Prefilled` ends the first, at a prefill worker, and the
 second, at a decode worker, ends the request (see `handoffs`). If that worker returns it, or `HandoffLost` says that the
-prompt is no longer there, it is prefilled again.
+prompt is no longer there, it is prefilled again. Where both workers must be called at once, both attempts begin with
+one decision: the second one is the request's ATTEMPT, beside which `RequestState.prefill` is the first one, until
+`Prefilled` or whatever ends the second.
 
 The policy owns a queued request, the front one that a worker has, and the scheduler one that a worker returned or has
 prefilled.
@@ -82,7 +84,7 @@ from router.core.model.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from router.core.model.request import ClientId, Leg, Request, RequestId, Role, Worker, WorkerId
+from router.core.model.request import ClientId, Leg, Request, RequestId, Role, Worker, WorkerId, decode_route
 from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
@@ -156,7 +158,7 @@ class Scheduler:
         self._queue_limits = QueueLimits(settings.waiting)
         self._retry_queue = RetryQueue(settings.health, settings.waiting.time_to_live)
         """Requests that workers returned; they are dispatched before all queued requests."""
-        self._carried: dict[RequestId, ChargedRequest] = {}
+        self._carried: dict[RequestId, tuple[ChargedRequest, ...]] = {}
         """What an earlier run has charged for requests that were live when its state was saved and that have not been
         reported yet."""
         self._newly_queued = False
@@ -202,16 +204,25 @@ class Scheduler:
         """The attempt of each request that is at a worker."""
         return {name: attempt for name, state in self._requests.items() if (attempt := state.attempt) is not None}
 
+    @property
+    def prefills(self) -> Mapping[RequestId, Attempt]:
+        """The attempt that computes the prompt of each request that a decode worker has at the same time."""
+        return {name: prefill for name, state in self._requests.items() if (prefill := state.prefill) is not None}
+
     def charged_requests(self) -> Iterator[ChargedRequest]:
         """Yield what each live request was charged, except those that were never charged, and what an earlier run has
         charged for those that have not been reported. Changes nothing.
         """
-        yield from self._carried.values()
+        for carried in self._carried.values():
+            yield from carried
         for name, state in self._requests.items():
-            bill = None if state.attempt is None else state.attempt.bill
-            if bill is not None:
-                yield ChargedRequest(name, bill.client, bill.worker, bill.tokens, bill.started, state.charged)
-            elif state.charged is not None:
+            attempts = [attempt for attempt in (state.prefill, state.attempt) if attempt is not None]
+            for attempt in attempts:
+                bill = attempt.bill
+                yield ChargedRequest(
+                    name, bill.client, bill.worker, bill.tokens, bill.started, state.charged, attempt.leg
+                )
+            if not attempts and state.charged is not None:
                 yield ChargedRequest(name, state.request.client, None, NOTHING, started=False, earlier=state.charged)
 
     @property
@@ -264,9 +275,9 @@ class Scheduler:
 
     def _enqueue(self, event: Arrived, now: float) -> None:
         request = event.request
-        carried = self._carried.pop(request.id, None) if event.again else None
-        if carried is not None and carried.worker is not None:
-            self._take_back(request, carried.worker, carried, now)
+        carried = self._carried.pop(request.id, ()) if event.again else ()
+        if carried and carried[0].worker is not None:
+            self._take_back(request, carried, now)
             return
         if request.id in self._requests:
             raise ValueError(f"request {request.id} is live")
@@ -278,7 +289,7 @@ class Scheduler:
         if not self.cluster.candidates(request):
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
-            state = self._new_state(request, carried, now)
+            state = self._new_state(request, carried[0] if carried else None, now)
             self._open(state, now, begun=state.resumed_output > 0)
             self._retry_queue.count_arrival()
             self._newly_queued = True
@@ -296,18 +307,27 @@ class Scheduler:
         match event:
             case Held(charged):
                 self.cluster.held = True
-                self._carried |= {row.request: row for row in charged}
+                for row in charged:
+                    self._carried[row.request] = (*self._carried.get(row.request, ()), row)
             case Resumed():
-                carried = self._carried.pop(event.request.id, None) if event.saved else None
-                self._resume(event, carried, now)
+                self._resume(event, self._pop_carried(event) if event.saved else None, now)
             case Released(complete):
                 self.cluster.held = False
                 if complete:
                     self._carried = {}
 
-    def _take_back(self, request: Request, worker: WorkerId, carried: ChargedRequest, now: float) -> None:
-        """Queue again a request that an earlier run meant for this worker, but whose front never learned that."""
-        self._resume(Resumed(request, worker, carried.charged.cached), carried, now)
+    def _pop_carried(self, event: Resumed) -> ChargedRequest | None:
+        """Return what an earlier run has charged for an attempt, or for those before it."""
+        rows = self._carried.pop(event.request.id, ())
+        if len(rows) > 1:  # its partner follows
+            self._carried[event.request.id] = rows[1:]
+        return rows[0] if rows else None
+
+    def _take_back(self, request: Request, carried: Sequence[ChargedRequest], now: float) -> None:
+        """Queue again a request that an earlier run meant for workers, but whose front never learned that."""
+        workers = [row.worker for row in carried if row.worker is not None]
+        for row, worker, partner in zip(carried, workers, (*workers[1:], None), strict=True):
+            self._resume(Resumed(request, worker, row.charged.cached, leg=row.leg, partner=partner), row, now)
         self._queue_retry(Returned(request.id, accepted=False, fault=Fault.FULL), now)
 
     def _resume(self, event: Resumed, carried: ChargedRequest | None, now: float) -> None:
@@ -325,23 +345,25 @@ class Scheduler:
             self._retry_queue.remove(state)
         elif state in self.handoffs:
             self._leave_pool(state)
-        else:
+        elif state.prefill is None or state.attempt is not None:
             raise ValueError(f"request {request.id} is live")
         state.handoff = Handoff(worker, now, Outstanding()) if event.leg is Leg.DECODE else None
         present = worker in self.cluster and not self.cluster[worker].left
         if not present:
             role = ROLE_OF.get(event.leg, Role.BOTH)
             self.membership.apply(WorkerJoined(Worker(worker, frozenset({request.model}), role=role)), now)
-        self.policy.resume(self._part(request, event.leg, worker), worker, now)
-        self._attempts.resume(state, event, carried, now)
+        part = self._part(event)
+        self.policy.resume(part, worker, now)
+        self._attempts.resume(state, part if event.partner is not None else request, event, carried, now)
         if not present:
             self.membership.apply(WorkerLeft(worker), now)
 
-    def _part(self, request: Request, leg: Leg, worker: WorkerId) -> Request:
-        """Return the part of a request that this worker has, as the policy chooses workers for it."""
-        if leg is Leg.DECODE:
-            return _rest_of(request)
-        return request if worker in self.cluster.candidates(request) else replace(request, whole=True)
+    def _part(self, event: Resumed) -> Request:
+        """Return the part of a request that its worker has, as the policy chooses workers for it."""
+        request = event.request
+        if event.leg is Leg.DECODE:
+            return _rest_of(request) if event.partner is None else _beside(request)
+        return request if event.worker in self.cluster.candidates(request) else replace(request, whole=True)
 
     def _open(self, state: RequestState, now: float, *, begun: bool) -> None:
         """Count a request as live, when it arrives and again when its worker returns it. `begun`: whether a part of its
@@ -408,9 +430,33 @@ class Scheduler:
         self._send(self._requests[request], choice, now)
 
     def _send(self, state: RequestState, choice: Choice, now: float) -> None:
+        worker = self.cluster[choice.worker].worker
+        if worker.hands_over_at_once and not choice.request.whole:
+            self._commands += self._attempts.send_both(state, choice, self._decoder_beside(state, now), now)
+            self._gate.open_or_close(now)
+            return
         self._commands.append(dispatch := self._attempts.send(state, choice, now))
         if dispatch.leg is Leg.PREFILL:
             self._gate.open_or_close(now)
+
+    def _decoder_beside(self, state: RequestState, now: float) -> Choice:
+        """Choose the decode worker that is called together with a prefill worker, which is chosen already."""
+        part = _beside(state.request)
+        untried = self._untried_decoders(state)
+        with_room = [worker for worker in untried if self.cluster[worker].admits(1)]
+        worker = self.policy.resend(part, with_room or untried, now)
+        return Choice(part, worker, "at once")
+
+    def _untried_decoders(self, state: RequestState) -> list[WorkerId]:
+        """Return the decode workers that have not failed a request."""
+        serving = self.cluster.serving(decode_route(state.request.model))
+        return [worker for worker in serving if worker not in state.failed_workers]
+
+    def _may_begin(self, worker: WorkerId, decoders: Sequence[WorkerId]) -> bool:
+        """Return whether one of these decode workers has room, if a prefill worker needs it at once."""
+        if not self.cluster[worker].worker.hands_over_at_once:
+            return True
+        return any(self.cluster[decoder].admits(1) for decoder in decoders)
 
     def _dispatch_retries(self, now: float) -> None:
         """Dispatch returned requests, first come, first served, to workers that have not failed them before."""
@@ -418,13 +464,18 @@ class Scheduler:
             request = state.request
             serving = self.cluster.candidates(request)
             untried = [worker for worker in serving if worker not in state.failed_workers]
+            decoders = self._untried_decoders(state)
+            if not decoders and self.cluster.serving(decode_route(request.model)):
+                untried = [each for each in untried if not self.cluster[each].worker.hands_over_at_once]
             if not untried and (substitutes := self.cluster.substitutes(request)):
                 untried = [worker for worker in substitutes if worker not in state.failed_workers]
                 request = replace(request, whole=True)
             if not untried:
                 self._reject_retry(state, Refusal.NO_RETRY if serving else Refusal.NO_WORKER, now)
             elif with_room := [
-                worker for worker in untried if self._view.admits(worker, request, state.resumed_output)
+                worker
+                for worker in untried
+                if self._may_begin(worker, decoders) and self._view.admits(worker, request, state.resumed_output)
             ]:
                 self._retry_queue.remove(state)
                 worker = self.policy.resend(request, with_room, now)
@@ -461,7 +512,11 @@ class Scheduler:
     def _pool(self, event: Prefilled, now: float) -> None:
         """Let a request that was prefilled wait for a decode worker."""
         state = self._requests.get(event.request)
-        if state is not None and (handoff := self._attempts.hand_off(state, event.usage, now)) is not None:
+        if state is None:
+            return
+        if state.prefill is not None:
+            self._attempts.end_prefill(state, state.prefill, event.usage, now)
+        elif (handoff := self._attempts.hand_off(state, event.usage, now)) is not None:
             self.handoffs.add(state, handoff)
 
     def _prefill_again(self, request: RequestId, now: float) -> None:
@@ -488,7 +543,7 @@ class Scheduler:
         if (state := self._requests.get(event.request)) is None:
             return
         if state.attempt is not None:
-            self._attempts.break_off(state, state.attempt, event.usage, now)
+            self._attempts.cancel(state, state.attempt, event.usage, now)
             if state.charged_output:
                 self.estimates.outputs.answer_ended(state.request, state.charged_output)
             self._close(state.request, now)
@@ -508,12 +563,9 @@ class Scheduler:
         state = self._requests.get(event.request)
         if state is None or (attempt := state.attempt) is None:
             return None
-        if event.accepted:
-            self._attempts.break_off(state, attempt, event.usage, now, broken=event.fault is Fault.BROKEN)
-        else:
-            self._attempts.refund(state, attempt, now)
+        failed = self._attempts.fail(state, attempt, event, now)
         self._close(state.request, now)
-        worker = attempt.worker.worker.id
+        worker = failed.worker.worker.id
         self.membership.on_failure(worker, event.fault, now)
         return state, worker
 
@@ -576,6 +628,13 @@ class Scheduler:
         if deadline < self._wake_at and (wake_at := max(deadline, now)) != self._wake_at:
             self._wake_at = wake_at
             self._commands.append(WakeAt(wake_at))
+
+
+def _beside(request: Request) -> Request:
+    """Return the part of a request that a decode worker computes while a prefill worker has the request, too: to the
+    policy, another request.
+    """
+    return replace(_rest_of(request), id=RequestId(f"{request.id}\0decode"))
 
 
 def _rest_of(request: Request) -> Request:

@@ -10,14 +10,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.api.answer.usage import TOKEN_COUNT_LIMIT
-from router.api.body.call import NOT_STORED, Call, Head
+from router.api.body.call import COMPLETIONS, NOT_STORED, Call, Head
 from router.api.body.checks import check_vocabulary, check_weight
 from router.api.body.edits import rename, with_cache_salt
 from router.api.body.fields import BYTE_ORDER_MARK
 from router.api.body.steering import refuse_steering
+from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.other import request_target
 from router.api.endpoints.responses import stored_id
 from router.api.families import OTHER, with_deployment, without_slash
@@ -32,12 +33,15 @@ from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownMo
 from router.front.byte_budget import ByteBudget, Hold
 from router.front.drain import Drain
 from router.front.exchange import ClientGone, Exchange, new_request_id
-from router.front.handoff.releases import PromptReleases
+from router.front.handoff.upkeep import Handoffs
 from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.relay import Relay, RelaySettings
 from router.front.stored.calls import ResponseCalls
 from router.upstream.connections import ServedModel, WorkerConnections
 from router.upstream.ranks.pinning import can_name_rank
+
+SPLIT_PATHS: Final = frozenset({CHAT, COMPLETIONS})
+"""Where a call can name how its prompt comes from a prefill worker, whatever it asks for, if the engines insist."""
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +79,12 @@ class Gateway:
         block_keys: BlockKeys,
         drain: Drain,
         responses: ResponseCalls,
-        releases: PromptReleases,
+        handoffs: Handoffs,
         isolation: Isolation | None = None,
     ) -> None:
         """`budget`: of the bytes held for clients; `body_limit`: bytes; `block_keys`: computes keys from prompt tokens.
 
-        `drain`: counts the calls in flight; `releases`: lets prefill workers drop prompts that nobody fetches;
+        `drain`: counts the calls in flight; `handoffs`: looks after what is between prefill and decode workers;
         `isolation`: how cached prefixes are kept apart, None if all clients share them.
         """
         self._scheduler_client = scheduler_client
@@ -94,7 +98,7 @@ class Gateway:
         self._block_keys = block_keys
         self._drain = drain
         self._responses = responses
-        self._releases = releases
+        self._handoffs = handoffs
         self._isolation = isolation
 
     async def serve(self, exchange: Exchange, family: Family) -> None:
@@ -180,7 +184,7 @@ class Gateway:
             self._scheduler_client,
             self._connections,
             overhead,
-            self._releases,
+            self._handoffs,
             keeper,
         )
         try:
@@ -259,7 +263,7 @@ class Gateway:
             answers=min(max(1, call.choices * len(call.prompts)), TOKEN_COUNT_LIMIT),
             computed_anew_by=call.computed_anew_by,
             worker=worker,
-            whole=served.has_roles and call.whole,
+            whole=served.has_roles and call.whole and (served.decodes_alone or call.path not in SPLIT_PATHS),
             pinned=not served.rank_engines or can_name_rank(call.path, served.rank_engines),
         )
 

@@ -10,7 +10,6 @@ from router.api.body.call import Call
 from router.api.body.edits import AddedFields, fields_named_in
 from router.api.body.steering import without_steering
 from router.api.continuation import Continuation, continuation
-from router.api.handoff import decode_body
 from router.channel.client import SchedulerClient
 from router.channel.messages import FieldsRefused, UnreachableWorker
 from router.core.model.request import RequestId, Role, WorkerId
@@ -96,18 +95,21 @@ class OutgoingCall:
         path: str,
         body: bytes,
         added: AddedFields,
-        params: bytes | None,
+        finish: Callable[[bytes], bytes] | None,
         timeouts: IdleTimeouts,
+        *,
+        once: bool,
     ) -> WorkerResponse:
         """Send the call with the fields that the router adds; if the worker refuses some of them, again without these.
 
         Fields count as refused only if the second call succeeds. So a client cannot make a worker seem to refuse a
         field by naming it in a bad call.
 
-        `params`: where a prefill worker keeps the prompt. Only the first call has them: a refusal makes that worker let
-        go of it, so the second call has the worker compute the prompt.
+        `finish`: adds to the body how the worker gets its prompt from a prefill worker; `once`: only to that of the
+        first call, as a refusal makes the prefill worker let go of the prompt. Then the second one has the worker
+        compute it.
         """
-        encode = partial(self._encode, worker, path, body, added, params)
+        encode = partial(self._encode, worker, path, body, added, finish)
         upstream = await self.forward(worker, path, encode, body, timeouts)
         if not added or upstream.status not in BAD_REQUEST:
             return upstream
@@ -119,16 +121,18 @@ class OutgoingCall:
         if not refused:
             return upstream
         upstream.close()
-        again = await self.send(worker, path, body, added - refused, None, timeouts)
+        again = await self.send(worker, path, body, added - refused, None if once else finish, timeouts, once=once)
         if again.status not in BAD_REQUEST:
             names = frozenset([field.value for field in refused])
             self._scheduler_client.report(FieldsRefused(worker, path, names))
         return again
 
-    def _encode(self, worker: WorkerId, path: str, body: bytes, added: AddedFields, params: bytes | None) -> bytes:
+    def _encode(
+        self, worker: WorkerId, path: str, body: bytes, added: AddedFields, finish: Callable[[bytes], bytes] | None
+    ) -> bytes:
         """Return the body as this worker gets it."""
         body = self.steered(worker, path, self._call.additions.put(body, added))
-        return body if params is None else decode_body(body, params)
+        return body if finish is None else finish(body)
 
     def steered(self, worker: WorkerId, path: str, body: bytes) -> bytes:
         """Return a body in which the client chooses nothing that the router chooses. It names the worker's rank if the

@@ -1,9 +1,10 @@
 """Relays one call: queues it, sends it to a worker, passes the answer on, and retries at other workers."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar
 
 from router.api.answer.outline import Outline
@@ -14,8 +15,9 @@ from router.api.continuation import Rewriter, last_events
 from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import ResponseReader, is_running
 from router.api.family import Family, Reader
+from router.api.handoff.nixl import decode_body
 from router.channel.client import SchedulerClient
-from router.channel.messages import Assignment, UnreachableWorker
+from router.channel.messages import Assignment, PrefillBeside, UnreachableWorker
 from router.core.model.commands import Refusal
 from router.core.model.events import Cancelled, Failed, Fault, Finished, HandoffLost, Prefilled, Returned
 from router.core.model.request import Leg, Request, RequestId, Usage, WorkerId
@@ -32,9 +34,10 @@ from router.errors import (
 from router.front.answer_stream import AnswerStream
 from router.front.byte_budget import Hold
 from router.front.exchange import JSON_TYPE, Exchange, to_the_client
+from router.front.handoff.both_legs import BothLegs
 from router.front.handoff.fetch import FetchTooLate
 from router.front.handoff.prefill import Prefill
-from router.front.handoff.releases import PromptReleases
+from router.front.handoff.upkeep import Handoffs
 from router.front.outgoing import HELD_BYTES, OutgoingCall
 from router.front.parse_slots import ParseSlots
 from router.front.stored.keeper import ResponseKeeper
@@ -81,13 +84,13 @@ class Relay:
         scheduler_client: SchedulerClient,
         connections: WorkerConnections,
         overhead: float,
-        releases: PromptReleases,
+        handoffs: Handoffs,
         keeper: ResponseKeeper | None = None,
     ) -> None:
         """`hold`: counts the bytes held for this call; `slots`: used to read a long answer.
 
-        `overhead`: seconds that the router has spent on the call before it is queued; `releases`: releases what a
-        prefill worker keeps of the call if nobody fetches it; `keeper`: takes care of the response if the engine stores
+        `overhead`: seconds that the router has spent on the call before it is queued; `handoffs`: looks after what is
+        between prefill and decode workers; `keeper`: takes care of the response if the engine stores
         it or computes it in the background.
         """
         self._request = request
@@ -102,7 +105,10 @@ class Relay:
         self._keeper = keeper
         self._record = exchange.record
         self._outgoing = OutgoingCall(call, request.id, exchange, hold, scheduler_client, connections)
-        self._prefill = Prefill(request.id, call, family, self._outgoing, hold, scheduler_client, releases)
+        self._prefill = Prefill(request.id, call, family, self._outgoing, hold, scheduler_client, handoffs.releases)
+        self._loose_ends = handoffs.loose_ends
+        self._legs: BothLegs | None = None
+        """The present calls, if two workers have the request at once."""
         self._reader: Reader | None = None
         self._upstream: WorkerResponse | None = None
         """The answer of the current worker."""
@@ -143,14 +149,14 @@ class Relay:
                 failed = outcome
                 if not await self._may_retry(failed, settings):
                     self._ending = self._ending or Failed(
-                        self._request.id, failed.accepted, self._usage(), failed.fault
+                        self._request.id, failed.accepted, self._usage(), failed.fault, failed.leg
                     )
                     # The failure of the first worker says more than the inability of this one to continue its stream.
                     failed = before if before is not None and self._outgoing.continuation is not None else failed
                     break
                 begun = self._outgoing.continuation is not None
                 pending = self._scheduler_client.resubmit(
-                    Returned(self._request.id, failed.accepted, failed.fault, self._usage(), begun)
+                    Returned(self._request.id, failed.accepted, failed.fault, self._usage(), begun, failed.leg)
                 )
             if failed is not None and not isinstance(self._ending, Finished):
                 await self._report_failure(failed)
@@ -193,11 +199,13 @@ class Relay:
                 raise
             return None
 
-    async def _beat(self, pending: "asyncio.Future[A]", heartbeat: float) -> None:
-        """Send heartbeats to a streaming client until a future is done."""
-        while self._call.streamed and heartbeat and not pending.done():
+    async def _beat(
+        self, pending: "asyncio.Future[A]", heartbeat: float, until: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Send heartbeats to a streaming client until a future is done, or this is true."""
+        while self._call.streamed and heartbeat and not (pending.done() or until()):
             await asyncio.wait([pending], timeout=heartbeat)
-            if not pending.done():
+            if not (pending.done() or until()):
                 if not self._exchange.begun:
                     await self._exchange.begin(200, [EVENT_STREAM])
                 await self._exchange.write(HEARTBEAT)
@@ -215,6 +223,7 @@ class Relay:
             self._exchange.request_id = name
 
     def _assignment_headers(self, assignment: Assignment, policy: str, waited: float) -> HeaderList:
+        prefilled_by = self._prefill.worker if assignment.prefill is None else assignment.prefill.worker
         return [
             (b"x-d2lpm-worker", assignment.worker.encode()),
             (b"x-d2lpm-client", self._request.client.encode()),
@@ -222,7 +231,7 @@ class Relay:
             (b"x-d2lpm-queue-ms", b"%.3f" % (waited * 1000)),
             (b"x-d2lpm-overhead-ms", b"%.3f" % (self._overhead * 1000)),
             (b"x-d2lpm-predicted-cached-tokens", b"%d" % assignment.cached_tokens),
-            *([(b"x-d2lpm-prefill-worker", prefilled_by.encode())] if (prefilled_by := self._prefill.worker) else []),
+            *([(b"x-d2lpm-prefill-worker", prefilled_by.encode())] if prefilled_by else []),
         ]
 
     async def _may_retry(self, failed: FailedAttempt, settings: RelaySettings) -> bool:
@@ -262,6 +271,8 @@ class Relay:
         """Send what is asked of the call to a worker. Returns None if that ended the request, otherwise what to report
         to the scheduler.
         """
+        if assignment.prefill is not None:
+            return await self._call_both(assignment, assignment.prefill, headers, settings.heartbeat)
         if assignment.leg is Leg.DECODE:
             if not self._prefill.is_fresh():
                 self._prefill.release()
@@ -280,6 +291,39 @@ class Relay:
         finally:
             prefill.cancel()
             await asyncio.wait([prefill])  # it gives back what it holds before the call's own hold is closed
+
+    async def _call_both(
+        self, assignment: Assignment, prefill: PrefillBeside, headers: HeaderList, heartbeat: float
+    ) -> FailedAttempt | HandoffLost | None:
+        """Call a prefill worker, and the decode worker that waits for it, at once. A streaming client gets heartbeats
+        until the first token.
+        """
+        try:
+            legs = self._legs = BothLegs(
+                self._request.id,
+                self._call,
+                self._family,
+                self._outgoing,
+                self._reader,
+                prefill,
+                assignment.worker,
+                self._scheduler_client,
+                self._loose_ends,
+            )
+        except (NoWorker, KeyError):  # KeyError: it has left
+            error = NoWorker("The prefill worker has left.", reason=Refusal.NO_WORKER)
+            return FailedAttempt(Fault.BROKEN, False, error, leg=Leg.PREFILL)
+        both = asyncio.ensure_future(legs.run(asyncio.ensure_future(self._send_and_relay(assignment, headers))))
+        try:
+            await self._beat(both, heartbeat, lambda: legs.has_tokens)
+            failed = await both
+            if failed is not None and not legs.has_tokens and self._outgoing.continuation is None:
+                self._reader = None  # the client has nothing of this answer
+            return failed
+        finally:
+            self._legs = None
+            both.cancel()
+            await asyncio.wait([both])
 
     def _attempt(self, assignment: Assignment, headers: HeaderList) -> Awaitable[FailedAttempt | HandoffLost | None]:
         """Try one worker. If its engine goes on without the client (background), ignore disconnects too."""
@@ -324,15 +368,20 @@ class Relay:
     async def _send(
         self, worker: WorkerId, path: str, body: bytes, added: AddedFields, idle_timeouts: IdleTimeouts
     ) -> WorkerResponse:
-        """Send the call, with what a prefill worker keeps for it, if anything. Raises FetchTooLate if that may be gone
-        before this worker reads the call.
+        """Send the call, with what a prefill worker keeps for it, or how the two meet, if anything.
+
+        Raises FetchTooLate if what is kept may be gone before this worker reads the call.
         """
+        if self._legs is not None:
+            finish = self._legs.decode_body
+            return await self._outgoing.send(worker, path, body, added, finish, idle_timeouts, once=False)
         held = self._prefill.take()
         if held is None:
-            return await self._outgoing.send(worker, path, body, added, None, idle_timeouts)
+            return await self._outgoing.send(worker, path, body, added, None, idle_timeouts, once=False)
         try:
             async with self._prefill.fetching(held, worker):
-                return await self._outgoing.send(worker, path, body, added, held.params, idle_timeouts)
+                fetch = partial(decode_body, params=held.params)
+                return await self._outgoing.send(worker, path, body, added, fetch, idle_timeouts, once=True)
         except (WorkerUnreachable, NoWorker) as error:
             if not (isinstance(error, WorkerUnreachable) and error.accepted):
                 self._prefill.keep(held)  # no worker has seen it
@@ -364,13 +413,16 @@ class Relay:
         stream = AnswerStream(upstream, reader, rewriter, self._hold)
         counted = False
         ready = b""
+        if self._legs is not None:
+            self._legs.follow(lambda: reader.output_tokens)
         try:
             while not reader.broken and (block := await stream.read()) is not None:
-                ready = block
-                if ready and not upstream.exhausted:
+                ready += block
+                held_back = self._holds_back()
+                if ready and not upstream.exhausted and not held_back:
                     await self._write(ready, headers)
                     ready = b""
-                if not counted and stream.started:
+                if not counted and stream.started and not held_back:
                     counted = True
                     self._record.note_first_token()
                     upstream.begin_stream()
@@ -384,9 +436,9 @@ class Relay:
             ready += self._missing_end(reader)
         if reader.broken and reader.complete:
             ready += self._missing_end(reader)
-        failed = stream_failure(reader, headers)
+        failed = stream_failure(reader, headers) or await self._failed_prefill()
         if failed is not None:
-            if ready:
+            if ready and not self._holds_back():
                 await self._write(ready, headers)
             return failed
         if isinstance(reader, StreamReader):
@@ -394,6 +446,14 @@ class Relay:
         self._settle(Finished(self._request.id, reader.usage, reader.answer_keys()))
         await self._end(ready, headers)
         return None
+
+    def _holds_back(self) -> bool:
+        """Return whether the answer must wait for its first token: without one, it may be that of a failed prefill."""
+        return self._legs is not None and not self._legs.has_tokens
+
+    async def _failed_prefill(self) -> FailedAttempt | None:
+        """Return why the prefill of an answer without a token has failed; None if it has not, or there are tokens."""
+        return await self._legs.confirm() if self._legs is not None and not self._legs.has_tokens else None
 
     def _new_reader(self, assignment: Assignment) -> Reader:
         """Return a reader for the answer at this assignment."""
@@ -432,6 +492,8 @@ class Relay:
         if answer.error is not None or answer.aborted:
             fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
             return FailedAttempt(fault, True, headers=headers, body=body)
+        if not (answer.usage and answer.usage.output_tokens) and (failed := await self._failed_prefill()) is not None:
+            return failed
         if not self._notify_keeper(answer, assignment):
             self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
         await self._exchange.respond(upstream.status, headers, body)

@@ -8,6 +8,7 @@ from router.api.body.call import Call
 from router.api.body.json_object import read_object
 from router.api.family import Family, Reader
 from router.core.model.events import Fault
+from router.core.model.request import Leg
 from router.errors import NoWorker, RouterError, UnservedPath, WorkerBroke, WorkerRefused, WorkerUnreachable
 
 UNAVAILABLE: Final = frozenset({429, 503})
@@ -34,6 +35,8 @@ class FailedAttempt:
     headers: Sequence[tuple[bytes, bytes]] = ()
     body: bytes = b""
     """The engine's body; with status 200, the end of its stream."""
+    leg: Leg = Leg.WHOLE
+    """Which of two calls that were sent at once has failed."""
     retry_elsewhere: bool = False
     """Whether another worker can serve the call although the fault is the call's: this worker is of the wrong kind."""
 

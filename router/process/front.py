@@ -16,7 +16,7 @@ from router.core.model.prompt_key import PromptHasher
 from router.front.byte_budget import ByteBudget
 from router.front.drain import Drain
 from router.front.gateway import Gateway, Isolation
-from router.front.handoff.releases import PromptReleases
+from router.front.handoff.upkeep import Handoffs
 from router.front.http.connection_limits import Connections, FrontLimits
 from router.front.relay import RelaySettings
 from router.front.stored.background import BackgroundResponses
@@ -38,14 +38,14 @@ class Front(NamedTuple):
     budget: ByteBudget
     client_connections: Connections
     background: BackgroundResponses
-    releases: PromptReleases
+    handoffs: Handoffs
     tokenizer: PromptTokenizer
     gateway: Gateway
 
     @property
     def running(self) -> list[AbstractAsyncContextManager[object]]:
         """The parts that run while their context is entered, in the order in which to enter them."""
-        return [self.keys, self.worker_connections, self.releases, self.tokenizer, self.background]
+        return [self.keys, self.worker_connections, self.handoffs, self.tokenizer, self.background]
 
     @property
     def collectors(self) -> list[Collector]:
@@ -74,7 +74,7 @@ def build_front(settings: Settings, secret: bytes, drain: Drain, clock: Callable
     budget = ByteBudget(settings.max_held_bytes)
     background = BackgroundResponses(scheduler_client, worker_connections)
     tokenizer = build_prompt_tokenizer(settings, worker_connections, scheduler_client, secret)
-    releases = PromptReleases(worker_connections, settings.handoff_seconds)
+    handoffs = Handoffs(worker_connections, settings.handoff_seconds)
     gateway = Gateway(
         scheduler_client,
         worker_connections,
@@ -88,7 +88,7 @@ def build_front(settings: Settings, secret: bytes, drain: Drain, clock: Callable
         tokenizer.keys,
         drain,
         ResponseCalls(scheduler_client, worker_connections, background, allow_background=settings.background_responses),
-        releases,
+        handoffs,
         None if settings.isolate == "none" else Isolation(settings.isolate == "group", secret),
     )
     return Front(
@@ -100,7 +100,7 @@ def build_front(settings: Settings, secret: bytes, drain: Drain, clock: Callable
         budget,
         _client_connections(settings, budget),
         background,
-        releases,
+        handoffs,
         tokenizer,
         gateway,
     )

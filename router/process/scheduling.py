@@ -19,7 +19,7 @@ from router.core.fleet.stored_responses import StoredResponse, StoredResponses
 from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
 from router.core.model.cost import LinearCost
 from router.core.model.events import ChargedRequest
-from router.core.model.request import Takes, Worker, WorkerId
+from router.core.model.request import Role, Takes, Worker, WorkerId
 from router.core.model.saved import Fleet, LiveRequests, Piece
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
@@ -214,6 +214,7 @@ def _endpoint(worker: WorkerAddress, settings: Settings, fleet: Mapping[WorkerId
     if (known := fleet.get(endpoint.id)) is not None:
         endpoint.healthy = endpoint.assumed = True
         endpoint.models, endpoint.barrier = known.models, known.barrier
+        endpoint.role, endpoint.connector = known.role, None if known.role is Role.BOTH else known.connector
         ranks = [each for each in fleet.values() if each.takes is Takes.PINNED and server_of(each.id) == endpoint.id]
         endpoint.ranks = tuple([endpoint.new_rank(each.rank) for each in ranks if each.rank is not None])
         for rank, each in zip(endpoint.ranks, ranks, strict=True):

@@ -304,12 +304,14 @@ class Explanations:
         record = self._records.get(event.request)
         if record is None or record.dispatch is None:
             return
-        record.state = RequestOutcome.WAITING
+        if not (isinstance(event, Prefilled) and event.decoding):
+            record.state = RequestOutcome.WAITING
         if isinstance(event, Prefilled):
             record.prefilled = now
         elif isinstance(event, Returned):
             record.reason = BEGUN if event.accepted else NOT_BEGUN
-            record.tried = (*record.tried, record.dispatch.worker)[-TRIED_LIMIT:]
+            failed = record.prefill if event.leg is Leg.PREFILL and record.prefill is not None else record.dispatch
+            record.tried = (*record.tried, failed.worker)[-TRIED_LIMIT:]
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
         for request, reason in command.decision.passed_over:

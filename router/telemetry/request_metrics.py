@@ -238,7 +238,8 @@ class RequestMetrics(Collector):
 
     def _dispatch(self, command: Dispatch, now: float) -> None:
         _, model, arrived = self._seen[command.request]
-        self._queue.observe(model, now - arrived)
+        if command.partner is None or command.leg is Leg.PREFILL:  # of two at once, only one waited in the queue
+            self._queue.observe(model, now - arrived)
         self._dispatches[command.worker, command.why] += 1
         self._predicted[command.worker,] += command.cached_tokens
 
@@ -254,11 +255,14 @@ class RequestMetrics(Collector):
 
 @dataclass(slots=True)
 class HandedOff:
-    """A request that was prefilled at least once."""
+    """A request that was prefilled at least once, or is being prefilled for a decode worker that has it already."""
 
     since: float
-    """When it was prefilled last, in seconds."""
-    state: Literal["pooled", "decoding", "lost"] = "pooled"
+    """When it was prefilled last, in seconds; before that, when it was sent."""
+    state: Literal["beside", "pooled", "decoding", "lost"] = "pooled"
+    """`beside`: it is being prefilled, and a decode worker has it."""
+    prefilled: bool = True
+    """Whether it ever was."""
 
 
 class HandoffOutcome(StrEnum):
@@ -266,6 +270,8 @@ class HandoffOutcome(StrEnum):
 
     DECODED = "decoded"
     """A decode worker answered to the end, or until its client left."""
+    FAILED = "failed"
+    """The prefill failed, and a decode worker waited for it."""
     EXPIRED = "expired"
     """No decode worker had room before it was too old, or its prefill worker left."""
     LOST = "lost"
@@ -273,7 +279,7 @@ class HandoffOutcome(StrEnum):
     RETURNED = "returned"
     """The decode worker refused it or broke off."""
     CANCELLED = "cancelled"
-    """Its client left before it was sent to a decode worker."""
+    """Its client left before it could be decoded."""
 
 
 class HandoffMetrics(Collector):
@@ -341,14 +347,19 @@ class HandoffMetrics(Collector):
             case Arrived(request) | Resumed(request):
                 self._requests[request.id] = request.model, request.whole or request.worker is not None
                 self._check_tiers(request.model)
+            case Prefilled(request, decoding=True):
+                if (handed := self._handed.get(request)) is not None:
+                    handed.state, handed.prefilled = "decoding", True
             case Prefilled(request):
                 self._handed[request] = HandedOff(now)
             case HandoffLost(request):
                 self._lose(request, HandoffOutcome.LOST)
-            case Returned(request):
-                self._lose(request, HandoffOutcome.RETURNED)
-            case Finished() | Failed() | Cancelled():
-                self._end(event.request)
+            case Returned(request) | Failed(request):
+                self._lose(request, self._outcome_of(event))
+                if isinstance(event, Failed):
+                    self._end(request)
+            case Finished() | Cancelled():
+                self._end(event.request, answered=isinstance(event, Finished))
 
     def _role_of(self, worker: WorkerId) -> Role:
         return self._apart[worker].role if worker in self._apart else Role.BOTH
@@ -362,6 +373,11 @@ class HandoffMetrics(Collector):
             self._undecodable.add(model)
             log.warning("no decode worker serves %s: its prefill workers wait for one", model)
 
+    def _outcome_of(self, event: Returned | Failed) -> HandoffOutcome:
+        handed = self._handed.get(event.request)
+        waited = event.leg is Leg.PREFILL and handed is not None and handed.state == "beside"
+        return HandoffOutcome.FAILED if waited else HandoffOutcome.RETURNED
+
     def _lose(self, request: RequestId, outcome: HandoffOutcome) -> None:
         handed = self._handed.get(request)
         if handed is not None and handed.state != "lost":
@@ -371,12 +387,15 @@ class HandoffMetrics(Collector):
     def _dispatch(self, command: Dispatch, now: float) -> None:
         model, whole = self._requests.get(command.request, ("", False))
         handed = self._handed.get(command.request)
-        if command.leg is Leg.DECODE and handed is not None:
+        if command.leg is Leg.DECODE and command.partner is not None:
+            prefilled = handed is not None and handed.prefilled
+            self._handed[command.request] = HandedOff(now, "beside", prefilled)
+        elif command.leg is Leg.DECODE and handed is not None:
             handed.state = "decoding"
             self._age.observe(model, now - handed.since)
         elif handed is not None:
             self._lose(command.request, HandoffOutcome.EXPIRED)
-            self._again[()] += command.leg is Leg.PREFILL
+            self._again[()] += command.leg is Leg.PREFILL and handed.prefilled
         if command.leg is Leg.PREFILL:
             self._warned.discard(model)
         elif command.leg is Leg.WHOLE and self._role_of(command.worker) is Role.DECODE:
@@ -385,9 +404,9 @@ class HandoffMetrics(Collector):
                 self._warned.add(model)
                 log.warning("no prefill worker serves %s: decode workers compute its prompts, too", model)
 
-    def _end(self, request: RequestId) -> None:
+    def _end(self, request: RequestId, *, answered: bool = False) -> None:
         self._requests.pop(request, None)
         handed = self._handed.pop(request, None)
         if handed is not None and handed.state != "lost":
-            outcome = HandoffOutcome.DECODED if handed.state == "decoding" else HandoffOutcome.CANCELLED
-            self._outcomes[outcome,] += 1
+            decoded = answered or handed.state == "decoding"
+            self._outcomes[HandoffOutcome.DECODED if decoded else HandoffOutcome.CANCELLED,] += 1

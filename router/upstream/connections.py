@@ -44,6 +44,8 @@ class ServedModel(NamedTuple):
     """The engines of which several ranks are behind one URL."""
     has_roles: bool = False
     """Whether any worker computes prompts or answers only."""
+    decodes_alone: bool = True
+    """Whether those that compute answers can compute whole requests."""
 
 
 UNLISTED: Final = ServedModel()
@@ -115,7 +117,8 @@ class WorkerConnections:
         sizes = frozenset([card.block_tokens for card in cards if card.block_tokens is not None])
         ranked = frozenset([card.engine for card in cards if card.has_ranks])
         apart = any(card.role is not Role.BOTH for card in cards)
-        served = self._models[model] = ServedModel(min(vocabularies, default=None), sizes, ranked, apart)
+        alone = all(card.connector is None or card.connector.decodes_alone for card in cards)
+        served = self._models[model] = ServedModel(min(vocabularies, default=None), sizes, ranked, apart, alone)
         return served
 
     def any_model(self) -> str:

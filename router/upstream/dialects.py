@@ -14,6 +14,7 @@ import orjson
 
 from router.api.body.json_object import read_object
 from router.core.model.events import CacheReport, WorkReport
+from router.core.model.request import Role
 from router.errors import WorkerBroke
 
 MODELS_PATH: Final = "/v1/models"
@@ -21,6 +22,8 @@ COMPLETIONS_PATH: Final = "/v1/completions"
 LOADS_PATH: Final = "/v1/loads"
 MOST_RANKS: Final = 1024
 """Data-parallel ranks behind one URL."""
+ROLES: Final = {"prefill": Role.PREFILL, "decode": Role.DECODE}
+"""What an SGLang's --disaggregation-mode says."""
 _RANGE: Final = re.compile(rb"logit_bias[^\[\]]{0,40}\[0, (\d{1,18})\]")
 
 
@@ -45,8 +48,11 @@ class EngineInfo:
     """True if it serves requests in another order than that of arrival."""
     batch_tokens: int | None = None
     """The most prompt tokens that it computes in one step."""
-    disaggregated: bool = False
-    """True if it does prefill only or decode only, so that a call to it alone may hang."""
+    role: Role = Role.BOTH
+    """What it was started to compute, as far as it reports that. With another role than both, a call to it alone may
+    hang, and a prefill server with several ranks dies of it."""
+    bootstrap_port: int | None = None
+    """Where decode servers ask a prefill server for prompts."""
     caches: bool = True
     """True if it keeps a prefix cache; vLLM reports this in its metrics instead."""
     embeds: bool = False
@@ -117,11 +123,13 @@ def read_engine_info(body: bytes) -> EngineInfo:
     info = read_object(body)
     version, batch = info.get("version"), info.get("chunked_prefill_size")
     count, lockstep = info.get("dp_size"), info.get("enable_dp_attention")
+    port = info.get("disaggregation_bootstrap_port")
     return EngineInfo(
         version=version if isinstance(version, str) else None,
         reorders=info.get("schedule_policy", "fcfs") != "fcfs",
         batch_tokens=batch if type(batch) is int and batch > 0 else None,
-        disaggregated=info.get("disaggregation_mode") in ("prefill", "decode"),
+        role=ROLES.get(str(info.get("disaggregation_mode")), Role.BOTH),
+        bootstrap_port=port if type(port) is int else None,
         caches=info.get("disable_radix_cache") is not True,
         embeds=info.get("is_embedding") is True,
         ranks=frozenset(range(count)) if type(count) is int and 0 < count <= MOST_RANKS else None,

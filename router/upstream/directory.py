@@ -4,10 +4,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from router.api.body.edits import AddedFields, Addition
 from router.channel.messages import WorkerCard, WorkerChanged, WorkerRemoved
-from router.core.model.request import BarrierId, Role, Takes, WorkerId
+from router.core.model.request import BarrierId, Connector, Role, Takes, WorkerId
 from router.upstream.accepted_fields import AcceptedFields
 from router.upstream.kv_endpoints import KvPublisher
 
@@ -42,7 +43,18 @@ class WorkerEndpoint:
     """Tokens in a block of its cache while its KV events are followed, else None."""
     sources: tuple[KvPublisher, ...] = ()
     """Where it publishes its KV events, if the settings say so; if empty, the worker is asked."""
+    named_role: Role = Role.BOTH
+    """Its role by the settings."""
+    named_connector: Connector = Connector.NIXL
+    """By the settings: what carries KV caches, if it is a vLLM with a role."""
     role: Role = Role.BOTH
+    """As its engine reports it, else by the settings."""
+    connector: Connector | None = None
+    """What carries KV caches from or to it, if it has a role."""
+    bootstrap_port: int | None = None
+    """Where decode workers ask it for prompts, at the host of its URL."""
+    transfer_engine: str | None = None
+    """The id by which decode workers with Mooncake know it."""
     group: str | None = None
     """The group that the settings name for its ranks."""
     rank: int | None = None
@@ -104,7 +116,21 @@ class WorkerEndpoint:
             self.rank if self.server is not None else None,
             self.takes is not Takes.ALL,
             self.role,
+            self.connector,
+            self.bootstrap_port,
+            self.transfer_engine,
         )
+
+
+def bootstrap_url(url: str, port: int) -> str:
+    """Return the URL of the bootstrap server of a worker with this URL, without a path."""
+    host = host_of(url)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def host_of(url: str) -> str:
+    """Return the host name or address of a worker with this URL."""
+    return urlsplit(url).hostname or ""
 
 
 def rank_id(server: WorkerId, rank: int) -> WorkerId:
@@ -117,7 +143,7 @@ def server_of(rank: WorkerId) -> WorkerId:
     return WorkerId(rank.rpartition("@")[0])
 
 
-_OWN: Final = frozenset({"id", "sources", "block_tokens", "rank", "barrier", "server", "ranks"})
+_OWN: Final = frozenset({"id", "sources", "block_tokens", "rank", "barrier", "server", "ranks", "transfer_engine"})
 OF_THE_URL: Final = tuple(each.name for each in fields(WorkerEndpoint) if each.name not in _OWN)
 """The fields that all ranks of a URL have in common."""
 

@@ -29,7 +29,9 @@ from router.upstream.flag_rules import (
     Finding,
     RouterNeeds,
     WorkerAnswers,
+    WorkerPart,
     cache_sizes,
+    connector_of,
     findings,
     handoff_findings,
     role_finding,
@@ -63,6 +65,7 @@ class WorkerCheck(NamedTuple):
     findings: Sequence[Finding]
     notes: Sequence[str] = ()
     """What it cannot do and what the router does instead; no flag changes that."""
+    part: WorkerPart = WorkerPart()
 
 
 async def check_worker(
@@ -82,7 +85,8 @@ async def check_worker(
             info = EngineInfo() if page is None else read_engine_info(page)
         except WorkerBroke as error:
             return WorkerCheck(endpoint.id, "", [_nonsense(endpoint, f"{dialect.info_path}", error)])
-        generate = generate and bool(models) and not (info.disaggregated or info.embeds) and endpoint.role is Role.BOTH
+        role = endpoint.named_role if info.role is Role.BOTH else info.role
+        generate = generate and bool(models) and not info.embeds and role is Role.BOTH
         usage = await _usage(endpoint, client, models[0]) if generate else None
         # After the prompts, because SGLang's cache metrics appear with the first prompt.
         answers = WorkerAnswers(dialect, await _page(endpoint, client, dialect.cache_path), page, usage)
@@ -92,20 +96,25 @@ async def check_worker(
     except (httpx.HTTPError, WorkerBroke) as error:
         return WorkerCheck(endpoint.id, "", [_unanswered(endpoint, error)])
     sizes = cache_sizes(answers)
+    connector = connector_of(role, dialect, endpoint.named_connector)
     card = [" ".join([dialect.name, info.version or "of unknown version", "serves", ", ".join(models) or "no model"])]
+    if connector is not None:
+        card.append(f"its role is {role}, its connector {connector}")
     if sizes.kv_tokens is not None:
         card.append(f"its cache holds {sizes.kv_tokens} tokens")
     if sizes.block_tokens is not None:
         card.append(f"in blocks of {sizes.block_tokens}")
-    found = [*findings(answers, needs), *handoff_findings(endpoint.role, answers, needs)]
-    if (unfit := role_finding(endpoint.role, dialect, info)) is not None:
+    found = [*findings(answers, needs), *handoff_findings(role, endpoint.named_connector, answers, needs)]
+    if (unfit := role_finding(endpoint.named_role, dialect, info)) is not None:
         found.append(unfit)
     if endpoint.rank is None and (reported := _reported_ranks(answers, info)) is not None:
         card += _ranks(endpoint, info, reported, needs.ranks)
         if missing := needs.ranks.out_of_range(reported):
             seen = f"has no rank {', '.join(map(str, sorted(missing)))}"
             found.append(Finding(seen, "correct ranks, or start it with more"))
-    return WorkerCheck(endpoint.id, ", ".join(card), found, [*_notes(fields)])
+    return WorkerCheck(
+        endpoint.id, ", ".join(card), found, [*_notes(fields)], WorkerPart(role, connector, frozenset(models))
+    )
 
 
 def _reported_ranks(answers: WorkerAnswers, info: EngineInfo) -> frozenset[int] | None:

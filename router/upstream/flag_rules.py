@@ -4,12 +4,13 @@ Taken from the sources of vLLM 0.33 and SGLang 0.5.23, like `router.upstream.dia
 """
 
 import re
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from router.core.model.request import Role
+from router.core.model.request import Connector, Role
 from router.errors import WorkerBroke
 from router.upstream.accepted_fields import unsalted_paths
 from router.upstream.dialects import SGLANG, VLLM, Dialect, EngineInfo, read_engine_info
@@ -78,21 +79,70 @@ def cache_sizes(answers: WorkerAnswers) -> CacheSizes:
         return CacheSizes(None, None)
 
 
-def role_finding(role: Role, dialect: Dialect | None, info: EngineInfo) -> Finding | None:
+class WorkerPart(NamedTuple):
+    """What one worker computes of requests, as far as it matters to those that compute other parts."""
+
+    role: Role = Role.BOTH
+    connector: Connector | None = None
+    """None if it needs none."""
+    models: frozenset[str] = frozenset()
+
+
+def connector_of(role: Role, dialect: Dialect | None, named: Connector) -> Connector | None:
+    """Return what carries KV caches from or to a worker; None if it computes whole requests. `named`: for vLLM."""
+    if role is Role.BOTH:
+        return None
+    return Connector.SGLANG if dialect is SGLANG else named
+
+
+def role_finding(named: Role, dialect: Dialect | None, info: EngineInfo) -> Finding | None:
     """Return why a worker cannot do its part of requests; None if nothing speaks against it. Such a worker is sent
     nothing.
+
+    `named`: its role by the settings.
     """
-    if dialect is not SGLANG or not (info.disaggregated or role is not Role.BOTH):
+    if dialect is not SGLANG or named in (Role.BOTH, info.role):
         return None
+    if info.role is Role.BOTH:
+        return Finding(
+            f"has the role {named}, and is an SGLang that computes whole requests",
+            f"start it with --disaggregation-mode {named}, or give it no role",
+        )
     return Finding(
-        "does prefill or decode only, as an SGLang: the router does not hand prompts over in its way",
-        "start it without --disaggregation-mode and give it no role, or use vLLM with NixlConnector",
+        f"has the role {named}, and is an SGLang with --disaggregation-mode {info.role}",
+        "correct its role, or give it none: the router asks the engine",
     )
 
 
-def handoff_findings(role: Role, answers: WorkerAnswers, needs: RouterNeeds) -> list[Finding]:
-    """Return what should be changed at a prefill or decode worker."""
-    if role is Role.BOTH or answers.dialect is not VLLM:
+def connector_finding(part: WorkerPart, others: Iterable[WorkerPart]) -> Finding | None:
+    """Return why a worker and those of its models, which are in use, cannot exchange KV caches; None if they can."""
+    for other in others:
+        differ = None not in (part.connector, other.connector) and part.connector is not other.connector
+        if differ and part.models & other.models:
+            return Finding(
+                f"exchanges KV caches by {part.connector}, and other workers of its model by {other.connector}",
+                "use one engine and one connector for all prefill and decode workers of a model",
+            )
+    return None
+
+
+def tier_findings(parts: Collection[WorkerPart]) -> Iterator[Finding]:
+    """Yield the models of which one part is computed by nobody."""
+    for model in sorted({model for part in parts for model in part.models}):
+        roles = {part.role for part in parts if model in part.models}
+        if Role.PREFILL in roles and Role.DECODE not in roles:
+            yield Finding(f"{model} has prefill workers and no decode worker", "start one, or name some under decode")
+        elif Role.DECODE in roles and Role.PREFILL not in roles:
+            alone = [part.connector for part in parts if model in part.models and part.role is Role.DECODE]
+            whole = "which compute whole requests" if Connector.SGLANG not in alone else "which are of no use alone"
+            yield Finding(
+                f"{model} has decode workers, {whole}, and no prefill worker", "start one, or name some under prefill"
+            )
+
+
+def handoff_findings(role: Role, connector: Connector, answers: WorkerAnswers, needs: RouterNeeds) -> list[Finding]:
+    """Return what should be changed at a prefill or decode worker. `connector`: for vLLM, by the settings."""
+    if role is Role.BOTH or answers.dialect is not VLLM or connector is not Connector.NIXL:
         return []
     found = []
     if answers.metrics is not None and b"vllm:nixl_" not in answers.metrics:

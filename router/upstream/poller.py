@@ -9,6 +9,7 @@ from typing import Self
 
 import httpx
 
+from router.api.handoff.mooncake import read_engine_ids
 from router.core.model.events import (
     CacheReport,
     Event,
@@ -19,11 +20,12 @@ from router.core.model.events import (
     WorkerReported,
     WorkReport,
 )
-from router.core.model.request import Worker, WorkerId
+from router.core.model.request import Connector, Role, Worker, WorkerId
 from router.errors import WorkerBroke
 from router.upstream.dialects import (
     COMPLETIONS_PATH,
     MODELS_PATH,
+    SGLANG,
     Dialect,
     EngineInfo,
     ReportedLoad,
@@ -38,8 +40,8 @@ from router.upstream.dialects import (
     read_vocabulary,
     reported_ranks,
 )
-from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.flag_rules import Finding, role_finding
+from router.upstream.directory import WorkerDirectory, WorkerEndpoint, bootstrap_url
+from router.upstream.flag_rules import Finding, WorkerPart, connector_finding, connector_of, role_finding, tier_findings
 from router.upstream.poll_client import fetch, fetch_any_status, polling_client
 from router.upstream.ranks.barrier_health import BarrierHealth
 from router.upstream.ranks.rank_rules import RankRules
@@ -53,6 +55,9 @@ WARN_SECONDS = 60.0
 POLLS_WITHOUT_LOAD = 4
 """Health polls in a row without a load report after which an answered health poll itself counts as a sign of life: the
 worker's metrics are slow, or it has none."""
+BOOTSTRAP_PORT = 8998
+"""Where a vLLM with Mooncake listens for decode workers unless VLLM_MOONCAKE_BOOTSTRAP_PORT says otherwise."""
+BOOTSTRAP_REMEDY = "set its bootstrap_port, or start it with MooncakeConnector and the kv_role kv_producer"
 POLLS_PER_MODEL_LIST = 20
 """Health polls between two readings of the list of models: adapters come and go, but rarely."""
 
@@ -89,6 +94,8 @@ class Poller:
         self._client = client
         for worker, probe in self._probes.items():
             self._tasks[worker] = self._start_polling(client, probe, self._interval)
+        for seen, change in tier_findings([part_of(each) for each in self._directory.endpoints if each.healthy]):
+            log.warning("%s; %s", seen, change)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -175,6 +182,11 @@ class Poller:
                 log.exception("a poll failed inside the router")
 
 
+def part_of(endpoint: WorkerEndpoint) -> WorkerPart:
+    """Return which part of requests a worker computes."""
+    return WorkerPart(endpoint.role, endpoint.connector, endpoint.models)
+
+
 Poll = Callable[[httpx.AsyncClient], Awaitable[None]]
 """Polls a worker once."""
 
@@ -189,9 +201,13 @@ class WorkerProbe:
         self._endpoint = endpoint
         self._feed = feed
         self._publish: Callable[[WorkerEndpoint], None] = directory.publish
+        self._directory = directory
         self._set_ranks: Callable[[WorkerEndpoint, Iterable[int]], None] = directory.set_ranks
         self._rules = rules
         self._info = EngineInfo()
+        self._named_port = endpoint.bootstrap_port
+        self._engines: Mapping[int, str] = {}
+        """As `_read_transfer_engines` returns them."""
         self._joined: dict[WorkerId, WorkerJoined] = {}
         """The last join events of the workers behind the URL, while they are up."""
         self._ignored_ranks: frozenset[int] = frozenset()
@@ -280,15 +296,12 @@ class WorkerProbe:
         """Report a worker that has become healthy, or whose list of models has changed, as joined."""
         if models != self._endpoint.models or not self._endpoint.healthy or self._endpoint.assumed:
             info = await self._read_engine_info(client)
-            unfit = role_finding(self._endpoint.role, self._dialect, info)
-            if unfit is not None:
-                if unfit != self._unfit:
-                    log.error("worker %s is not used: it %s; %s", self._endpoint.id, *unfit)
-                self._unfit = unfit
-                return
             vocabulary = await self._read_vocabulary(client, models, info)
             reported = await self._read_ranks(client, info)
+            engines = await self._read_transfer_engines(client, info)
             # No await from here on: when anyone sees the endpoint as healthy, the scheduler must know the worker.
+            if not self._take_role(models, info, engines):
+                return
             if not self._endpoint.healthy:
                 log.info("worker %s is up and serves %s", self._endpoint.id, ", ".join(sorted(models)))
             self._endpoint.models, self._endpoint.healthy, self._endpoint.assumed = models, True, False
@@ -298,6 +311,46 @@ class WorkerProbe:
             self._endpoint.vocabulary = vocabulary
             self._info = info
             self._join(reported)
+
+    def _take_role(self, models: frozenset[str], info: EngineInfo, engines: Mapping[int, str]) -> bool:
+        """Note which part of requests the worker computes. Returns False if it cannot do that."""
+        endpoint = self._endpoint
+        role = endpoint.named_role if info.role is Role.BOTH else info.role
+        connector = connector_of(role, self._dialect, endpoint.named_connector)
+        part = WorkerPart(role, connector, models)
+        others = [each for each in self._directory.endpoints if each.healthy and each.id != endpoint.id]
+        unfit = role_finding(endpoint.named_role, self._dialect, info) or connector_finding(part, map(part_of, others))
+        if unfit is None and (role, connector) == (Role.PREFILL, Connector.MOONCAKE) and not engines:
+            unfit = Finding(f"does not answer at its bootstrap port {self._bootstrap_port(info)}", BOOTSTRAP_REMEDY)
+        if unfit is not None and unfit != self._unfit:
+            log.error("worker %s is not used: it %s; %s", endpoint.id, *unfit)
+        self._unfit = unfit
+        if unfit is not None:
+            return False
+        endpoint.role, endpoint.connector = role, connector
+        endpoint.bootstrap_port = self._bootstrap_port(info)
+        self._engines = engines
+        return True
+
+    def _bootstrap_port(self, info: EngineInfo) -> int:
+        return self._named_port or info.bootstrap_port or BOOTSTRAP_PORT
+
+    async def _read_transfer_engines(self, client: httpx.AsyncClient, info: EngineInfo) -> Mapping[int, str]:
+        """Return the ids of a prefill worker's engines by rank, for decode workers with Mooncake; none if there are
+        none.
+        """
+        endpoint = self._endpoint
+        if endpoint.named_role is not Role.PREFILL or endpoint.named_connector is not Connector.MOONCAKE:
+            return {}
+        if self._dialect is SGLANG:
+            return {}
+        try:
+            return read_engine_ids(
+                await fetch(client, f"{bootstrap_url(endpoint.url, self._bootstrap_port(info))}/query", {})
+            )
+        except (httpx.HTTPError, WorkerBroke) as error:
+            log.debug("%s: %s", endpoint.id, error)
+            return {}
 
     def _join(self, reported: frozenset[int] | None) -> None:
         """Report the URL as joined, or it and its ranks. A rank that the engine no longer has has left.
@@ -312,6 +365,7 @@ class WorkerProbe:
         if used or endpoint.ranks:
             self._set_ranks(endpoint, used)
         for each in endpoint.ranks or (endpoint,):
+            each.transfer_engine = self._engines.get(each.rank or 0)
             each.barrier = self._rules.barrier_of(
                 endpoint.id, endpoint.group, several=bool(endpoint.ranks), lockstep=self._info.lockstep
             )
@@ -340,6 +394,7 @@ class WorkerProbe:
             barrier=endpoint.barrier,
             takes=endpoint.takes,
             role=endpoint.role,
+            connector=endpoint.connector or Connector.NIXL,
         )
 
     def _leave(self, worker: WorkerId) -> None:
@@ -389,6 +444,8 @@ class WorkerProbe:
         """Return the vocabulary size, which SGLang reveals only in its refusal of a call; the call computes nothing."""
         if self._dialect is None or not self._dialect.refusal_names_vocabulary or info.embeds or not models:
             return None
+        if info.role is not Role.BOTH:
+            return None  # alone, it may not even refuse it
         headers = {"content-type": "application/json", **self._endpoint.authorization}
         post = out_of_vocabulary_call(min(models - self._endpoint.parents.keys(), default=min(models)))
         try:

@@ -19,7 +19,7 @@ from router.core.model.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from router.core.model.request import Role, WorkerId
+from router.core.model.request import Connector, Role, WorkerId
 from router.errors import UnknownWorker, WorkerExists
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.kv_endpoints import KvPublisher
@@ -87,7 +87,10 @@ def endpoint_of(worker: WorkerAddress, settings: Settings) -> WorkerEndpoint:
         sources=sources,
         group=worker.group,
         rank=worker.rank,
+        named_role=Role(worker.role),
+        named_connector=Connector(worker.connector or settings.connector),
         role=Role(worker.role),
+        bootstrap_port=worker.bootstrap_port,
     )
 
 

@@ -4,6 +4,7 @@ A prompt is written with one letter per chunk of 32 tokens: "doc?" and "doc!" sh
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 from random import Random
 
 from router.core.fleet.window import FixedWindow
@@ -23,7 +24,19 @@ from router.core.model.events import (
     WorkerLeft,
 )
 from router.core.model.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
-from router.core.model.request import BarrierId, ClientId, GroupId, Request, RequestId, Role, Usage, Worker, WorkerId
+from router.core.model.request import (
+    BarrierId,
+    ClientId,
+    Connector,
+    GroupId,
+    Leg,
+    Request,
+    RequestId,
+    Role,
+    Usage,
+    Worker,
+    WorkerId,
+)
 from router.core.policies.base import PolicyFactory
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
@@ -60,7 +73,9 @@ class Scene:
         self.scheduler = Scheduler(factory, settings or SchedulerSettings(), Parameters(*parameters), Random(0))
         self.requests: dict[RequestId, Request] = {}
         self.dispatched: dict[RequestId, Dispatch] = {}
-        """In the order of their dispatch."""
+        """In the order of their dispatch; of two for one request at once, that to the decode worker."""
+        self.prefilling: dict[RequestId, Dispatch] = {}
+        """The last dispatch of each request to a prefill worker."""
         self.refusals: dict[RequestId, Refusal] = {}
         self.wake_at: float | None = None
         self._output: dict[RequestId, int] = {}
@@ -72,8 +87,10 @@ class Scene:
         commands = self.scheduler.handle(event, self.now)
         for command in commands:
             match command:
-                case Dispatch(request):
+                case Dispatch(request, leg=leg):
                     self.dispatched[request] = command
+                    if leg is Leg.PREFILL:
+                        self.prefilling[request] = command
                 case Reject(request, reason):
                     self.refusals[request] = reason
                 case WakeAt(time):
@@ -89,12 +106,12 @@ class Scene:
         engine: str = "",
         barrier: str | None = None,
         role: Role = Role.BOTH,
+        connector: Connector = Connector.NIXL,
     ) -> None:
         """Let a worker join. `barrier`: the group that it steps together with."""
         served, group = frozenset(models or [MODEL]), None if barrier is None else BarrierId(barrier)
-        self.feed(
-            WorkerJoined(Worker(WorkerId(worker), served, engine=engine, reorders=reorders, barrier=group, role=role))
-        )
+        joined = Worker(WorkerId(worker), served, engine=engine, reorders=reorders, barrier=group, role=role)
+        self.feed(WorkerJoined(replace(joined, connector=connector)))
 
     def leave(self, worker: str) -> None:
         self.feed(WorkerLeft(WorkerId(worker)))
@@ -203,5 +220,6 @@ class Scene:
 
     def _usage(self, request: RequestId, output: int | None, cached: int | None) -> Usage:
         size = self.scheduler.estimates.input_tokens(self.requests[request])
-        found = self.dispatched[request].cached_tokens if cached is None else cached
+        sent = self.prefilling.get(request, self.dispatched[request])
+        found = sent.cached_tokens if cached is None else cached
         return Usage(size, self._output.get(request, 0) if output is None else output, found)

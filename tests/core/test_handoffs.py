@@ -33,7 +33,7 @@ from router.core.model.events import (
     Returned,
     WorkerJoined,
 )
-from router.core.model.request import BarrierId, Leg, RequestId, Role, Usage, Worker, WorkerId
+from router.core.model.request import BarrierId, Connector, Leg, RequestId, Role, Usage, Worker, WorkerId
 from router.core.policies.base import Policy
 from router.core.policies.context import PolicyContext
 from router.core.policies.registry import POLICIES
@@ -419,8 +419,9 @@ class SplitFleet(RuleBasedStateMachine):
 
     policy: ClassVar[str]
 
-    @initialize(both=st.booleans(), barrier=st.booleans())
-    def begin(self, *, both: bool, barrier: bool) -> None:
+    @initialize(both=st.booleans(), barrier=st.booleans(), connector=st.sampled_from(Connector))
+    def begin(self, *, both: bool, barrier: bool, connector: Connector) -> None:
+        self.connector = connector
         self.counted: list[Counted] = []
 
         def build(context: PolicyContext) -> Policy:
@@ -439,13 +440,18 @@ class SplitFleet(RuleBasedStateMachine):
         return list(self.scene.scheduler.attempts)
 
     def of_leg(self, *legs: Leg) -> list[RequestId]:
-        attempts = self.scene.scheduler.attempts
-        return [request for request, attempt in attempts.items() if attempt.leg in legs]
+        scheduler = self.scene.scheduler
+        attempts = [*scheduler.attempts.items(), *scheduler.prefills.items()]
+        return [request for request, attempt in attempts if attempt.leg in legs]
 
     @rule(worker=st.sampled_from(sorted(ROLES)))
     def join(self, worker: str) -> None:
         group = self.barrier if ROLES[worker] is Role.DECODE else None
-        joined = Worker(WorkerId(worker), frozenset({MODEL}), role=ROLES[worker], barrier=group)
+        self.join_as(worker, ROLES[worker], group)
+
+    def join_as(self, worker: str, role: Role, group: BarrierId | None = None) -> None:
+        models = frozenset({MODEL})
+        joined = Worker(WorkerId(worker), models, role=role, barrier=group, connector=self.connector)
         self.scene.feed(WorkerJoined(joined))
 
     @rule(worker=st.sampled_from(sorted(ROLES)))
@@ -454,7 +460,7 @@ class SplitFleet(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(["p1", "d1"]), role=st.sampled_from(list(Role)))
     def change_role(self, worker: str, role: Role) -> None:
-        self.scene.feed(WorkerJoined(Worker(WorkerId(worker), frozenset({MODEL}), role=role)))
+        self.join_as(worker, role)
 
     @rule(
         client=st.sampled_from(["ada", "bob"]),
@@ -503,12 +509,17 @@ class SplitFleet(RuleBasedStateMachine):
                 self.scene.feed(Cancelled(request, usage))
 
     @precondition(lambda self: self.running())
-    @rule(data=st.data(), fault=st.sampled_from([Fault.FULL, Fault.ERROR, Fault.BROKEN]), accepted=st.booleans())
-    def give_back(self, data: st.DataObject, fault: Fault, *, accepted: bool) -> None:
+    @rule(
+        data=st.data(),
+        fault=st.sampled_from([Fault.FULL, Fault.ERROR, Fault.BROKEN]),
+        accepted=st.booleans(),
+        leg=st.sampled_from([Leg.PREFILL, Leg.DECODE]),
+    )
+    def give_back(self, data: st.DataObject, fault: Fault, leg: Leg, *, accepted: bool) -> None:
         request = data.draw(st.sampled_from(self.running()))
-        self.scene.feed(Returned(request, accepted and fault is not Fault.FULL, fault))
+        self.scene.feed(Returned(request, accepted and fault is not Fault.FULL, fault, leg=leg))
 
-    @precondition(lambda self: self.of_leg(Leg.DECODE))
+    @precondition(lambda self: self.of_leg(Leg.DECODE) and not self.connector.at_once)
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         self.scene.feed(HandoffLost(data.draw(st.sampled_from(self.of_leg(Leg.DECODE)))))
@@ -525,10 +536,18 @@ class SplitFleet(RuleBasedStateMachine):
     @invariant()
     def legs_fit_roles(self) -> None:
         for request, attempt in self.scene.scheduler.attempts.items() if hasattr(self, "scene") else ():
-            if attempt.leg is Leg.DECODE:
+            if attempt.leg is Leg.DECODE and not self.connector.at_once:
                 assert request in self.prefilled
             if attempt.leg is Leg.PREFILL:
                 assert not self.scene.requests[request].whole
+
+    @invariant()
+    def nothing_is_prefilled_for_nobody(self) -> None:
+        """A prompt is computed beside a decode worker's attempt only, and with connectors that need that."""
+        for request, prefill in self.scene.scheduler.prefills.items() if hasattr(self, "scene") else ():
+            assert self.connector.at_once
+            assert prefill.leg is Leg.PREFILL
+            assert self.scene.scheduler.attempts[request].leg is Leg.DECODE
 
     @invariant()
     def nothing_in_the_pool_is_too_old(self) -> None:

@@ -17,6 +17,7 @@ from router.config.settings import Settings
 from router.core.model.prompt_key import PromptHasher
 from router.core.scheduler import Scheduler
 from router.front.drain import Drain
+from router.front.handoff.loose_ends import LooseEnds
 from router.front.http.connection import connection_class
 from router.front.http.connection_limits import Connections
 from router.front.stored.background import BackgroundResponses
@@ -102,6 +103,11 @@ class RunningRouter:
     def worker_connections(self) -> WorkerConnections:
         """The connections to workers."""
         return self._inside("a front's connections to workers").front.worker_connections
+
+    @property
+    def loose_ends(self) -> LooseEnds:
+        """What is left of calls that two workers had at once."""
+        return self._inside("the loose ends of a front").front.handoffs.loose_ends
 
     @property
     def background(self) -> BackgroundResponses:

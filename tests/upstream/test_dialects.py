@@ -1,6 +1,7 @@
 import pytest
 
 from router.core.model.events import CacheReport, WorkReport
+from router.core.model.request import Role
 from router.errors import WorkerBroke
 from router.upstream.dialects import (
     GENERIC,
@@ -161,10 +162,13 @@ def test_the_version_is_read_where_there_is_one(value: bytes, version: str | Non
     assert read_engine_info(b'{"version": ' + value + b"}").version == version
 
 
-@pytest.mark.parametrize(("mode", "half"), [(b'"prefill"', True), (b'"decode"', True), (b'"null"', False)])
-def test_half_of_a_disaggregated_pair_is_detected(mode: bytes, half: bool) -> None:
+@pytest.mark.parametrize(
+    ("mode", "role"),
+    [(b'"prefill"', Role.PREFILL), (b'"decode"', Role.DECODE), (b'"null"', Role.BOTH), (b"7", Role.BOTH)],
+)
+def test_the_role_of_a_disaggregated_server_is_read(mode: bytes, role: Role) -> None:
     """SGLang reports "null" for a worker that does both prefill and decode."""
-    assert read_engine_info(b'{"disaggregation_mode": ' + mode + b"}").disaggregated is half
+    assert read_engine_info(b'{"disaggregation_mode": ' + mode + b"}").role is role
 
 
 VLLM_CACHE = b"""\

@@ -11,7 +11,7 @@ import pytest
 
 from router.cli.check import fleet_lines
 from router.cli.main import main
-from router.core.model.request import Role, WorkerId
+from router.core.model.request import Connector, Role, WorkerId
 from router.upstream.dialects import VLLM
 from router.upstream.directory import WorkerEndpoint
 from router.upstream.flag_check import WorkerCheck, check_worker
@@ -127,9 +127,7 @@ async def test_a_worker_that_generates_nothing_is_sent_nothing(role: dict[str, o
         engine.poll_answers["/metrics"] = (200, SGLANG_METRICS)
         engine.poll_answers["/server_info"] = (200, json.dumps(FITTING | role).encode())
         found = (await examined(engine.url)).findings
-        assert ["does prefill or decode only" in finding.seen for finding in found] == [True] * (
-            "is_embedding" not in role
-        )
+        assert found == []
         assert engine.calls.empty()
 
 
@@ -144,9 +142,9 @@ async def test_a_worker_that_generates_nothing_is_sent_nothing(role: dict[str, o
 def test_a_worker_with_a_role_needs_a_connector_and_a_lease(page: bytes, seconds: float, expected: list[str]) -> None:
     """Its metrics show the connector; the lease must be longer than the time that a prompt may wait."""
     needs = RouterNeeds(64, handoff_seconds=seconds)
-    found = handoff_findings(Role.PREFILL, WorkerAnswers(VLLM, page), needs)
+    found = handoff_findings(Role.PREFILL, Connector.NIXL, WorkerAnswers(VLLM, page), needs)
     assert [words in finding.seen for words, finding in zip(expected, found, strict=True)] == [True] * len(expected)
-    assert handoff_findings(Role.BOTH, WorkerAnswers(VLLM, b""), needs) == []
+    assert handoff_findings(Role.BOTH, Connector.NIXL, WorkerAnswers(VLLM, b""), needs) == []
 
 
 async def test_a_usage_without_cached_tokens_is_found() -> None:

@@ -19,7 +19,7 @@ from router.core.model.events import (
     WorkerReported,
     WorkReport,
 )
-from router.core.model.request import WorkerId
+from router.core.model.request import Connector, Role, WorkerId
 from router.errors import WorkerBroke
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.poll_client import MAX_ANSWER_BYTES
@@ -220,19 +220,61 @@ async def test_an_engine_without_a_prefix_cache_is_reported() -> None:
         assert not joined.worker.caches
 
 
-async def test_an_sglang_that_does_a_part_only_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    """The router does not speak its way of handing prompts over, and a plain call to it would hang; this is logged
-    once.
-    """
+def start_as_sglang(engine: ScriptedEngine, mode: str) -> None:
+    engine.poll_answers["/v1/models"] = (200, b'{"data":[{"id":"m","owned_by":"sglang"}]}')
+    info = {"disaggregation_mode": mode, "disaggregation_bootstrap_port": 9001}
+    engine.poll_answers["/server_info"] = (200, json.dumps(info).encode())
+    engine.poll_answers["/ready"] = (200, b"")
+    engine.forwards_vocabulary_probes = True
+
+
+async def test_an_sglang_says_itself_that_it_computes_prompts_only() -> None:
+    """It joins with its role and its bootstrap port, and is sent no call alone, which could take it down."""
     async with watched() as watch:
-        watch.engine.poll_answers["/v1/models"] = (200, b'{"data":[{"id":"m","owned_by":"sglang"}]}')
-        watch.engine.poll_answers["/server_info"] = (200, b'{"disaggregation_mode":"prefill"}')
-        watch.engine.poll_answers["/ready"] = (200, b"")
+        start_as_sglang(watch.engine, "prefill")
+        await watch.probe.poll_health(watch.client)
+        (joined, *_) = watch.events
+        assert isinstance(joined, WorkerJoined)
+        assert (joined.worker.role, joined.worker.connector) == (Role.PREFILL, Connector.SGLANG)
+        assert watch.backend.card().bootstrap_port == 9001
+        assert watch.engine.calls.empty()
+        start_as_sglang(watch.engine, "null")
+        watch.backend.healthy = False
+        watch.engine.forwards_vocabulary_probes = False
+        await watch.probe.poll_health(watch.client)
+        assert (watch.backend.role, watch.backend.connector) == (Role.BOTH, None)
+
+
+@pytest.mark.parametrize("mode", ["prefill", "null"])
+async def test_a_role_that_does_not_fit_is_named_once(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The worker is sent nothing, as its calls would hang."""
+    async with watched() as watch:
+        start_as_sglang(watch.engine, mode)
+        watch.engine.forwards_vocabulary_probes = False
+        watch.backend.named_role = Role.DECODE
         for _ in range(2 * POLLS_PER_MODEL_LIST):
             await watch.probe.poll_health(watch.client)
         assert not [event for event in watch.events if isinstance(event, WorkerJoined)]
         assert watch.engine.calls.empty()
         assert len([record for record in caplog.records if "is not used" in record.message]) == 1
+
+
+async def test_a_prefill_worker_with_mooncake_is_known_by_its_engines_id(caplog: pytest.LogCaptureFixture) -> None:
+    """Decode workers are told the id, so without an answer of its bootstrap server the worker is of no use."""
+    async with watched() as watch, scripted_engine() as bootstrap:
+        bootstrap.poll_answers["/query"] = (404, b"")
+        watch.backend.named_role, watch.backend.named_connector = Role.PREFILL, Connector.MOONCAKE
+        watch.backend.bootstrap_port = bootstrap.port
+        probe = WorkerProbe(watch.backend, watch.events.append, WorkerDirectory([watch.backend]), RankRules())
+        await probe.poll_health(watch.client)
+        assert not watch.events
+        assert f"does not answer at its bootstrap port {bootstrap.port}" in caplog.text
+        bootstrap.poll_answers["/query"] = (200, b'{"0":{"engine_id":"abc","worker_addr":{}}}')
+        await probe.poll_health(watch.client)
+        (joined, *_) = watch.events
+        assert isinstance(joined, WorkerJoined)
+        assert (joined.worker.role, joined.worker.connector) == (Role.PREFILL, Connector.MOONCAKE)
+        assert watch.backend.card().transfer_engine == "abc"
 
 
 async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:

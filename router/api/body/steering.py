@@ -10,7 +10,8 @@ from router.errors import BadRequest
 RANK_FIELDS: Final = ("routed_dp_rank", "data_parallel_rank")
 """They name the data-parallel rank of an SGLang; the second is the field's old name."""
 HANDOFF_FIELDS: Final = (
-    *("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
+    *("kv_transfer_params", "ec_transfer_params"),
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
 )
 """They name the prefill worker that has computed the prompt, and what it keeps."""
 EXTRA_ARGUMENTS: Final = "vllm_xargs"

@@ -10,7 +10,7 @@ from router.api.body.checks import largest_id
 from router.api.body.edits import additions, requested_usage
 from router.api.body.fields import Fields
 from router.api.body.prompts import prompts_of
-from router.api.handoff import is_for_one_engine
+from router.api.handoff.legs import is_for_one_engine
 from router.api.resumable import resume_mode_of
 from router.core.model.prompt_key import Prompt, PromptHasher, unmatched
 

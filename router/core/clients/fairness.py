@@ -252,8 +252,8 @@ class Fairness:
         self._waits[request.client].append(waited)
 
     def request_pooled(self, request: Request, worker: WorkerId, outstanding: Outstanding) -> None:
-        """Record that a request was prefilled and waits for a decode worker, until `attempt_ended`: it will be decoded
-        without another turn.
+        """Record that a request waits for its prompt to be decoded, in the pool or at a decode worker, until
+        `attempt_ended`: it needs no other turn.
         """
         self._bound(worker).add(request.client, self._shares.effective_weight(request), outstanding)
 

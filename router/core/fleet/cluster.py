@@ -11,7 +11,17 @@ from router.core.fleet.window import Window
 from router.core.fleet.worker_index import WorkerIndex
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.events import WorkerReported
-from router.core.model.request import Request, Role, Takes, Worker, WorkerId, own_route, unpinned_route, whole_route
+from router.core.model.request import (
+    Request,
+    Role,
+    Takes,
+    Worker,
+    WorkerId,
+    decode_route,
+    own_route,
+    unpinned_route,
+    whole_route,
+)
 from router.core.predict.output_length import OutputPredictions
 
 DEPARTED_LIMIT = 256
@@ -124,13 +134,17 @@ class Cluster:
         found = set(map(unpinned_route, worker.models)) if worker.takes is Takes.ALL else set()
         if worker.role is Role.BOTH:
             found.update(map(whole_route, worker.models))
-        elif self._decode_alone:
+        elif self._decode_alone and worker.connector.decodes_alone:
             found.update(worker.models - self.prefilled_models)
         return frozenset(found)
 
     def substitutes(self, request: Request) -> Mapping[WorkerId, int]:
         """Return the workers that may compute all of a request that no prefill worker can prefill."""
         return self.serving(whole_route(request.model)) if self.has_roles and self._decode_alone else {}
+
+    def can_decode(self, model: str) -> bool:
+        """Return whether a decode worker of this model has room for one more request now."""
+        return any(self._states[worker].admits(1) for worker in self.serving(decode_route(model)))
 
     def _forget_routes(self) -> None:
         """Find anew who serves what, because workers joined, left or were ejected."""

@@ -72,6 +72,9 @@ class Dispatch:
     decision: Decision
     leg: Leg = Leg.WHOLE
     """What the worker computes of it."""
+    partner: WorkerId | None = None
+    """The worker that computes the other part at the same time. Of two such commands, that for the prompt is the first.
+    """
 
 
 @dataclass(frozen=True, slots=True)

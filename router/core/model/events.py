@@ -72,6 +72,9 @@ class Failed:
     """Whether the engine may have begun to compute. If not, the client is refunded in full."""
     usage: Usage | None = None
     fault: Fault = Fault.CALL
+    leg: Leg = Leg.WHOLE
+    """Which of two workers that have the request at once has failed; the other one is stopped. Else of no importance.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class Returned:
     """Whether the client already has part of the answer. Then only the rest is requested, which does not count as a
     retry.
     """
+    leg: Leg = Leg.WHOLE
+    """As in `Failed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +104,15 @@ class Prefilled:
     """A prefill worker has computed the prompt of a request that was sent there, and keeps it for a decode worker.
 
     The scheduler answers with a second Dispatch for the same request: to a decode worker, or to a prefill worker again
-    if no decode worker has room before the prompt is too old.
+    if no decode worker has room before the prompt is too old. There is no answer if a decode worker has the
+    request already.
     """
 
     request: RequestId
     usage: Usage | None = None
     """Of the prefill. Its output token is not part of the answer and costs nothing."""
+    decoding: bool = False
+    """Whether a decode worker has the request already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +144,9 @@ class ChargedRequest(NamedTuple):
     started: bool
     earlier: Tokens | None
     """Charged for earlier attempts; None while nothing was charged for the prompt."""
+    leg: Leg = Leg.WHOLE
+    """What the worker computed of it. A request that two workers had at once has two rows, that for the prompt first.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +174,8 @@ class Resumed:
     """Whether the request had arrived when the state was saved, so that the state may hold what it was charged."""
     leg: Leg = Leg.WHOLE
     """What the worker computes of it."""
+    partner: WorkerId | None = None
+    """As in `Dispatch`: if the worker computes the prompt, the same of its partner follows."""
 
 
 @dataclass(frozen=True, slots=True)

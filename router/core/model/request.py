@@ -30,6 +30,27 @@ class Role(StrEnum):
     """Answers to prompts that a prefill worker hands over, and whole requests where there is no such worker."""
 
 
+class Connector(StrEnum):
+    """What carries a prompt's KV cache from a prefill to a decode worker; the engine's name where it has only one."""
+
+    NIXL = "nixl"
+    """vLLM: the prefill worker says where it keeps the prompt, and the decode worker is called then."""
+    MOONCAKE = "mooncake"
+    """vLLM: both are called at once, and the prefill worker sends the cache to the decode worker."""
+    SGLANG = "sglang"
+    """The same, but the decode worker computes no prompt itself."""
+
+    @property
+    def at_once(self) -> bool:
+        """Whether both workers are called at once."""
+        return self is not Connector.NIXL
+
+    @property
+    def decodes_alone(self) -> bool:
+        """Whether a decode worker can compute whole requests."""
+        return self is not Connector.SGLANG
+
+
 class Leg(StrEnum):
     """The part of a request that one attempt computes."""
 
@@ -163,6 +184,13 @@ class Worker:
     """
     takes: Takes = Takes.ALL
     role: Role = Role.BOTH
+    connector: Connector = Connector.NIXL
+    """Only of importance with a role."""
+
+    @property
+    def hands_over_at_once(self) -> bool:
+        """Whether it computes prompts for decode workers that are called at the same time."""
+        return self.role is Role.PREFILL and self.connector.at_once
 
     @property
     def shared_routes(self) -> frozenset[str]:
@@ -170,7 +198,8 @@ class Worker:
         if self.takes is Takes.UNPINNED:
             return frozenset() if self.role is Role.PREFILL else frozenset(map(unpinned_route, self.models))
         if self.role is Role.DECODE:
-            return frozenset([route(model) for model in self.models for route in (whole_route, decode_route)])
+            routes = (whole_route, decode_route) if self.connector.decodes_alone else (decode_route,)
+            return frozenset([route(model) for model in self.models for route in routes])
         return self.models
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from router.api.body.call import Call
 from router.api.family import Family
-from router.api.handoff import prefill_body, read_kept_prompt
+from router.api.handoff.nixl import prefill_body, read_kept_prompt
 from router.channel.client import SchedulerClient
 from router.channel.messages import Assignment
 from router.core.model.events import Fault, Prefilled

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from router.api.body.call import COMPLETIONS
-from router.api.handoff import release_body
+from router.api.handoff.nixl import release_body
 from router.core.model.request import RequestId, Role, WorkerId
 from router.errors import RouterError
 from router.upstream.connections import WorkerConnections

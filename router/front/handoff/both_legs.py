@@ -1,0 +1,169 @@
+"""The two calls of one request that its prefill and its decode worker need at once."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from router.api.body.call import Call
+from router.api.family import Family
+from router.api.handoff.legs import Rendezvous, read_prefill
+from router.channel.client import SchedulerClient
+from router.channel.messages import PrefillBeside
+from router.core.model.events import Fault, HandoffLost, Prefilled
+from router.core.model.request import Leg, RequestId, Usage, WorkerId
+from router.errors import RouterError, WorkerBroke
+from router.front.handoff.loose_ends import LooseEnds
+from router.front.outgoing import OutgoingCall
+from router.front.verdict import FailedAttempt, failure, refusal
+from router.upstream.http_client import IdleTimeouts, WorkerResponse
+
+PREFILL_BYTES: Final = 2**16
+"""Bytes of a prefill worker's answer that are looked at. The rest is read and dropped."""
+
+CONFIRM_SECONDS: Final = 0.5
+"""How long a prefill worker may take to answer after its decode worker has."""
+End = FailedAttempt | HandoffLost | None
+"""How the call to a decode worker ends; None if the answer is complete."""
+
+
+class BothLegs:
+    """Calls the prefill worker of one request while the relay calls its decode worker, and sees that both end well.
+
+    The client gets the decode worker's answer. A prefill worker's answer says nothing that the client sees, but it is
+    read to its end: closing it sooner aborts the transfer. If one call fails, the other one is aborted, as it would
+    wait for minutes. Once the decode worker has sent a token it needs the prefill worker no more.
+    """
+
+    def __init__(
+        self,
+        request: RequestId,
+        call: Call,
+        family: Family,
+        outgoing: OutgoingCall,
+        reader: object,
+        prefill: PrefillBeside,
+        decode: WorkerId,
+        scheduler_client: SchedulerClient,
+        loose_ends: LooseEnds,
+    ) -> None:
+        """`reader`: has read the answer so far. Raises NoWorker if the prefill worker does not say where to meet."""
+        self._request = request
+        self._call = call
+        self._family = family
+        self._outgoing = outgoing
+        self._beside = prefill
+        self._decode_worker = decode
+        self._scheduler_client = scheduler_client
+        self._loose_ends = loose_ends
+        self._rendezvous: Rendezvous = loose_ends.meet(prefill.worker)
+        self.decode_body: Callable[[bytes], bytes] = self._rendezvous.decode_body
+        """Returns the body for the decode worker."""
+        self._prefill = asyncio.ensure_future(self._call_prefill_worker(reader))
+        self._output_tokens: Callable[[], int] | None = None
+        self._earlier_tokens = 0
+        self._has_tokens = False
+        self._ended = False
+
+    def follow(self, output_tokens: Callable[[], int]) -> None:
+        """Set what returns the output tokens of the decode worker's stream, which begins, after those of an earlier
+        one.
+        """
+        self._output_tokens, self._earlier_tokens = output_tokens, output_tokens()
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the decode worker has sent a token of its stream."""
+        if not self._has_tokens and self._output_tokens is not None:
+            self._has_tokens = self._output_tokens() > self._earlier_tokens
+        return self._has_tokens
+
+    async def _call_prefill_worker(self, reader: object) -> FailedAttempt | Usage | None:
+        """Return the prefill's usage, None if it is not known, or why it failed."""
+        worker = self._beside.worker
+        if (sent := self._outgoing.path_and_body(worker, reader)) is None:
+            return FailedAttempt(Fault.CALL, False, leg=Leg.PREFILL)
+        path, body = sent
+        timeouts = IdleTimeouts(self._beside.timeouts.first_token, self._beside.timeouts.between_tokens)
+        upstream = None
+        try:
+            encode = partial(self._encode, worker, path, body)
+            upstream = await self._outgoing.forward(worker, path, encode, body, timeouts)
+            answer, all_here = await _read_whole(upstream)
+            failed = refusal(self._call, self._family, upstream.status, answer, [], all_here=all_here)
+            if failed is not None:
+                return replace(failed, leg=Leg.PREFILL)
+            usage = read_prefill(self._rendezvous, answer) if all_here else None
+            self._report(usage)
+            return usage
+        except RouterError as error:
+            return replace(failure(error), leg=Leg.PREFILL)
+        finally:
+            if upstream is not None:
+                upstream.close()
+
+    def _encode(self, worker: WorkerId, path: str, body: bytes) -> bytes:
+        return self._rendezvous.prefill_body(self._outgoing.steered(worker, path, body))
+
+    async def run(self, decode: "asyncio.Task[End]") -> End:
+        """Wait for the end of the request, or for the failure of either call. `decode`: the decode worker's call.
+
+        Returns None if the answer is complete. In any case nothing is left of either call that nobody looks after.
+        """
+        complete = False
+        try:
+            failed = await self._outcome(decode)
+            complete = failed is None
+            return failed
+        finally:
+            decode.cancel()
+            await asyncio.wait([decode])  # it gives back what it holds before the call's own hold is closed
+            await self._tie_up(complete=complete)
+
+    async def _outcome(self, decode: "asyncio.Task[End]") -> End:
+        await asyncio.wait([self._prefill, decode], return_when=asyncio.FIRST_COMPLETED)
+        if not decode.done():
+            prefilled = self._prefill.result()
+            if isinstance(prefilled, FailedAttempt):
+                if not self.has_tokens:
+                    return prefilled
+                self._report(None)  # what it would have said of the prompt, the decode worker will say
+        return await decode
+
+    def _report(self, usage: Usage | None) -> None:
+        """Report that the prompt is computed, unless the request has ended."""
+        if not self._ended:
+            self._scheduler_client.report_prefilled(Prefilled(self._request, usage, decoding=True))
+
+    async def confirm(self) -> FailedAttempt | None:
+        """Return why an answer without a token cannot be believed: a decode worker may send that if the prefill has
+        failed. If it is right, the prefill worker has answered, too, or is about to.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CONFIRM_SECONDS):
+                prefilled = await asyncio.shield(self._prefill)
+            return prefilled if isinstance(prefilled, FailedAttempt) else None
+        error = WorkerBroke("The decode worker has answered without its prompt.")
+        return FailedAttempt(Fault.ERROR, True, error, leg=Leg.DECODE)
+
+    async def _tie_up(self, *, complete: bool) -> None:
+        """Let the prefill worker's answer be read to its end if all is well; else abort what is left of both calls."""
+        self._ended = True
+        if complete:
+            self._loose_ends.read_on(self._prefill, self._rendezvous)
+            return
+        prefilled = self._prefill.done() and not isinstance(self._prefill.result(), FailedAttempt)
+        self._prefill.cancel()
+        await asyncio.wait([self._prefill])
+        workers = [self._decode_worker] if prefilled else [self._decode_worker, self._beside.worker]
+        self._loose_ends.abort(self._rendezvous, *workers)
+
+
+async def _read_whole(upstream: WorkerResponse) -> tuple[bytes, bool]:
+    """Read an answer to its end. Returns its beginning, and whether that is all."""
+    beginning, all_here = await upstream.read_beginning(PREFILL_BYTES, lambda _: True)
+    while not all_here and await upstream.read():
+        pass
+    return beginning, all_here
