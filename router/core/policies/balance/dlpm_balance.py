@@ -9,19 +9,19 @@ bound of `dlpm_home` holds.
 A fleet in which no worker waits for another is served exactly as by `dlpm_home`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from router.core.model.request import Request, WorkerId
+from router.core.policies.balance.arrival_pool import ArrivalPool
+from router.core.policies.balance.arrival_queue import ArrivalQueue, oldest
 from router.core.policies.balance.balance_parameters import DlpmBalanceParameters
 from router.core.policies.balance.f_score import step_score
 from router.core.policies.balance.rank_loads import RankLoads, RankWithRoom
 from router.core.policies.base import Choice
-from router.core.policies.context import PolicyContext
-from router.core.policies.deficit.eligibility import PRIORITY_CLASSES
+from router.core.policies.context import FleetView, PolicyContext
 from router.core.policies.dlpm.dlpm_home import DlpmHome
-from router.core.policies.dlpm.home_pool import PooledRequest
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, oldest
+from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 
 
 class DlpmBalance(DlpmHome):
@@ -33,6 +33,13 @@ class DlpmBalance(DlpmHome):
         self._balances = False
         """Whether any workers step together."""
         super().__init__(context, self._balance)
+
+    def _new_pool(self, view: FleetView) -> HomePool:
+        loss, wait_factor = self._balance.home_loss, self._balance.home_patience
+        self._arrivals = ArrivalPool(
+            view, self._loads, self._new_queue, loss=loss, wait_factor=wait_factor, eligibility=self._eligibility
+        )
+        return self._arrivals
 
     def worker_joined(self, worker: WorkerId, now: float) -> None:
         self._ranks.worker_joined(worker)
@@ -50,12 +57,8 @@ class DlpmBalance(DlpmHome):
         self._ranks.note_dispatch(worker)
 
     def _update_order(self) -> None:
-        if self._balances != self._ranks.any_group:
-            self._balances = self._ranks.any_group
-            self._pool.rank_anew()
-
-    def _new_queue(self, matched: Callable[[Request], int], sidelined: SidelinedClients) -> LongestMatchQueue:
-        return super()._new_queue(lambda request: 0 if self._balances else matched(request), sidelined)
+        self._balances = self._ranks.any_group
+        self._arrivals.keep_order(ordered=self._balances)
 
     def resend(self, request: Request, workers: Sequence[WorkerId], now: float) -> WorkerId:
         """Choose the lightest rank of those that hold nearly as much of the request's prefix as the best."""
@@ -83,47 +86,56 @@ class DlpmBalance(DlpmHome):
 
     def _next_in_group(self, ranks: list[RankWithRoom], now: float) -> Choice | None:
         """The next request for these ranks of one group, the lightest first, by priority class."""
-        queues: dict[LongestMatchQueue, None] = {}
+        queues: dict[ArrivalQueue, None] = {}
         for rank in ranks:
             routes = self._view.routes(rank.worker)
-            if found := self._pool.queues_for(rank.worker, routes):
+            if found := self._arrivals.by_arrival(rank.worker, routes):
                 self._refill(rank.worker, routes, now)
                 queues.update(dict.fromkeys(found))
-        for priority_class in range(PRIORITY_CLASSES):
-            candidates = oldest(queues, priority_class, self._balance.candidates)
-            if candidates and (choice := self._best([self._pool[each] for each in candidates], ranks, now)):
+        for priority_class, clients in enumerate(self._eligibility.clients_by_class if queues else ()):
+            if not clients:
+                continue
+            candidates = oldest([*queues], priority_class, self._balance.candidates, self._eligibility)
+            if candidates and (choice := self._best(candidates, ranks, now)):
                 return choice
         return None
 
     def _best(self, candidates: Sequence[PooledRequest], ranks: list[RankWithRoom], now: float) -> Choice | None:
         """The candidate that was passed over too often, at the lightest rank that may take it, or else the one with the
-        largest F. None if no rank admits any.
+        largest F. None if no rank admits any. `candidates` come in order of arrival.
 
         If one that was passed over too often fits no rank, these ranks are removed: their room is kept for it.
         """
+        patience = self._balance.patience
         for waiting in candidates:
-            if waiting.passed >= self._balance.patience:
+            if waiting.passed >= patience:
                 if choice := self._at_best_rank(waiting, ranks, now, "passed over"):
                     return choice
                 ranks[:] = [rank for rank in ranks if not waiting.may_go(rank.worker, now)]
-        for waiting in self._by_score(candidates, ranks, now):
-            if choice := self._at_best_rank(waiting, ranks, now, "balance"):
-                for other in candidates:
-                    other.passed += other.arrival < waiting.arrival
+        scored = self._scored(candidates, ranks, now)
+        while scored:
+            best = min(scored)  # all of them are needed only if ranks do not admit the best ones
+            _, place = best
+            if choice := self._at_best_rank(candidates[place], ranks, now, "balance"):
+                for earlier in candidates[:place]:
+                    earlier.passed += 1
                 return choice
+            scored.remove(best)
         return None
 
-    def _by_score(
-        self, candidates: Iterable[PooledRequest], ranks: Sequence[RankWithRoom], now: float
-    ) -> list[PooledRequest]:
-        """The candidates that any of these ranks may take, the one with the largest F first; of equals the oldest."""
-        scored: list[tuple[float, int, PooledRequest]] = []
-        for waiting in candidates:
-            rank = next((rank for rank in ranks if waiting.may_go(rank.worker, now)), None)
-            if rank is not None:
-                score = step_score(waiting.tokens, rank.margin, self._balance.beta)
-                scored.append((-score, waiting.arrival, waiting))
-        return [waiting for _, _, waiting in sorted(scored)]
+    def _scored(
+        self, candidates: Sequence[PooledRequest], ranks: Sequence[RankWithRoom], now: float
+    ) -> list[tuple[float, int]]:
+        """The negative F and the place of each candidate that any of these ranks may take: the best one is the least,
+        of equals the oldest.
+        """
+        beta, scored = self._balance.beta, []
+        for place, waiting in enumerate(candidates):
+            for rank in ranks:
+                if waiting.may_go(rank.worker, now):
+                    scored.append((-step_score(waiting.tokens, rank.margin, beta), place))
+                    break
+        return scored
 
     def _at_best_rank(
         self, waiting: PooledRequest, ranks: Sequence[RankWithRoom], now: float, why: str

@@ -94,7 +94,8 @@ class RankLoads:
         for number, group in enumerate(self._groups.values()):
             if ranks := _ranks_in(group, room):
                 loads = [table.context_tokens for table in group.in_flight]
-                groups.append((sum(loads) / len(loads), number, _in_order(ranks, max(loads), group)))
+                mean = sum(loads) / len(loads) if len(self._groups) > 1 else 0.0  # there is nothing to order else
+                groups.append((mean, number, _in_order(ranks, max(loads), group)))
         return [ranks for _, _, ranks in sorted(groups)]
 
 

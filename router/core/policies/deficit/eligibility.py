@@ -147,6 +147,8 @@ class Eligibility:
         """The waiting clients that are eligible, with their priority class."""
         self.waiting_priority_class: Final = self._eligible.get
         """The priority class of a waiting client; None if the client is not eligible."""
+        self.clients_by_class: Final = [0] * PRIORITY_CLASSES
+        """The number of waiting eligible clients by priority class; read-only for others."""
         self._eligible_by_route: dict[str, int] = {}
         """The number of waiting eligible clients, by route."""
         self._refill_schedule = RefillSchedule(self._deficits, self._waits_ineligible)
@@ -269,7 +271,9 @@ class Eligibility:
                 self._add_eligible_on(route, -1)
             if not routes:
                 del self._waiting[client]
-                for each in (self._eligible, self._head_starts, self._last_turns, self._overdue_checks):
+                if (priority_class := self._eligible.pop(client, None)) is not None:
+                    self.clients_by_class[priority_class] -= 1
+                for each in (self._head_starts, self._last_turns, self._overdue_checks):
                     each.pop(client, None)
                 self._overdue.discard(client)
 
@@ -424,17 +428,21 @@ class Eligibility:
         if eligible == (client in self._eligible):
             return
         if eligible:
-            self._eligible[client] = self._class_of(client)
+            priority_class = self._eligible[client] = self._class_of(client)
+            self.clients_by_class[priority_class] += 1
         else:
-            del self._eligible[client]
+            self.clients_by_class[self._eligible.pop(client)] -= 1
         for route in self._waiting[client]:
             self._add_eligible_on(route, 1 if eligible else -1)
         self._on_priority_change(client)
 
     def _update_priority_class(self, client: ClientId) -> None:
         """Update an eligible waiting client's priority class, and report a change."""
-        if client in self._eligible and self._eligible[client] != (priority_class := self._class_of(client)):
+        before = self._eligible.get(client)
+        if before is not None and before != (priority_class := self._class_of(client)):
             self._eligible[client] = priority_class
+            self.clients_by_class[before] -= 1
+            self.clients_by_class[priority_class] += 1
             self._on_priority_change(client)
 
     def _use_up_head_start(self, client: ClientId, cost: float) -> None:

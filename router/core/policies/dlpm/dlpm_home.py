@@ -18,7 +18,7 @@ from router.core.model.cost import Charge, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 from router.core.policies.base import Choice, Policy, Properties
-from router.core.policies.context import PolicyContext
+from router.core.policies.context import FleetView, PolicyContext
 from router.core.policies.deficit.deficits import WorkerDeficits
 from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
@@ -43,9 +43,6 @@ class DlpmHome(Policy):
         self._awaiting_first_token: dict[WorkerId, AwaitingFirstToken] = {}
         """By worker of the pool."""
         self._loads = FleetLoads(context.view)
-        self._pool = HomePool(
-            context.view, self._loads, self._new_queue, loss=parameters.home_loss, wait_factor=parameters.home_patience
-        )
         self._eligibility = Eligibility(
             self._on_priority_change,
             parameters,
@@ -53,6 +50,7 @@ class DlpmHome(Policy):
             context.shares,
             context.debtors,
         )
+        self._pool = self._new_pool(context.view)
         self._refill_hold = RefillHold(parameters.isolation, self._eligibility, context.view, context.cost)
         self._worker_deficits = WorkerDeficits(parameters.worker_quantum, context.view.speed, context.shares)
         self._newcomer: PooledRequest | None = None
@@ -242,6 +240,10 @@ class DlpmHome(Policy):
         priority_class, parameters = self._eligibility.waiting_priority_class, self._parameters
         patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._eligibility.last_turn
         return LongestMatchQueue(matched, lambda _: None, priority_class, patience, oldest_every, turn, sidelined)
+
+    def _new_pool(self, view: FleetView) -> HomePool:
+        loss, wait_factor = self._parameters.home_loss, self._parameters.home_patience
+        return HomePool(view, self._loads, self._new_queue, loss=loss, wait_factor=wait_factor)
 
     def _update_sparse_limit(self) -> None:
         self._eligibility.set_sparse_limit(len(self._awaiting_first_token) if self._parameters.sparse_first else 0)

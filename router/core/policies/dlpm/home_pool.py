@@ -166,10 +166,7 @@ class HomePool:
         for worker in waiting.homes:
             self._remove_home(waiting, worker)
         if waiting.leaves_home_at is None:
-            route = waiting.request.route
-            self._any_worker[route].remove(request)
-            if not len(self._any_worker[route]):
-                del self._any_worker[route]
+            self._leave_free(waiting)
         return waiting.request
 
     def update_priority(self, client: ClientId, priority_class: int | None) -> None:
@@ -188,14 +185,9 @@ class HomePool:
                 continue  # the same as below, only faster: most changes change nothing
             self._assign_homes(waiting)
             if worker in waiting.homes:
-                self._homes[worker].match_changed((name,))
+                self._reorder_home(waiting, worker)
             if waiting.leaves_home_at is None:
-                self._any_worker[waiting.request.route].match_changed((name,))
-
-    def rank_anew(self) -> None:
-        """Rank all requests again, because their queues order them by something else now."""
-        for queue in (*self._homes.values(), *self._any_worker.values()):
-            queue.match_changed(queue.requests)
+                self._reorder_free(waiting)
 
     def worker_joined(self, worker: WorkerId) -> None:
         """The new worker is a home for requests that have none."""
@@ -236,7 +228,7 @@ class HomePool:
         self._refresh_match(waiting)
         self._assign_homes(waiting)
         if waiting.leaves_home_at is None:
-            self._any_worker[waiting.request.route].match_changed((waiting.request.id,))
+            self._reorder_free(waiting)
 
     def _assign_homes(self, waiting: PooledRequest) -> None:
         """Move a request to the queues of its present homes. A request that may go to any worker keeps that right."""
@@ -277,12 +269,18 @@ class HomePool:
         return homes
 
     def _push_home(self, waiting: PooledRequest, worker: WorkerId) -> None:
-        self._homes[worker].push(waiting.request, waiting.arrival)
+        self._enter_home(waiting, worker)
         self._loads.add_at_home(worker, 1)
 
     def _remove_home(self, waiting: PooledRequest, worker: WorkerId) -> None:
-        self._homes[worker].remove(waiting.request.id)
+        self._leave_home(waiting, worker)
         self._loads.add_at_home(worker, -1)
+
+    def _enter_home(self, waiting: PooledRequest, worker: WorkerId) -> None:
+        self._homes[worker].push(waiting.request, waiting.arrival)
+
+    def _leave_home(self, waiting: PooledRequest, worker: WorkerId) -> None:
+        self._homes[worker].remove(waiting.request.id)
 
     def _note_deadline(self, waiting: PooledRequest) -> None:
         """Note when a request leaves home. A request without a home may go to any worker at once."""
@@ -302,12 +300,29 @@ class HomePool:
     def _release(self, waiting: PooledRequest) -> None:
         """Let any worker take a request. At home it still goes first."""
         waiting.leaves_home_at = None
+        self._enter_free(waiting)
+
+    def _enter_free(self, waiting: PooledRequest) -> None:
         route = waiting.request.route
         if route not in self._any_worker:
             self._any_worker[route] = self._new_queue(
                 lambda request: self._waiting[request.id].away_match, self._sidelined
             )
         self._any_worker[route].push(waiting.request, waiting.arrival)
+
+    def _leave_free(self, waiting: PooledRequest) -> None:
+        route = waiting.request.route
+        self._any_worker[route].remove(waiting.request.id)
+        if not len(self._any_worker[route]):
+            del self._any_worker[route]
+
+    def _reorder_home(self, waiting: PooledRequest, worker: WorkerId) -> None:
+        """The match of a request at its home changed."""
+        self._homes[worker].match_changed((waiting.request.id,))
+
+    def _reorder_free(self, waiting: PooledRequest) -> None:
+        """The match of a request that any worker may take changed."""
+        self._any_worker[waiting.request.route].match_changed((waiting.request.id,))
 
     def _is_current(self, leaving: HomeDeadline) -> bool:
         """Whether the request of this deadline still waits for the same home."""

@@ -9,11 +9,10 @@ By match alone, a request with no similar request before it would wait as long a
 while a client's oldest request goes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import islice
 from sys import maxsize
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from router.core.model.commands import PassedOver
 from router.core.model.request import ClientId, Request, RequestId
@@ -99,13 +98,6 @@ class ClientQueue:
             self._first += 1
         return self._order[self._first]
 
-    @property
-    def entries(self) -> Iterator[WaitingEntry]:
-        """The waiting requests in the order in which they were added; read them before another comes or goes."""
-        while self._first < len(self._order) and self._order[self._first].gone:
-            self._first += 1
-        return (entry for entry in islice(self._order, self._first, None) if not entry.gone)
-
     def rank(self, rank: RequestRank) -> None:
         """Add the rank of a waiting request."""
         if len(self.ranks) > 2 * self.waiting:
@@ -120,22 +112,29 @@ class ClientQueue:
             heappop(self.ranks)
 
 
+class ClassedQueue(Protocol):
+    """A queue that keeps its clients by priority class."""
+
+    def return_to_heap(self, client: ClientId, priority_class: int) -> None:
+        """Let a client that was missing from this class be found in it."""
+
+
 class SidelinedClients:
     """The clients that are missing from the heaps of a priority class, in one queue or several, so that a new priority
     class visits no other queue and no other heap.
     """
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[ClientId, int], dict[LongestMatchQueue, None]] = {}
+        self._queues: dict[tuple[ClientId, int], dict[ClassedQueue, None]] = {}
 
     def __len__(self) -> int:
         return len(self._queues)
 
-    def add(self, client: ClientId, priority_class: int, queue: "LongestMatchQueue") -> None:
+    def add(self, client: ClientId, priority_class: int, queue: ClassedQueue) -> None:
         """Note that a client is missing from this heap of a queue."""
         self._queues.setdefault((client, priority_class), {})[queue] = None
 
-    def discard(self, client: ClientId, priority_class: int, queue: "LongestMatchQueue") -> None:
+    def discard(self, client: ClientId, priority_class: int, queue: ClassedQueue) -> None:
         """Note that a client is not missing from this heap of a queue."""
         queues = self._queues[client, priority_class]
         del queues[queue]
@@ -286,14 +285,6 @@ class LongestMatchQueue:
                 return rank
         return None
 
-    def take_first(self, priority_class: int) -> None:
-        """Remove the rank that `first_rank` returned, to look at what comes after it until `put_back_rank`."""
-        heappop(self._firsts[priority_class])
-
-    def put_back_rank(self, priority_class: int, rank: RequestRank) -> None:
-        """Undo `take_first`. No request may have come or gone, and no priority class changed, in between."""
-        heappush(self._firsts[priority_class], rank)
-
     def set_aside(self, priority_class: int) -> WaitingEntry:
         """Remove the first request of this priority class, and with it its client, to look at what comes after it."""
         entry = heappop(self._firsts[priority_class]).entry
@@ -378,44 +369,6 @@ def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
     # A request that waits in several queues was set aside in each.
     passed = dict.fromkeys(entry.request.id for _, entry in aside)
     return Turn(request, tuple(PassedOver(each, "did not fit") for each in passed))
-
-
-def oldest(queues: Iterable[LongestMatchQueue], priority_class: int, count: int) -> list[RequestId]:
-    """Return the first `count` requests of this priority class that wait in any of these queues, the oldest first.
-
-    Where clients take turns, only those of the client whose turn it is. The queues must rank all requests alike, so
-    that arrival decides. Among one client's requests in one queue, the order in which they entered it counts.
-    """
-    found: dict[RequestId, int] = {}
-    taken: list[tuple[LongestMatchQueue, RequestRank]] = []
-    merged: list[tuple[int, int, WaitingEntry, Iterator[WaitingEntry]]] = []  # each client's next request and the rest
-    upcoming = _first_of(queues, priority_class)
-    while len(found) < count and (merged or upcoming is not None):
-        if upcoming is not None and (not merged or upcoming[1].arrival < merged[0][0]):
-            queue, rank = upcoming
-            queue.take_first(priority_class)
-            taken.append(upcoming)
-            first = rank.entry
-            rest = (each for each in first.client_queue.entries if each is not first)
-            heappush(merged, (first.arrival, len(taken), first, rest))
-            upcoming = _first_of(queues, priority_class)
-            if upcoming is not None and _is_behind(upcoming[1], rank, priority_class):
-                upcoming = None
-        else:
-            arrival, place, entry, others = merged[0]
-            found[entry.request.id] = arrival
-            if (following := next(others, None)) is not None:
-                heapreplace(merged, (following.arrival, place, following, others))
-            else:
-                heappop(merged)
-    for queue, rank in taken:
-        queue.put_back_rank(priority_class, rank)
-    return sorted(found, key=found.__getitem__)
-
-
-def _is_behind(rank: RequestRank, first: RequestRank, priority_class: int) -> bool:
-    """Whether a request must wait for the turn of another client."""
-    return priority_class in ROUND_ROBIN_CLASSES and rank.entry.request.client != first.entry.request.client
 
 
 def _first_of(queues: Iterable[LongestMatchQueue], priority_class: int) -> tuple[LongestMatchQueue, RequestRank] | None:

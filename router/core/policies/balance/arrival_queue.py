@@ -1,0 +1,205 @@
+"""Waiting requests by client in order of arrival, and the clients of a priority class in order.
+
+A queue keeps each client in one sorted list per priority class, at a *place* no later than that of its first request.
+Whoever reads a list corrects what is out of date as far as it reads: so the removal of a first request costs nothing
+more, and a client's new priority class visits only the queues that found it missing from that class.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush, heapreplace
+from sys import maxsize
+from typing import NamedTuple, Protocol
+
+from router.core.model.request import ClientId
+from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
+from router.core.policies.dlpm.home_pool import PooledRequest
+from router.core.policies.dlpm.longest_match import SidelinedClients
+
+Arrived = tuple[int, PooledRequest]
+"""A request and its arrival, which is unique."""
+
+
+class WaitingClients(Protocol):
+    """What `Eligibility` knows of the clients that wait."""
+
+    def waiting_priority_class(self, client: ClientId, /) -> int | None:
+        """Return a client's priority class; None if it is not eligible."""
+
+    def last_turn(self, client: ClientId, /) -> int:
+        """Return a number that rises with each of the client's turns, unique to it."""
+
+
+class ClientPlace(NamedTuple):
+    """Where a client comes among the clients of its priority class."""
+
+    key: int
+    """Its last turn where clients take turns, else the arrival of its first request; or less."""
+    number: int
+    """Unique."""
+    arrivals: "ClientArrivals"
+
+
+class ClientArrivals:
+    """The requests of one client in a queue, in order of arrival."""
+
+    __slots__ = ("client", "number", "places", "requests")
+
+    def __init__(self, client: ClientId, number: int) -> None:
+        self.client = client
+        self.number = number
+        self.requests: list[Arrived] = []
+        self.places: list[ClientPlace | None] = [None] * PRIORITY_CLASSES
+        """By priority class, its place in that list; None if it is missing there."""
+
+
+class ArrivalQueue:
+    """The requests that are at home at one worker, or of one route that may go to any."""
+
+    def __init__(self, eligibility: WaitingClients, sidelined: SidelinedClients) -> None:
+        """`eligibility` knows the priority class and the last turn of each waiting client. `sidelined`: shared by the
+        queues that learn together of new priority classes.
+        """
+        self._eligibility = eligibility
+        self._sidelined = sidelined
+        self._clients: dict[ClientId, ClientArrivals] = {}
+        self._places: tuple[list[ClientPlace], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
+        self._numbers = 0
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def add(self, waiting: PooledRequest) -> None:
+        """Add a request."""
+        client = waiting.request.client
+        arrivals = self._clients.get(client)
+        if arrivals is None:
+            self._numbers += 1
+            arrivals = self._clients[client] = ClientArrivals(client, self._numbers)
+            arrivals.requests.append((waiting.arrival, waiting))
+            for priority_class in range(PRIORITY_CLASSES):
+                self._place(arrivals, priority_class, 0, waiting.arrival)
+            return
+        insort(arrivals.requests, (waiting.arrival, waiting))
+        if arrivals.requests[0][1] is waiting:
+            self._advance(arrivals, waiting.arrival)
+
+    def _advance(self, arrivals: ClientArrivals, arrival: int) -> None:
+        """A client's first request is one that arrived earlier."""
+        for priority_class, place in enumerate(arrivals.places):
+            if place is not None and priority_class not in ROUND_ROBIN_CLASSES and place.key > arrival:
+                self._remove_place(place, priority_class)
+                self._place(arrivals, priority_class, arrival, arrival)
+
+    def remove(self, waiting: PooledRequest) -> None:
+        """Remove a request."""
+        arrivals = self._clients[waiting.request.client]
+        requests = arrivals.requests
+        del requests[bisect_left(requests, (waiting.arrival,))]
+        if not requests:
+            del self._clients[arrivals.client]
+            for priority_class, place in enumerate(arrivals.places):
+                if place is None:
+                    self._sidelined.discard(arrivals.client, priority_class, self)
+                else:
+                    self._remove_place(place, priority_class)
+
+    def return_to_heap(self, client: ClientId, priority_class: int) -> None:
+        """Let a client that was missing from this class be found in it."""
+        arrivals = self._clients[client]
+        self._place(arrivals, priority_class, 0, arrivals.requests[0][0])
+
+    def _place(self, arrivals: ClientArrivals, priority_class: int, turn: int, arrival: int) -> None:
+        key = turn if priority_class in ROUND_ROBIN_CLASSES else arrival
+        place = arrivals.places[priority_class] = ClientPlace(key, arrivals.number, arrivals)
+        insort(self._places[priority_class], place)
+
+    def _remove_place(self, place: ClientPlace, priority_class: int) -> None:
+        places = self._places[priority_class]
+        del places[bisect_left(places, place)]
+
+    def clients(self, priority_class: int) -> Iterator[ClientArrivals]:
+        """Yield the clients of a priority class: where they take turns, by their last turn, else by their first
+        request. No request may come or go meanwhile.
+        """
+        places, eligibility = self._places[priority_class], self._eligibility
+        by_turn, number = priority_class in ROUND_ROBIN_CLASSES, 0
+        while number < len(places):
+            key, _, arrivals = place = places[number]
+            if eligibility.waiting_priority_class(arrivals.client) != priority_class:
+                del places[number]
+                arrivals.places[priority_class] = None
+                self._sidelined.add(arrivals.client, priority_class, self)
+                continue
+            arrival = arrivals.requests[0][0]
+            turn = eligibility.last_turn(arrivals.client) if by_turn else 0
+            if key != (turn if by_turn else arrival):
+                del places[number]
+                self._place(arrivals, priority_class, turn, arrival)
+                continue
+            yield place.arrivals
+            number += 1
+
+    def of(self, client: ClientId) -> Sequence[Arrived]:
+        """Return the requests of a client, in order of arrival."""
+        arrivals = self._clients.get(client)
+        return () if arrivals is None else arrivals.requests
+
+
+def oldest(
+    queues: Sequence[ArrivalQueue], priority_class: int, count: int, eligibility: WaitingClients
+) -> list[PooledRequest]:
+    """Return the first `count` requests of this priority class that wait in any of these queues, the oldest first.
+
+    Where clients take turns, only those of the client whose turn it is. A request may wait in several of the queues.
+    """
+    if priority_class in ROUND_ROBIN_CLASSES:
+        firsts = [arrivals.client for queue in queues if (arrivals := next(queue.clients(priority_class), None))]
+        if not firsts:
+            return []
+        client = min(firsts, key=eligibility.last_turn)
+        found = [queue.of(client)[:count] for queue in queues]
+    else:
+        found, before = [], maxsize
+        for queue in queues:
+            found.append(_first_arrived(queue.clients(priority_class), count, before))
+            if len(found[-1]) == count:
+                before = found[-1][-1][0]
+    found = [each for each in found if each]
+    if len(found) == 1:
+        return [waiting for _, waiting in found[0]]
+    distinct = {arrival: waiting for each in found for arrival, waiting in each}
+    return [distinct[arrival] for arrival in sorted(distinct)[:count]]
+
+
+def _first_arrived(clients: Iterator[ClientArrivals], count: int, before: int) -> list[Arrived]:
+    """The first `count` requests of these clients, which come in the order of their first requests, as far as they
+    arrived before `before`.
+    """
+    found: list[Arrived] = []
+    merged: list[tuple[int, int, list[Arrived]]] = []  # of each client: its next request's arrival and place
+    upcoming = next(clients, None)
+    first = maxsize if upcoming is None else upcoming.requests[0][0]
+    while len(found) < count:
+        if upcoming is not None and (not merged or first < merged[0][0]):
+            if first >= before:
+                break
+            requests = upcoming.requests
+            found.append(requests[0])
+            if len(requests) > 1:
+                heappush(merged, (requests[1][0], 1, requests))
+            upcoming = next(clients, None)
+            first = maxsize if upcoming is None else upcoming.requests[0][0]
+        elif merged:
+            arrival, place, requests = merged[0]
+            if arrival >= before:
+                break
+            found.append(requests[place])
+            place += 1
+            if place < len(requests):
+                heapreplace(merged, (requests[place][0], place, requests))
+            else:
+                heappop(merged)
+        else:
+            break
+    return found

@@ -1,0 +1,119 @@
+"""The oldest requests of a priority class are found without looking at all."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.cache.match_watch import HeldChunks
+from router.core.model.request import ClientId, Request, RequestId
+from router.core.policies.balance.arrival_queue import ArrivalQueue, oldest
+from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
+from router.core.policies.dlpm.home_pool import PooledRequest
+from router.core.policies.dlpm.longest_match import SidelinedClients
+
+CLIENTS = [ClientId(name) for name in ("ada", "bob", "eve")]
+clients = st.sampled_from(CLIENTS)
+steps = st.one_of(
+    st.tuples(st.just("enter"), clients, st.sampled_from([(0,), (1,), (0, 1)])),
+    st.tuples(st.just("enter late"), clients, st.integers(0, 99)),
+    st.tuples(st.just("leave"), clients, st.integers(0, 99)),
+    st.tuples(st.just("class"), clients, st.none() | st.integers(0, PRIORITY_CLASSES - 1)),
+    st.tuples(st.just("turn"), clients, st.just(0)),
+    st.tuples(st.just("read"), st.integers(0, PRIORITY_CLASSES - 1), st.integers(1, 4)),
+)
+
+
+@dataclass
+class Clients:
+    """The priority classes and turns of all clients."""
+
+    classes: dict[ClientId, int | None] = field(default_factory=lambda: dict.fromkeys(CLIENTS))
+    turns: dict[ClientId, int] = field(default_factory=lambda: {client: turn for turn, client in enumerate(CLIENTS)})
+
+    def waiting_priority_class(self, client: ClientId, /) -> int | None:
+        return self.classes[client]
+
+    def last_turn(self, client: ClientId, /) -> int:
+        return self.turns[client]
+
+
+class Waiting:
+    """Two queues, and what waits in them."""
+
+    def __init__(self) -> None:
+        self.clients = Clients()
+        self._sidelined = SidelinedClients()
+        self._queues = [ArrivalQueue(self.clients, self._sidelined) for _ in range(2)]
+        self._requests: dict[int, tuple[PooledRequest, set[int]]] = {}
+        self._arrivals = 0
+
+    def enter(self, client: ClientId, places: tuple[int, ...]) -> None:
+        """Let a request arrive in these queues."""
+        self._arrivals += 1
+        request = Request(RequestId(f"r{self._arrivals}"), client, "m", ())
+        waiting = PooledRequest(request, self._arrivals, 0.0, 1, 1.0, {}, HeldChunks({}))
+        self._requests[self._arrivals] = waiting, {*places}
+        for place in places:
+            self._queues[place].add(waiting)
+
+    def enter_late(self, number: int) -> None:
+        """Let a waiting request enter the second queue, too."""
+        waiting, places = [*self._requests.values()][number % len(self._requests)]
+        if 1 not in places:
+            places.add(1)
+            self._queues[1].add(waiting)
+
+    def leave(self, number: int) -> None:
+        """Remove a request."""
+        arrival = [*self._requests][number % len(self._requests)]
+        waiting, places = self._requests.pop(arrival)
+        for place in places:
+            self._queues[place].remove(waiting)
+
+    def set_class(self, client: ClientId, priority_class: int | None) -> None:
+        """Change a client's priority class."""
+        self.clients.classes[client] = priority_class
+        self._sidelined.update_priority(client, priority_class)
+
+    def oldest(self, priority_class: int, count: int) -> list[int]:
+        """Return the arrivals of the requests that are found."""
+        return [each.arrival for each in oldest(self._queues, priority_class, count, self.clients)]
+
+    def all(self, priority_class: int) -> list[int]:
+        """Return the arrivals of all requests of a class; where clients take turns, of the client whose turn it is."""
+        found = [
+            (self.clients.turns[waiting.request.client], arrival)
+            for arrival, (waiting, _) in sorted(self._requests.items())
+            if self.clients.classes[waiting.request.client] == priority_class
+        ]
+        turn = min([turn for turn, _ in found], default=0)
+        return [arrival for each, arrival in found if each == turn or priority_class not in ROUND_ROBIN_CLASSES]
+
+    @property
+    def any(self) -> bool:
+        """Whether any request waits."""
+        return bool(self._requests)
+
+
+@given(st.lists(steps, max_size=60))
+def test_the_oldest_are_those_of_all_that_wait(steps: list[tuple[str, ClientId | int, object]]) -> None:
+    """However requests, turns and classes change, what is found is what a look at all that wait would find."""
+    waiting, turns = Waiting(), 9
+    for step in steps:
+        match step:
+            case "enter", str(client), tuple(places):
+                waiting.enter(ClientId(client), places)
+            case "class", str(client), (int() | None) as priority_class:
+                waiting.set_class(ClientId(client), priority_class)
+            case "turn", str(client), _:
+                turns += 1
+                waiting.clients.turns[ClientId(client)] = turns
+            case "enter late", _, int(number) if waiting.any:
+                waiting.enter_late(number)
+            case "leave", _, int(number) if waiting.any:
+                waiting.leave(number)
+            case "read", int(priority_class), int(count):
+                assert waiting.oldest(priority_class, count) == waiting.all(priority_class)[:count]
+    for priority_class in range(PRIORITY_CLASSES):
+        assert waiting.oldest(priority_class, 99) == waiting.all(priority_class)
