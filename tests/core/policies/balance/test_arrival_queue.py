@@ -8,19 +8,23 @@ from hypothesis import strategies as st
 from router.core.cache.match_watch import HeldChunks
 from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.balance.arrival_queue import ArrivalQueue, oldest
-from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
+from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH_AND_SPARSE, ROUND_ROBIN_CLASSES
 from router.core.policies.dlpm.home_pool import PooledRequest
 from router.core.policies.dlpm.longest_match import SidelinedClients
 
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "eve")]
+CLASSES = (FRESH_AND_SPARSE, ELIGIBLE)
+Places = tuple[int, ...]
+"""Numbers of queues."""
+PLACES: list[Places] = [(0,), (1,), (0, 1)]
 clients = st.sampled_from(CLIENTS)
 steps = st.one_of(
-    st.tuples(st.just("enter"), clients, st.sampled_from([(0,), (1,), (0, 1)])),
+    st.tuples(st.just("enter"), clients, st.sampled_from(PLACES)),
     st.tuples(st.just("enter late"), clients, st.integers(0, 99)),
     st.tuples(st.just("leave"), clients, st.integers(0, 99)),
-    st.tuples(st.just("class"), clients, st.none() | st.integers(0, PRIORITY_CLASSES - 1)),
+    st.tuples(st.just("class"), clients, st.sampled_from((None, *CLASSES))),
     st.tuples(st.just("turn"), clients, st.just(0)),
-    st.tuples(st.just("read"), st.integers(0, PRIORITY_CLASSES - 1), st.integers(1, 4)),
+    st.tuples(st.just("read"), st.sampled_from(CLASSES), st.integers(1, 4)),
 )
 
 
@@ -28,7 +32,7 @@ steps = st.one_of(
 class Clients:
     """The priority classes and turns of all clients."""
 
-    classes: dict[ClientId, int | None] = field(default_factory=lambda: dict.fromkeys(CLIENTS))
+    classes: dict[ClientId, int | None] = field(default_factory=lambda: dict.fromkeys(CLIENTS, ELIGIBLE))
     turns: dict[ClientId, int] = field(default_factory=lambda: {client: turn for turn, client in enumerate(CLIENTS)})
 
     def waiting_priority_class(self, client: ClientId, /) -> int | None:
@@ -48,7 +52,7 @@ class Waiting:
         self._requests: dict[int, tuple[PooledRequest, set[int]]] = {}
         self._arrivals = 0
 
-    def enter(self, client: ClientId, places: tuple[int, ...]) -> None:
+    def enter(self, client: ClientId, places: Places) -> None:
         """Let a request arrive in these queues."""
         self._arrivals += 1
         request = Request(RequestId(f"r{self._arrivals}"), client, "m", ())
@@ -76,16 +80,19 @@ class Waiting:
         self.clients.classes[client] = priority_class
         self._sidelined.update_priority(client, priority_class)
 
-    def oldest(self, priority_class: int, count: int) -> list[int]:
-        """Return the arrivals of the requests that are found."""
-        return [each.arrival for each in oldest(self._queues, priority_class, count, self.clients)]
+    def oldest(self, places: Places, priority_class: int, count: int) -> list[int]:
+        """Return the arrivals of the requests that are found in these queues."""
+        queues = [self._queues[place] for place in places]
+        return [each.arrival for each in oldest(queues, priority_class, count, self.clients)]
 
-    def all(self, priority_class: int) -> list[int]:
-        """Return the arrivals of all requests of a class; where clients take turns, of the client whose turn it is."""
+    def all(self, places: Places, priority_class: int) -> list[int]:
+        """Return the arrivals of all requests of a class in these queues; where clients take turns, of the client whose
+        turn it is.
+        """
         found = [
             (self.clients.turns[waiting.request.client], arrival)
-            for arrival, (waiting, _) in sorted(self._requests.items())
-            if self.clients.classes[waiting.request.client] == priority_class
+            for arrival, (waiting, own) in sorted(self._requests.items())
+            if self.clients.classes[waiting.request.client] == priority_class and own.intersection(places)
         ]
         turn = min([turn for turn, _ in found], default=0)
         return [arrival for each, arrival in found if each == turn or priority_class not in ROUND_ROBIN_CLASSES]
@@ -96,7 +103,7 @@ class Waiting:
         return bool(self._requests)
 
 
-@given(st.lists(steps, max_size=60))
+@given(st.lists(steps, min_size=20, max_size=60))
 def test_the_oldest_are_those_of_all_that_wait(steps: list[tuple[str, ClientId | int, object]]) -> None:
     """However requests, turns and classes change, what is found is what a look at all that wait would find."""
     waiting, turns = Waiting(), 9
@@ -114,6 +121,6 @@ def test_the_oldest_are_those_of_all_that_wait(steps: list[tuple[str, ClientId |
             case "leave", _, int(number) if waiting.any:
                 waiting.leave(number)
             case "read", int(priority_class), int(count):
-                assert waiting.oldest(priority_class, count) == waiting.all(priority_class)[:count]
-    for priority_class in range(PRIORITY_CLASSES):
-        assert waiting.oldest(priority_class, 99) == waiting.all(priority_class)
+                for places in PLACES:
+                    found = waiting.oldest(places, priority_class, count)
+                    assert found == waiting.all(places, priority_class)[:count]

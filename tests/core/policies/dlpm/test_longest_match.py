@@ -11,8 +11,7 @@ from router.core.cache.prefix_map import PrefixMap
 from router.core.model.commands import PassedOver
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.policies.base import Turn
-from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH, FRESH_AND_SPARSE
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest, oldest
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
 from router.core.predict.token_estimates import Estimates
 from tests.core.scenario import CHUNK_TOKENS, MODEL, key
 
@@ -362,53 +361,3 @@ def test_the_first_request_of_two_queues_goes(steps: list[tuple[str, int, int, t
                     pair.remove(n, name)
                 case "rematch":
                     pair.rematch(n, name, value)
-
-
-def naive_oldest(pair: QueuePair, priority_class: int, count: int) -> list[RequestId]:
-    """Merge the requests of each client in each queue by arrival: its earliest first, the others as they were added."""
-    waiting: list[list[int]] = []
-    for matched in pair.matches:
-        for client in CLIENTS:
-            arrivals = [int(name[1:]) for name in matched if pair.client(name) == client]
-            if arrivals and pair.priority_class[client] == priority_class:
-                first = min(arrivals)
-                waiting.append([first, *[each for each in arrivals if each != first]])
-    found: set[int] = set()
-    while waiting and len(found) < count:
-        found.add(min(waiting).pop(0))
-        waiting = [each for each in waiting if each]
-    return [RequestId(f"r{arrival}") for arrival in sorted(found)]
-
-
-@settings(max_examples=150)
-@given(steps=st.lists(PAIR_STEPS, max_size=60))
-def test_the_oldest_of_two_queues_are_found(steps: list[tuple[str, int, int, tuple[int, ...]]]) -> None:
-    """Whoever comes, goes or changes class, the oldest requests of a class are those that a merge of all would find;
-    to ask changes nothing.
-    """
-    pair = QueuePair()
-    pair.priority_class.update(dict.fromkeys(CLIENTS, FRESH))
-    for step, number, value, places in steps:
-        name = RequestId(f"r{number}")
-        match step:
-            case "restand":
-                pair.change_priority(pair.client(name), (None, FRESH, ELIGIBLE)[value])
-            case "ask":
-                for _ in range(2):
-                    found = {each: oldest(pair.queues, each, value + 1) for each in (FRESH, ELIGIBLE)}
-                    assert found == {each: naive_oldest(pair, each, value + 1) for each in (FRESH, ELIGIBLE)}
-        for n in places:
-            match step:
-                case "push":
-                    pair.push(n, name, 0)
-                case "remove":
-                    pair.remove(n, name)
-
-
-def test_where_clients_take_turns_only_one_is_asked() -> None:
-    """In a class of turns, the oldest requests are those of the client whose last turn is the longest ago."""
-    turns = {ClientId("ada"): 2, ClientId("bob"): 1}
-    queue = LongestMatchQueue(lambda _: 0, lambda _: None, lambda _: FRESH_AND_SPARSE, turn=turns.__getitem__)
-    for client, prompt in (("ada", 0), ("bob", 0), ("ada", 1), ("bob", 1)):
-        queue.push(request(client, prompt))
-    assert oldest([queue], FRESH_AND_SPARSE, 3) == [request("bob", 0).id, request("bob", 1).id]
