@@ -18,8 +18,9 @@ Places = tuple[int, ...]
 """Numbers of queues."""
 PLACES: list[Places] = [(0,), (1,), (0, 1)]
 clients = st.sampled_from(CLIENTS)
+enter = st.tuples(st.just("enter"), clients, st.sampled_from(PLACES))
 steps = st.one_of(
-    st.tuples(st.just("enter"), clients, st.sampled_from(PLACES)),
+    *[enter] * 4,  # so that several requests wait most of the time
     st.tuples(st.just("enter late"), clients, st.integers(0, 99)),
     st.tuples(st.just("leave"), clients, st.integers(0, 99)),
     st.tuples(st.just("class"), clients, st.sampled_from((None, *CLASSES))),
@@ -124,3 +125,13 @@ def test_the_oldest_are_those_of_all_that_wait(steps: list[tuple[str, ClientId |
                 for places in PLACES:
                     found = waiting.oldest(places, priority_class, count)
                     assert found == waiting.all(places, priority_class)[:count]
+
+
+def test_a_request_that_enters_late_comes_where_its_arrival_puts_it() -> None:
+    """A client whose older request enters a queue after its younger one is found by the older one."""
+    waiting = Waiting()
+    for client, places in ((CLIENTS[0], (0,)), (CLIENTS[1], (1,)), (CLIENTS[0], (1,))):
+        waiting.enter(client, places)
+    assert waiting.oldest((1,), ELIGIBLE, 3) == [2, 3]
+    waiting.enter_late(0)
+    assert waiting.oldest((1,), ELIGIBLE, 3) == [1, 2, 3]
