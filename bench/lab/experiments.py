@@ -121,6 +121,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="keep each simulation's figures here, and skip simulations kept with the same conditions and code",
     )
     parser.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="run only the simulations whose labels, joined by spaces, contain this, such as 'mooncake dlpm'",
+    )
+    parser.add_argument(
         "--trace",
         action="append",
         default=[],
@@ -165,9 +171,18 @@ def run(options: argparse.Namespace) -> None:
         experiment = _playing(EXPERIMENTS[name], traces)
         seeds = _seeds(options, experiment.seeds)
         bar = ProgressBar(sys.stderr, "simulations")
-        kept = None if options.resume is None else Kept(options.resume)
-        rows = run_cells(experiment, quick=options.quick, seeds=seeds, jobs=options.jobs, done=bar.show, kept=kept)
+        rows = run_cells(
+            experiment,
+            quick=options.quick,
+            seeds=seeds,
+            jobs=options.jobs,
+            done=bar.show,
+            kept=None if options.resume is None else Kept(options.resume),
+            only=options.only,
+        )
         bar.close()
+        if not rows:
+            refuse("experiment", f"no simulation of {name} has {options.only!r} in its labels")
         write(name, experiment, rows, seeds, options.out)
         print(f"{name}: {experiment.title}", *table(experiment, rows), "", sep="\n", flush=True)
 

@@ -42,13 +42,14 @@ def run(
     jobs: int,
     done: Callable[[int, int], None],
     kept: Kept | None = None,
+    only: str = "",
 ) -> Sequence[Row]:
     """Run all cells with all seeds in `jobs` processes. `done` is called with the finished and the total number.
 
     Rows are in the order of the cells. With `kept`, simulations whose figures are kept are not run, and the others are
-    kept as each ends. Raises what a simulation raised.
+    kept as each ends. With `only`, no cells are run but those whose names contain it. Raises what a simulation raised.
     """
-    cells = experiment.cells(quick=quick)
+    cells = [cell for cell in experiment.cells(quick=quick) if only in cell.name]
     tasks = [Task(experiment, cell, seed) for cell in cells for seed in seeds]
     figures = _figures(tasks, jobs, done) if kept is None else _resumed(tasks, jobs, done, kept)
     return [

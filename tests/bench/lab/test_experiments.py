@@ -44,6 +44,13 @@ def test_rows_come_in_the_order_of_the_cells(tmp_path: Path) -> None:
     assert over == [1, 2, 3, 4]
 
 
+def test_a_part_of_an_experiment_is_run_by_its_labels() -> None:
+    """With `only`, no other cells are run than those whose labels contain it."""
+    part = run(Tiny(), quick=True, seeds=[0], jobs=1, done=lambda _done, _of: None, only="1 dlpm")
+    assert [dict(row.labels) for row in part] == [{"seconds": "1", "policy": "dlpm_home"}]
+    assert not run(Tiny(), quick=True, seeds=[0], jobs=1, done=lambda _done, _of: None, only="no such label")
+
+
 async def test_simulations_end_with_their_parent_process(tmp_path: Path) -> None:
     """A killed run leaves no process behind, not even in the middle of a simulation."""
     os.mkfifo(tmp_path / "pipe")

@@ -27,7 +27,7 @@ class ArrivalPool(HomePool):
         wait_factor: float,
         eligibility: Eligibility,
     ) -> None:
-        """See `HomePool`."""
+        """`eligibility` knows the priority class and the last turn of each waiting client. The rest: see `HomePool`."""
         super().__init__(view, loads, new_queue, loss=loss, wait_factor=wait_factor)
         self._eligibility = eligibility
         self._ordered = False
