@@ -27,7 +27,7 @@ LIGHT: Final = LongContexts(client_count=7, rate=1.0, input=Lengths(2000, 2480, 
 HEAVY_LOAD, LIGHT_LOAD = 1.0, 0.3
 """Shares of the tier that the heavy client and all light clients together ask for."""
 FAIR_DECIMALS: Final[Mapping[str, int]] = {
-    **{name: DECIMALS[name] for name in ("imbalance", "idle", "tok/s", "tok/s in backlog")},
+    **{name: DECIMALS[name] for name in ("imbalance", "idle", "tok/s", "tok/s in backlog", "drain")},
     "light TTFT p50": 2,
     "light TTFT p95": 2,
     "light TTFT longest": 2,

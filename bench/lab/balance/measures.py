@@ -16,6 +16,7 @@ DECIMALS: Final[Mapping[str, int]] = {
     "attention": 3,
     "tok/s": 0,
     "tok/s in backlog": 0,
+    "drain": 3,
     "TPOT p95 ms": 1,
     "TTFT p50": 1,
     "TTFT p95": 1,
@@ -27,13 +28,15 @@ DECIMALS: Final[Mapping[str, int]] = {
 
 `imbalance` is the mean over the steps of max L - min L, `sum imbalance` that of the sum of max L - L, both in tokens;
 `idle` the share of the ranks' attention time in which they wait, `attention` the share of a step that depends on L.
-`tok/s` counts the whole run, `tok/s in backlog` the time after the warm-up in which calls arrive. Times are seconds,
-of the whole run.
+`tok/s` counts the whole run, `tok/s in backlog` the time after the warm-up in which calls arrive. `drain` is the share
+of the whole run after the last call was dispatched: then nothing waits, so there is nothing to balance with. Times are
+seconds, of the whole run.
 """
 MEANING: Final = (
     "Imbalance: mean over steps of max L - min L in tokens of context; sum imbalance: of the sum of max L - L. Idle:"
     " share of the ranks' attention time in which they wait for the fullest; attention: share of a step that depends on"
-    " L. tok/s: output of the whole run, its end included; in backlog: while calls arrive, after the warm-up. Seconds."
+    " L. tok/s: output of the whole run, its end included; in backlog: while calls arrive, after the warm-up. Drain:"
+    " share of the run after the last dispatch. Seconds."
 )
 
 
@@ -47,6 +50,7 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
         "attention": group["attention_share"],
         "tok/s": whole["output_tokens_per_s"],
         "tok/s in backlog": summary["output_tokens_per_s"],
+        "drain": _drain(result.records),
         "TPOT p95 ms": _token_time(result.records),
         "TTFT p50": whole["ttft_p50_s"],
         "TTFT p95": whole["ttft_p95_s"],
@@ -54,6 +58,13 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
         "longest wait": whole["longest_wait_s"],
         "Jain": summary["jain"],
     }
+
+
+def _drain(records: Sequence[Record]) -> float | None:
+    """Return the share of a run after its last dispatch; None if nothing ended."""
+    end = max([record.finished for record in records if record.finished is not None], default=0.0)
+    last = max([record.dispatched for record in records if record.dispatched is not None], default=0.0)
+    return (end - last) / end if end else None
 
 
 def _token_time(records: Sequence[Record]) -> float | None:

@@ -93,6 +93,10 @@ def test_every_call_is_served_and_measured(policy: str) -> None:
     assert {record.outcome for record in result.records} == {Outcome.DONE}
     assert measured.keys() == DECIMALS.keys()
     assert None not in measured.values()
+    last, end = (
+        max(filter(None, times)) for times in zip(*[(r.dispatched, r.finished) for r in result.records], strict=True)
+    )
+    assert measured["drain"] == pytest.approx(1 - last / end)
 
 
 def row(load: str, policy: str, values: Mapping[str, list[float]]) -> Row:
