@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from router.core.model.request import RequestId
 
@@ -31,7 +32,8 @@ class EarlierRun:
         self._names: Mapping[str, Mapping[RequestId, RequestId]] = {
             session: dict(front.renamed) for session, front in self._fronts.items()
         }
-        self._unclaimed = set(live)
+        self.unclaimed: Final = set(live)
+        """Ids that are kept for requests that have not been reported. Read only."""
 
     @property
     def fronts(self) -> Iterator[CoveredFront]:
@@ -42,17 +44,13 @@ class EarlierRun:
         """Return how many messages of a front the restored state covers."""
         return self._fronts[session].messages if session in self._fronts else 0
 
-    def keeps(self, name: RequestId) -> bool:
-        """Return whether an id is kept for a request that has not been reported."""
-        return name in self._unclaimed
-
     def claim(self, session: str, own: RequestId) -> RequestId:
         """Return the id that a live request of a front has in the state, and keep it no longer.
 
         `own`: its id in its front.
         """
         name = self._names.get(session, {}).get(own, own)
-        self._unclaimed.discard(name)
+        self.unclaimed.discard(name)
         return name
 
     def has_reported(self, session: str) -> None:

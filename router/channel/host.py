@@ -347,7 +347,7 @@ class SchedulerHost:
 
     def is_taken(self, request: RequestId) -> bool:
         """Return whether a request with this id has not ended, or is to be reported."""
-        return request in self._open or self.earlier.keeps(request)
+        return request in self._open or request in self.earlier.unclaimed
 
     def is_open_of(self, front: FrontLink, request: RequestId) -> bool:
         """Return whether this front has a request with this id that has not ended."""

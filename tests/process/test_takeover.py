@@ -194,9 +194,9 @@ async def test_a_front_that_is_gone_keeps_nobody_waiting(tmp_path: Path) -> None
         host = runs.side.host
         assert not host.scheduler.cluster.held
         assert runs.served() == owed
-        assert host.earlier.keeps(RequestId("a"))  # the front may only be late
+        assert RequestId("a") in host.earlier.unclaimed  # the front may only be late
         await runs.front(2)  # its place is taken
-        await until(lambda: not host.earlier.keeps(RequestId("a")))
+        await until(lambda: RequestId("a") not in host.earlier.unclaimed)
         assert not list(host.scheduler.charged_requests())
         assert runs.served() == owed
 
