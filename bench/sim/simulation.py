@@ -39,7 +39,7 @@ from router.core.model.events import (
 from router.core.model.request import BarrierId, ClientId, GroupId, Request, RequestId, SessionId, Worker, WorkerId
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
-from router.core.predict.true_length import TrueOutputs
+from router.core.predict.output_length import TrueOutputs
 from router.core.scheduler import Scheduler
 from workers.engine.engine import Engine
 from workers.engine.model import QueueFull, RequestTooLarge

@@ -14,9 +14,8 @@ from typing import Final, NamedTuple
 
 from router.api.answer.usage import TOKEN_COUNT_LIMIT
 from router.api.body.call import COMPLETIONS, NOT_STORED, Call, Head
-from router.api.body.checks import check_vocabulary, check_weight
 from router.api.body.edits import rename, with_cache_salt
-from router.api.body.fields import BYTE_ORDER_MARK
+from router.api.body.fields import BYTE_ORDER_MARK, check_vocabulary, check_weight
 from router.api.body.steering import refuse_steering
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.other import request_target

@@ -6,9 +6,8 @@ from router.api.body import cache_reading
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
 from router.api.body.call import Call, ResumeMode
-from router.api.body.checks import largest_id
 from router.api.body.edits import additions, requested_usage
-from router.api.body.fields import Fields
+from router.api.body.fields import Fields, largest_id
 from router.api.handoff.legs import is_for_one_engine
 from router.api.resumable import resume_mode_of
 from router.core.model.prompt_key import PromptHasher

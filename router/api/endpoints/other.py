@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 from router.api.body import fields as read
 from router.api.body.call import Call, Head, Storage
-from router.api.body.checks import largest_id
-from router.api.body.fields import Fields
+from router.api.body.fields import Fields, largest_id
 from router.api.body.multipart import form_fields, is_form
 from router.core.model.prompt_key import PromptHasher, unmatched
 

@@ -14,7 +14,7 @@ from router.core.fleet.worker_index import WorkerIndex
 from router.core.model.events import WorkReport
 from router.core.model.load import Load
 from router.core.model.request import RequestId, Worker
-from router.core.predict.mean_output import WorkerMean
+from router.core.predict.output_length import WorkerMean
 
 SILENCE_PREFILLS = 3.0
 """A worker may be silent for this many times the prefill time of its unstarted requests."""

@@ -1,10 +1,10 @@
-"""Prediction of the length of the next answer, from a client's past answers and the limits that it sets, and the
-interface of everything that predicts how long answers will be.
+"""Predictions of how long answers will be.
 
-A limit costs a client nothing to set. What a request will hold of a worker's KV cache is predicted from the lengths of
-its client's answers as a share of their limits: the whole limit if limits are exact, little if every request sets the
-same large one. And no answer is predicted to be longer than a few times the mean of those before it, whatever its
-limit. One that is grows in the forecast as it streams (`fleet/in_flight`).
+`OutputLengths` learns from a client's past answers and the limits that it sets. A limit costs a client nothing to set.
+What a request will hold of a worker's KV cache is predicted from the lengths of its client's answers as a share of
+their limits: the whole limit if limits are exact, little if every request sets the same large one. And no answer is
+predicted to be longer than a few times the mean of those before it, whatever its limit. One that is grows in the
+forecast as it streams (`fleet/in_flight`).
 
 There is one question, how many output tokens a request still produces, and there are two occasions to learn: an answer
 ended, or a worker's attempt at one. `OutputPredictions` passes each of them on once. The predictors differ in what they
@@ -21,15 +21,21 @@ count as likely, because each serves a rule of its own:
     SurvivalLengths    answers, by model                BR-H, `brh`: which running answers end soon
     ExactMatchLengths  answers, by prompt and model     the same
     TrueLength         nothing                          the same, in simulations
+
+Means of the output at one worker learn from attempts, not from answers: an attempt that failed there counts with what
+the worker produced, and an answer that two workers computed counts at each with its part.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, inf
+from random import Random
 from typing import Final, Protocol
 
 from router.core.model.cost import Charge
 from router.core.model.request import ClientId, Request, WorkerId
+from router.core.predict.sliding_sum import SlidingSum, TimedAmount
 
 
 class OutputPredictor(Protocol):
@@ -192,3 +198,127 @@ class OutputPredictions:
         """Learn from an attempt that ended in whatever way. `charge`: the last one of its bill."""
         for predictor in self._of_worker.get(charge.worker, ()):
             predictor.attempt_ended(charge)
+
+
+ATTEMPT_MEMORY: Final = 0.97
+"""Factor by which the weight of past attempts decays with each new one: about the last thirty count."""
+
+
+class ClientMeans(OutputPredictor):
+    """The mean output of each client's last requests, as in VTC with output prediction.
+
+    Kept beside `OutputLengths` because VTC's rule belongs to the algorithm: the mean of the last five answers begins at
+    zero, so a new client is charged nothing in advance, and output limits do not count ("Fairness in Serving Large
+    Language Models", the code published with it).
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[ClientId, float] = {}
+
+    def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:
+        return remaining_of(self._means.get(request.client, 0.0), age, horizon)
+
+    def attempt_ended(self, charge: Charge) -> None:
+        """Learn from attempts that were charged for a prompt. Of the others, those that were refused say nothing, and
+        those that went on with an answer have only the rest of it.
+        """
+        if charge.after.extend or charge.after.cached:
+            mean = self._means.get(charge.client, 0.0)
+            self._means[charge.client] = mean + OUTPUT_WEIGHT * (charge.after.output - mean)
+
+    def forget(self, client: ClientId) -> None:
+        """Drop what was learned of a client."""
+        self._means.pop(client, None)
+
+
+class WorkerMean(OutputPredictor):
+    """The mean output of the requests that a worker ran, for a request that is yet to be chosen.
+
+    The window keeps room in the KV cache for the next request, whichever it will be, so nothing of the request itself
+    can count. The mean begins at zero: an empty worker has room for its first request in any case.
+    """
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        """Decaying sum of the output of ended attempts, in tokens."""
+        self.mean = 0.0
+        """Output tokens per attempt."""
+
+    def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:  # noqa: ARG002 - all are alike
+        return remaining_of(self.mean, age, horizon)
+
+    def attempt_ended(self, charge: Charge) -> None:
+        """Learn from attempts with any output: others, such as embeddings, hold no more than their prompt."""
+        if charge.after.output:
+            self._sum = self._sum * ATTEMPT_MEMORY + charge.after.output
+            self.mean = self._sum * (1 - ATTEMPT_MEMORY)
+
+
+class RecentMean(OutputPredictor):
+    """The mean output of the requests that ended at a worker within the last H seconds, as in Preble.
+
+    Kept beside `WorkerMean` because Preble's load counts the requests of exactly that time, each with the mean decode
+    length in it ("Preble: Efficient Distributed Prompt Scheduling for LLM Serving", Algorithm 2).
+    """
+
+    def __init__(self, seconds: float, first: float, now: float) -> None:
+        """`seconds`: H. `first`: output tokens expected as long as no request ended within H."""
+        self._outputs = SlidingSum(seconds)
+        self._first = first
+        self._now = now
+
+    def advance(self, now: float) -> None:
+        """Drop what is older than H seconds at `now`, which is the time of what ends from now on."""
+        self._now = now
+        self._outputs.advance(now)
+
+    @property
+    def mean(self) -> float:
+        """Output tokens per request."""
+        return self._outputs.mean if len(self._outputs) else self._first
+
+    def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:  # noqa: ARG002 - all are alike
+        return remaining_of(self.mean, age, horizon)
+
+    def attempt_ended(self, charge: Charge) -> None:
+        """A request without output says nothing about the length of answers."""
+        if charge.after.output:
+            self._outputs.add(TimedAmount(self._now, charge.after.output))
+
+
+class StatedLimit(OutputPredictor):
+    """Predicts the limit, which is the true length if the request asked for exactly that, and zero without a limit.
+
+    Kept beside `OutputLengths`, which does not believe limits, because "VTC (oracle)" is defined by it ("Fairness in
+    Serving Large Language Models", section 5.1).
+    """
+
+    def __init__(self, error: float, random: Random) -> None:
+        """`error`: each prediction is the limit times a random number from 1 - error to 1 + error."""
+        self._error = error
+        self._random = random
+
+    def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:
+        length = float(request.output_limit or 0)
+        if self._error:
+            length *= self._random.uniform(1 - self._error, 1 + self._error)
+        return remaining_of(length, age, horizon)
+
+
+@dataclass(frozen=True, slots=True)
+class TrueOutputs:
+    """What a simulation adds to a policy's parameters, so that `oracle` can be chosen there."""
+
+    of: Callable[[Request], int] | None = None
+    """Returns how many output tokens a request will have; None outside of simulations."""
+
+
+class TrueLength(OutputPredictor):
+    """Predicts what will happen."""
+
+    def __init__(self, of: Callable[[Request], int]) -> None:
+        """`of`: returns a request's output tokens."""
+        self._of = of
+
+    def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:
+        return remaining_of(self._of(request), age, horizon)

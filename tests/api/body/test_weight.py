@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router.api.body.checks import check_weight
+from router.api.body.fields import check_weight
 from router.errors import TooManyMembers
 
 SIZE = 15 * 2**20

@@ -4,8 +4,7 @@ import pytest
 
 from router.core.model.cost import NOTHING, Charge, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.core.predict.mean_output import ClientMeans, RecentMean, WorkerMean
-from router.core.predict.output_length import OutputPredictor
+from router.core.predict.output_length import ClientMeans, OutputPredictor, RecentMean, WorkerMean
 
 SECONDS = 10.0
 

@@ -4,8 +4,7 @@ import pytest
 
 from router.core.model.cost import NOTHING, Charge, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.core.predict.mean_output import WorkerMean
-from router.core.predict.output_length import OutputPredictions
+from router.core.predict.output_length import OutputPredictions, WorkerMean
 from tests.core.scenario import Scene
 
 ONE, TWO = WorkerId("w1"), WorkerId("w2")

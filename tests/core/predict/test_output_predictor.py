@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 
 from router.core.model.cost import NOTHING, Charge, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.core.predict.mean_output import ClientMeans, RecentMean, WorkerMean
-from router.core.predict.output_length import OutputPredictions, OutputPredictor
-from router.core.predict.stated_limit import StatedLimit
+from router.core.predict.output_length import (
+    ClientMeans,
+    OutputPredictions,
+    OutputPredictor,
+    RecentMean,
+    StatedLimit,
+    WorkerMean,
+)
 
 ONE = WorkerId("w1")
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import httpx
 import pytest
 
-from router.api.body.checks import largest_id
+from router.api.body.fields import largest_id
 from router.core.fleet.health import DEFAULT_RULES
 from router.core.model.events import Event, WorkerJoined
 from router.core.model.request import WorkerId

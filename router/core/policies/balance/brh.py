@@ -12,9 +12,8 @@ from router.core.policies.balance.f_score import HorizonScore
 from router.core.policies.balance.projection import LoadProjection
 from router.core.policies.balance.rank_loads import RankWithRoom
 from router.core.policies.context import PolicyContext
-from router.core.predict.output_length import OutputPredictor
+from router.core.predict.output_length import OutputPredictor, TrueLength, TrueOutputs
 from router.core.predict.survival import ExactMatchLengths, SurvivalLengths
-from router.core.predict.true_length import TrueLength, TrueOutputs
 
 
 class Brh(BalanceRoute):

@@ -8,8 +8,7 @@ from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import Request, WorkerId
 from router.core.policies.base import Candidate
 from router.core.policies.preble.recent_prefixes import PrefixRun, RecentPrefixes
-from router.core.predict.mean_output import RecentMean
-from router.core.predict.output_length import OutputPredictions
+from router.core.predict.output_length import OutputPredictions, RecentMean
 from router.core.predict.sliding_sum import SlidingSum, TimedAmount
 
 

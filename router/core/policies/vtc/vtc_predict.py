@@ -15,9 +15,7 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.context import PolicyContext
 from router.core.policies.vtc.vtc import Vtc
 from router.core.policies.vtc.vtc_parameters import OracleParameters
-from router.core.predict.mean_output import ClientMeans
-from router.core.predict.output_length import OutputPredictor
-from router.core.predict.stated_limit import StatedLimit
+from router.core.predict.output_length import ClientMeans, OutputPredictor, StatedLimit
 
 
 @dataclass(slots=True)

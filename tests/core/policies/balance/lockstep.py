@@ -12,7 +12,7 @@ from router.core.model.prompt_key import PromptKey
 from router.core.model.request import BarrierId, ClientId, Request, RequestId, Usage, Worker, WorkerId
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
-from router.core.predict.true_length import TrueOutputs
+from router.core.predict.output_length import TrueOutputs
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 

@@ -4,7 +4,7 @@ import pytest
 
 from router.core.fleet.window import FixedWindow
 from router.core.policies.balance.balance_parameters import BrhParameters
-from router.core.predict.true_length import TrueOutputs
+from router.core.predict.output_length import TrueOutputs
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import Scene
 

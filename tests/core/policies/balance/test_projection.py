@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from router.core.model.cost import Charge, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.balance.projection import LoadProjection
-from router.core.predict.true_length import TrueLength
+from router.core.predict.output_length import TrueLength
 
 HORIZON = 8
 W = WorkerId("w1")
