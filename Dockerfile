@@ -16,7 +16,7 @@ FROM python:3.13.9-slim-trixie
 COPY --from=build /opt/d2lpm /opt/d2lpm
 ENV PATH=/opt/d2lpm/bin:$PATH PYTHONUNBUFFERED=1 D2LPM_HOST=0.0.0.0
 USER 10001:10001
-EXPOSE 8000
+EXPOSE 8000 9000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s \
     CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=2)"]
 ENTRYPOINT ["d2lpm"]

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from typing import Final
 
@@ -20,6 +20,7 @@ from router.front.http.connection import accept_sockets
 from router.process.server import DrainingServer, check_files, client_server_config, set_up_process
 from router.process.single import build
 from router.process.supervision.supervisor import process_count, supervise
+from router.process.tls import build_tls
 from router.runtime.command_line import INTERRUPTED
 from router.runtime.emulate import EmulatedWorker, start_emulated_workers
 from router.telemetry.logs.log_format import FIELDS
@@ -53,32 +54,34 @@ def _serve(settings: Settings) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
         suppress(KeyboardInterrupt),
-        _listener(settings) as listener,
+        _listening(settings) as listeners,
         start_emulated_workers(settings.emulate) as workers,
     ):
         joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
         settings = with_default_policy(settings.model_copy(update={"worker": joined}))
         set_up_process(settings)
-        with _announced(settings, listener, workers) as on_ready:
-            return _run(settings, listener, on_ready)
+        if settings.admin_port is not None:
+            settings = settings.model_copy(update={"admin_port": listeners[1].getsockname()[1]})
+        with _announced(settings, listeners, workers) as on_ready:
+            return _run(settings, listeners, on_ready)
     return INTERRUPTED
 
 
-def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[], None]) -> int:
-    processes = process_count(settings.processes)
+def _run(settings: Settings, listeners: Sequence[socket.socket], on_ready: Callable[[], None]) -> int:
+    processes, tls = process_count(settings.processes), build_tls(settings)
     if processes > 1:
-        return supervise(settings, listener, processes - 1, on_ready)
+        return supervise(settings, listeners, processes - 1, on_ready)
     check_files(settings)
     app = build(settings)
-    config = client_server_config(app, app.connections, access_log=settings.access_log, lifespan=True)
-    server = DrainingServer(config, app.drain, on_ready)
-    server.run(accept_sockets(listener))
+    config = client_server_config(app, app.connections, tls, access_log=settings.access_log, lifespan=True)
+    server = DrainingServer(config, app.drain, on_ready, tls)
+    server.run([each for listener in listeners for each in accept_sockets(listener)])
     return 0
 
 
 @contextmanager
 def _announced(
-    settings: Settings, listener: socket.socket, emulated: Sequence[EmulatedWorker]
+    settings: Settings, listeners: Sequence[socket.socket], emulated: Sequence[EmulatedWorker]
 ) -> Iterator[Callable[[], None]]:
     """Log the start and the end of the router. Yields what is to be called once it listens.
 
@@ -90,16 +93,18 @@ def _announced(
         nonlocal began
         began = time.monotonic()
         workers = len(settings.workers())
+        urls = [_url(listener, "http" if settings.tls_cert is None else "https") for listener in listeners]
         fields = {
             "version": version("d2lpm-router"),
-            "url": _url(listener),
+            "url": urls[0],
+            **({"admin_url": urls[1]} if urls[1:] else {}),
             "policy": settings.policy,
             "workers": workers,
             "processes": process_count(settings.processes),
         }
         log.info("started", extra={FIELDS: fields})
         if settings.log_format == "text":
-            print(_greeting(_url(listener), settings.policy, workers, emulated), flush=True)
+            print(_greeting(urls, settings.policy, workers, emulated), flush=True)
 
     try:
         yield started
@@ -124,24 +129,36 @@ def with_default_policy(settings: Settings) -> Settings:
     return settings.model_copy(update={"policy": BALANCING})
 
 
-def _listener(settings: Settings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+@contextmanager
+def _listening(settings: Settings) -> Iterator[list[socket.socket]]:
+    """Listen where clients connect and, if that is another port, where operators do. Raises ConfigError."""
+    addresses = [(settings.host, settings.port)]
+    if settings.admin_port is not None:
+        addresses.append((settings.admin_host or settings.host, settings.admin_port))
+    with ExitStack() as stack:
+        yield [stack.enter_context(_listener(*address)) for address in addresses]
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from None
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     """Return a URL at which this machine reaches the router."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _greeting(url: str, policy: str, workers: int, emulated: Sequence[EmulatedWorker]) -> str:
-    """Return the lines printed once the router listens."""
+def _greeting(urls: Sequence[str], policy: str, workers: int, emulated: Sequence[EmulatedWorker]) -> str:
+    """Return the lines printed once the router listens. `urls`: its own, and that for operators if there is one."""
+    url = urls[0]
     lines = [f"d2lpm: listening on {url}, policy {policy}, workers: {workers}"]
+    lines += [f"For operators: {each}" for each in urls[1:]]
     if not emulated:
         return "\n".join([*lines, "The models it serves:", f"  curl {url}/v1/models"])
     messages = [{"role": "user", "content": "Hello"}]

@@ -14,7 +14,11 @@ class Section(NamedTuple):
 
 
 SECTIONS: Final = (
-    Section("Listening", ("config", "host", "port"), ("allowed_hosts", "cors_origins", "processes")),
+    Section(
+        "Listening",
+        ("config", "host", "port"),
+        ("admin_port", "admin_host", "tls_cert", "tls_key", "allowed_hosts", "cors_origins", "processes"),
+    ),
     Section(
         "Workers",
         ("worker", "worker_api_key", "worker_dns", "emulate"),

@@ -47,6 +47,10 @@ ADDRESSES: Final = frozenset(
         "allowed_hosts",
         "cors_origins",
         "port",
+        "admin_port",
+        "admin_host",
+        "tls_cert",
+        "tls_key",
         "processes",
         "worker",
         "worker_api_key",
@@ -226,6 +230,17 @@ class Settings(PolicyGroups):
     allows any. Without it, browsers keep the answers from pages of other origins."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """TCP port to listen on; 0 picks a free one."""
+    admin_port: Annotated[int | None, Field(ge=0, le=65535)] = None
+    """TCP port for operators alone: metrics, /fairness, /workers, /explain and the operator API are then served there
+    and nowhere else, the first four without a key. 0 picks a free one. Without it they are at `port`, and need
+    `admin_key` if `host` is not a loopback address."""
+    admin_host: str | None = None
+    """Address of `admin_port`; by default that of `host`."""
+    tls_cert: Path | None = None
+    """PEM file with the certificate of the router, and those that lead to a known one: all ports serve https. It is
+    read again when it changes."""
+    tls_key: Path | None = None
+    """PEM file with the private key of `tls_cert`."""
     processes: PositiveInt | Literal["auto"] = 1
     """Processes that serve: 1 does everything in one; from 2 on, one schedules and the others are fronts, which accept
     clients and relay answers. auto: one for each core. Each front has an equal part of the limits on connections and
@@ -309,7 +324,7 @@ class Settings(PolicyGroups):
     admin_key: Annotated[SecretStr | None, Field(min_length=16)] = None
     """Bearer token of the operator API, 16 characters or more. Without it, the operator API is off."""
     admin_on_public: bool = False
-    """Serve the operator API even if `host` is not a loopback address."""
+    """Serve the operator API at `port` even if `host` is not a loopback address."""
     identity: Annotated[tuple[IdentitySource, ...], Field(min_length=1)] = DEFAULT_ORDER
     """Sources of a client's name, in order of precedence; repeatable."""
     trusted_header: tuple[str, ...] = ()
@@ -433,6 +448,16 @@ class Settings(PolicyGroups):
         roles = {worker.role for worker in distinct(self.workers())}
         if roles == {"prefill"} and not (self.worker_dns or self.workers_file or self.emulate):
             raise ValueError("prefill: there is no decode worker for these prefill workers; name some with --decode")
+        return self
+
+    @model_validator(mode="after")
+    def _has_fitting_ports(self) -> "Settings":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert: it needs tls_key, and tls_key needs it")
+        if self.admin_host is not None and self.admin_port is None:
+            raise ValueError("admin_host: it is the address of admin_port, which is not set")
+        if self.admin_port and self.admin_port == self.port:
+            raise ValueError("admin_port: it is the same as port")
         return self
 
     @model_validator(mode="after")

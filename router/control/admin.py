@@ -1,24 +1,21 @@
 """The admin API: calls that change workers and clients and show settings, protected by the operator's key."""
 
-import logging
 from collections.abc import Awaitable, Callable, Container, Mapping
-from hmac import compare_digest
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
-from router.config.settings import Settings, WorkerAddress, is_loopback
+from router.config.settings import Settings, WorkerAddress
 from router.config.sources import refusal
+from router.control.operator_access import has_key
 from router.core.model.events import Credited, Event, Forgotten
 from router.core.model.request import ClientId, WorkerId
 from router.errors import BadRequest, BodyTooLarge, ClientBusy, Unauthorized, UnknownClient, UnknownWorker, WorkerExists
 from router.telemetry.history import FairnessHistory, FairnessSample
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.worker_registry import WorkerDrain, WorkerRegistry
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -52,25 +49,16 @@ class Operations(NamedTuple):
     """The clients that the scheduler remembers."""
 
 
-def is_open(settings: Settings) -> bool:
-    """Return whether to serve the admin API: only with a key, and on a public address only with --admin-on-public."""
-    if settings.admin_key is None or settings.admin_on_public or is_loopback(settings.host):
-        return settings.admin_key is not None
-    log.warning("the admin API is not served on %s without --admin-on-public", settings.host)
-    return False
-
-
 def needs_key(settings: Settings) -> Callable[..., None]:
     """Return a dependency of routes that raises Unauthorized without the operator's key. Checks nothing if none is set.
 
     It runs before the body is read.
     """
-    if settings.admin_key is None:
+    if (key := settings.admin_key) is None:
         return lambda: None
-    expected = f"Bearer {settings.admin_key.get_secret_value()}".encode()
 
     def check(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)]) -> None:
-        if not compare_digest(request.headers.get("authorization", "").encode(), expected):
+        if not has_key(dict(request.headers.raw), key):
             raise Unauthorized
 
     return check

@@ -22,6 +22,7 @@ from router.errors import (
     NoWorker,
     RouterError,
     ShuttingDown,
+    Unauthorized,
     UnknownModel,
     UnknownPath,
     UnknownRequest,
@@ -34,6 +35,9 @@ from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 CONTEXT: Final = "max_model_len"
 """The member of a model's card with the most tokens of prompt and answer together."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+NEEDS_KEY: Final[dict[int | str, dict[str, Any]]] = {
+    Unauthorized.status: {"description": "The router listens on an address that others can reach: its key is needed."}
+}
 NOT_READY: Final = "No worker is alive, or the router is shutting down."
 UsageLookup = Callable[[Mapping[bytes, bytes], str | None], UsageReport]
 
@@ -178,7 +182,7 @@ def _health(
             raise NoWorker("No worker is alive.")
         return {"workers": alive}
 
-    @routes.get("/workers")
+    @routes.get("/workers", responses=NEEDS_KEY)
     async def workers() -> dict[str, Any]:
         """Every worker: whether it is alive, the state of its circuit breaker, and its predicted cache."""
         by_worker = await reports()
@@ -200,19 +204,19 @@ def _insight(
 ) -> APIRouter:
     routes = APIRouter()
 
-    @routes.get("/metrics", response_class=PlainTextResponse)
+    @routes.get("/metrics", response_class=PlainTextResponse, responses=NEEDS_KEY)
     async def metrics() -> Response:
         """Metrics in the Prometheus text format."""
         return Response(await scrape(), media_type=CONTENT_TYPE_LATEST)
 
-    @routes.get("/fairness", response_model=FairnessReport)
+    @routes.get("/fairness", response_model=FairnessReport, responses=NEEDS_KEY)
     async def fairness() -> Response:
         """Service, deficits, lag and waits of each client; rounds; load, service gap and its bound of each worker."""
         return Response(await report_json(await report()), media_type="application/json")
 
     @routes.get(
         "/explain/{request_id:path}",
-        responses={UnknownRequest.status: {"description": "The router does not remember this request."}},
+        responses=NEEDS_KEY | {UnknownRequest.status: {"description": "The router does not remember this request."}},
     )
     async def explanation(request_id: str) -> Explanation:
         """Why one of the last 10,000 requests was sent to its worker, and when, by its `x-request-id`."""

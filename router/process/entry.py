@@ -6,15 +6,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.families import family_of, without_azure
-from router.front.exchange import Exchange
+from router.control.operator_access import OperatorAccess
+from router.errors import RouterError, UnknownPath
+from router.front.exchange import Exchange, new_request_id
 from router.front.gateway import Gateway
 
 
 class Entry:
     """Routes calls to models around FastAPI, whose middleware would slow down every chunk of a stream."""
 
-    def __init__(self, gateway: Gateway, control: ASGIApp, origins: Sequence[str] = ()) -> None:
-        """`gateway`: serves calls to models; `control`: everything else.
+    def __init__(self, gateway: Gateway, control: ASGIApp, access: OperatorAccess, origins: Sequence[str] = ()) -> None:
+        """`gateway`: serves calls to models; `control`: everything else, as far as `access` lets a call pass.
 
         `origins`: those of web pages that may read answers; `*` for all.
         """
@@ -25,6 +27,7 @@ class Entry:
             )
         self._gateway = gateway
         self._control = control
+        self._access = access
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one call, or the ASGI lifespan. Not a coroutine itself: it would be resumed with each that serves."""
@@ -38,5 +41,22 @@ class Entry:
             scope = {**scope, "path": path}
         family = family_of(path)
         if family is None:
-            return self._control(scope, receive, send)
+            return self._serve_control(scope, receive, send)
+        if self._access.is_operators_port(scope):
+            return _refuse(UnknownPath(given), scope, receive, send)
         return self._gateway.serve(Exchange(scope, receive, send, deployment), family)
+
+    def _serve_control(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve a call that is not for engines, or the lifespan."""
+        if scope["type"] == "http":
+            try:
+                self._access.check(scope)
+            except RouterError as error:
+                return _refuse(error, scope, receive, send)
+        return self._control(scope, receive, send)
+
+
+def _refuse(error: RouterError, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    exchange = Exchange(scope, receive, send)
+    exchange.request_id = new_request_id()
+    return exchange.fail(error)

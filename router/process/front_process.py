@@ -14,6 +14,7 @@ from router.channel.front_channel import FrontChannel
 from router.channel.messages import FrontMeasured, ProcessLoad
 from router.channel.socket import ChannelClosed
 from router.config.settings import Settings
+from router.control.operator_access import OperatorAccess
 from router.front.drain import Drain
 from router.front.http.connection import accept_sockets
 from router.process.control_proxy import ControlProxy
@@ -27,6 +28,7 @@ from router.process.server import (
     defer_termination,
     set_up_process,
 )
+from router.process.tls import build_tls
 from router.runtime.gc_tuning import FullCollections
 from router.runtime.periodic import PeriodicTask
 from router.telemetry.front_metrics import measured_metrics
@@ -104,11 +106,11 @@ async def _serve(plan: ProcessPlan) -> int:
     channel.attach(front.scheduler_client)
     proxy = ControlProxy(plan.control, front.budget, drain)
     reports = FrontReports(front, drain, lag, channel, plan.restart)
-    entry = Entry(front.gateway, proxy, settings.cors_origins)
-    config = client_server_config(entry, front.client_connections, access_log=settings.access_log, lifespan=False)
-    server = DrainingServer(config, drain, report_ready)
+    entry = Entry(front.gateway, proxy, OperatorAccess(settings), settings.cors_origins)
+    tls = build_tls(settings)
+    config = client_server_config(entry, front.client_connections, tls, access_log=settings.access_log, lifespan=False)
+    server = DrainingServer(config, drain, report_ready, tls)
     on_supervisor_end(plan.folder, server.end_now)
-    assert plan.listener is not None
     parts: list[AbstractAsyncContextManager[object]] = [lag, FullCollections(lambda: drain.idle), reports]
     async with channel:
         async with AsyncExitStack() as stack:
@@ -116,7 +118,8 @@ async def _serve(plan: ProcessPlan) -> int:
             for part in (*parts, *front.running, proxy):
                 await stack.enter_async_context(part)
             lost = asyncio.create_task(_end_when_lost(channel, server))
-            await server.serve(accept_sockets(socket.socket(fileno=plan.listener)))
+            listeners = [socket.socket(fileno=number) for number in plan.listeners]
+            await server.serve([each for listener in listeners for each in accept_sockets(listener)])
             lost.cancel()
         return await _leave(front, channel, reports)
 

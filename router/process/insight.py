@@ -10,7 +10,8 @@ from prometheus_client.registry import Collector
 from router.auth.identity import Identifier
 from router.channel.host import Observer
 from router.config.settings import Settings
-from router.control.admin import Operations, is_open, needs_key
+from router.control.admin import Operations, needs_key
+from router.control.operator_access import admin_api_is_open
 from router.control.page.feed import PageFeed
 from router.control.page.routes import Page
 from router.core.model.request import WorkerId
@@ -121,7 +122,7 @@ class Insight:
 
 def build_operations(settings: Settings, side: SchedulerSide, insight: Insight) -> Operations | None:
     """Build the operators' actions; None if the settings allow none."""
-    if not is_open(settings):
+    if not admin_api_is_open(settings):
         return None
     workers, host = side.workers, side.host
     return Operations(

@@ -43,8 +43,8 @@ class ProcessPlan:
     """Of this front; 0 for the scheduler."""
     fronts: int = 1
     """How many fronts there are."""
-    listener: int | None = None
-    """File descriptor of the socket at which a front accepts clients."""
+    listeners: tuple[int, ...] = ()
+    """File descriptors of the sockets at which a front accepts clients and operators."""
     restart: int = 0
     """How often this process was started again after it had died."""
     connected: tuple[int, ...] = ()
@@ -80,8 +80,8 @@ def decode_plan(line: bytes) -> ProcessPlan:
     """Return the plan. Raises ConfigError if the line is none."""
     try:
         values = json.loads(line)
-        settings, connected = Settings.model_validate(values["settings"]), tuple(values["connected"])
-        return ProcessPlan(**{**values, "settings": settings, "connected": connected})
+        tuples = {name: tuple(values[name]) for name in ("listeners", "connected")}
+        return ProcessPlan(**{**values, **tuples, "settings": Settings.model_validate(values["settings"])})
     except (ValueError, TypeError, KeyError):
         raise ConfigError("only `d2lpm serve --processes` starts this command") from None
 

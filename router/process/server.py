@@ -15,6 +15,7 @@ from router.config.settings import Settings
 from router.front.drain import Drain
 from router.front.http.connection import connection_class
 from router.front.http.connection_limits import Connections
+from router.process.tls import CHECK_TICKS, Tls
 from router.runtime import open_files
 from router.runtime.gc_tuning import tune_collector
 from router.telemetry.logs.access_log import AccessLog
@@ -59,14 +60,19 @@ def check_files(settings: Settings) -> None:
         log.warning(text, limit, settings.max_connections, wanted)
 
 
-def client_server_config(app: ASGIApp, connections: Connections, *, access_log: bool, lifespan: bool) -> uvicorn.Config:
+def client_server_config(
+    app: ASGIApp, connections: Connections, tls: Tls | None, *, access_log: bool, lifespan: bool
+) -> uvicorn.Config:
     """Return the configuration of a server for clients.
 
-    `access_log`: whether to log every call; `lifespan`: whether the application has one.
+    `tls`: its certificate, None for plain HTTP; `access_log`: whether to log every call; `lifespan`: whether the
+    application has one.
     """
     config = _server_config(AccessLog(app) if access_log else app)
     config.http = connection_class(connections)
     config.lifespan = "on" if lifespan else "off"
+    if tls is not None:
+        config.ssl_context_factory = lambda *_: tls.context
     return config
 
 
@@ -98,12 +104,21 @@ class DrainingServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, drain: Drain, on_started: Callable[[], None], *, drains_early: bool = False
+        self,
+        config: uvicorn.Config,
+        drain: Drain,
+        on_started: Callable[[], None],
+        tls: Tls | None = None,
+        *,
+        drains_early: bool = False,
     ) -> None:
-        """`drains_early`: whether there may be something to drain before the server has started."""
+        """`tls`: reloaded while the server runs; `drains_early`: whether there may be something to drain before the
+        server has started.
+        """
         super().__init__(config)
         self._drain = drain
         self._on_started = on_started
+        self._tls = tls
         self._drains_early = drains_early
 
     def end_now(self) -> None:
@@ -119,6 +134,8 @@ class DrainingServer(uvicorn.Server):
             self._on_started()
 
     async def on_tick(self, counter: int) -> bool:
+        if self._tls is not None and counter % CHECK_TICKS == 0:
+            self._tls.reload_if_changed()
         if self._drain.begun and self._drain.over and not self.should_exit:
             self.should_exit = True
             self.config.timeout_graceful_shutdown = GRACE_SECONDS if self._drain.idle else 0

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from router.channel.local import connect
 from router.config.settings import Settings
 from router.control.app import control_plane
+from router.control.operator_access import OperatorAccess
 from router.front.drain import Drain
 from router.process.entry import Entry
 from router.process.front import Front, build_front
@@ -43,7 +44,7 @@ def build(settings: Settings, resolve: Resolve = resolve, *, encoded: bool = Fal
         *(drain, side.workers.drain.drained, operations, build_page(settings, insight, drain)),
         partial(_running, parts, side, front),
     )
-    return Router(front, side, control, drain, settings.cors_origins)
+    return Router(front, side, control, drain, OperatorAccess(settings), settings.cors_origins)
 
 
 @asynccontextmanager
@@ -66,10 +67,16 @@ class Router(Entry):
     """One front and the scheduler as one ASGI application."""
 
     def __init__(
-        self, front: Front, side: SchedulerSide, control: ASGIApp, drain: Drain, origins: Sequence[str] = ()
+        self,
+        front: Front,
+        side: SchedulerSide,
+        control: ASGIApp,
+        drain: Drain,
+        access: OperatorAccess,
+        origins: Sequence[str] = (),
     ) -> None:
-        """`origins`: those of web pages that may read answers; `*` for all."""
-        super().__init__(front.gateway, control, origins)
+        """`access`: as in `Entry`; `origins`: those of web pages that may read answers; `*` for all."""
+        super().__init__(front.gateway, control, access, origins)
         self.drain = drain
         self.front = front
         self.side = side

@@ -72,6 +72,17 @@ async def test_a_public_address_has_no_admin_calls_unless_configured(more: dict[
         await operate(router, "GET", "/config", status)
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/fairness", "/workers", "/explain/x"])
+async def test_a_public_address_shows_no_stranger_what_clients_do(path: str) -> None:
+    """Where others reach the router, what it knows of all clients needs the operator's key; its health does not."""
+    async with running_router(NOBODY, host="0.0.0.0", admin_key=KEY) as router:
+        for headers, refused in (({}, True), ({"authorization": "Bearer other"}, True), (BEARER, False)):
+            async with router.http.get(path, headers=headers) as response:
+                assert (response.status == 401) == refused
+        async with router.http.get("/health") as response:
+            assert response.status == 200
+
+
 async def test_openapi_describes_every_admin_call_and_its_security() -> None:
     """The OpenAPI document has each path with its security, and the body that adds a worker."""
     async with running_router(NOBODY, admin_key=KEY) as router:

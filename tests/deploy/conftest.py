@@ -99,7 +99,7 @@ def loaded(stack: Stack) -> Iterator[Stack]:
 
 def lost_tries(router: Service) -> float:
     """Return the router's count of lost tries, summed over all kinds of fault."""
-    lines = get(router.url + "/metrics").body.decode().splitlines()
+    lines = get(router.admin_url + "/metrics").body.decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("d2lpm_lost_tries_total{"))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.engine.processes import Server
+from tests.engine.processes import Server, free_ports
 from tests.support.dockerfile import ROOT
 
 from .environment import program
@@ -28,7 +28,10 @@ class Service(Server):
         self._folder = folder / name
         self._folder.mkdir(parents=True)
         ours = "build" in self._service
-        port = {"D2LPM_HOST": "127.0.0.1", "D2LPM_PORT": "{port}"} if name == "router" else {}
+        self.admin_port = free_ports(1)
+        """Where operators reach the router."""
+        here = {"D2LPM_HOST": "127.0.0.1", "D2LPM_PORT": "{port}", "D2LPM_ADMIN_PORT": str(self.admin_port)}
+        port = here if name == "router" else {}
         variables = {**(image.environment if ours else {}), **port, "PYTHONPATH": "", **(environment or {})}
         entrypoint = self._service.get("entrypoint", image.entrypoint if ours else [str(program(name))])
         words = [DEFAULT.sub(r"\1", word) for word in [*entrypoint, *self._service["command"]]]
@@ -36,7 +39,8 @@ class Service(Server):
 
     def place(self, others: Iterable["Service"]) -> None:
         """Copy the mounted files, with the other services' addresses here and with short intervals."""
-        addresses = {other.name: f"127.0.0.1:{other.port}" for other in others}
+        addresses = {rf"{other.name}:(?!9000)\d+": f"127.0.0.1:{other.port}" for other in others}
+        addresses |= {f"{other.name}:9000": f"127.0.0.1:{other.admin_port}" for other in others}
         for source, target in self._mounts():
             if source.is_file():
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +50,11 @@ class Service(Server):
                     copied = target / file.relative_to(source)
                     copied.parent.mkdir(parents=True, exist_ok=True)
                     copied.write_text(_here(file.read_text("utf-8"), addresses), "utf-8")
+
+    @property
+    def admin_url(self) -> str:
+        """The URL at which operators reach the router."""
+        return f"http://127.0.0.1:{self.admin_port}"
 
     def _mounts(self) -> Iterable[tuple[Path, Path]]:
         """Yield each mounted file or folder of the project, and its place here."""
@@ -69,6 +78,6 @@ class Service(Server):
 
 def _here(text: str, addresses: Mapping[str, str]) -> str:
     """Return a configuration with addresses of this machine, and with intervals short enough for a test."""
-    for name, address in addresses.items():
-        text = re.sub(rf"(?<![\w-]){name}:\d+", address, text)
+    for named, address in addresses.items():
+        text = re.sub(rf"(?<![\w-]){named}", address, text)
     return INTERVAL.sub(r"\1: 500ms", text)

@@ -113,7 +113,7 @@ def test_every_rule_is_evaluated_without_an_error(loaded: Stack) -> None:
 
 def test_the_metrics_follow_the_conventions_of_prometheus(loaded: Stack, promtool: str) -> None:
     """Promtool finds no fault with the metrics' names, units, help texts and types."""
-    exposition = get(loaded.router.url + "/metrics").body
+    exposition = get(loaded.router.admin_url + "/metrics").body
     done = subprocess.run(
         [promtool, "check", "metrics"], input=exposition, capture_output=True, timeout=60, check=False
     )

@@ -28,7 +28,7 @@ SETTINGS = Settings.model_validate(
 
 def test_a_plan_survives_its_way() -> None:
     """Every setting is the same there, also those that are masked elsewhere."""
-    plan = ProcessPlan(SETTINGS, "/folder", 2, 3, 7, 1, (1, 3))
+    plan = ProcessPlan(SETTINGS, "/folder", 2, 3, (7, 8), 1, (1, 3))
     line = plan.encoded()
     assert line.count(b"\n") == 1
     assert decode_plan(line) == plan

@@ -84,7 +84,7 @@ def serve(plan: Connection, reports: Connection, listener: socket.socket | None,
     assert found is not None
     if listener is None:
         sys.exit(run_scheduler(found))
-    sys.exit(run_front(replace(found, listener=listener.detach())))
+    sys.exit(run_front(replace(found, listeners=(listener.detach(),))))
 
 
 @asynccontextmanager
@@ -101,7 +101,7 @@ async def forked_router(settings: Settings, listener: socket.socket) -> AsyncIte
         try:
             await started[0].ready()
             for number in range(1, fronts + 1):
-                plan = ProcessPlan(settings, folder, number, fronts, listener.fileno())
+                plan = ProcessPlan(settings, folder, number, fronts, (listener.fileno(),))
                 started.append(RouterProcess(plan, listener, log))
             for front in started[1:]:
                 await front.ready()

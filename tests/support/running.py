@@ -74,8 +74,9 @@ class RunningRouter:
     Members that give access to internals skip the test if these are in other processes.
     """
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, app: Router | None) -> None:
-        """`app`: the router, if it runs in this process."""
+    def __init__(self, url: str, http: aiohttp.ClientSession, app: Router | None, admin_key: str | None = None) -> None:
+        """`app`: the router, if it runs in this process; `admin_key`: the operator's key, if there is one."""
+        self._admin = {} if admin_key is None else {"authorization": f"Bearer {admin_key}"}
         self.url = url
         self.http = http
         self._app = app
@@ -144,11 +145,11 @@ class RunningRouter:
 
     async def fairness(self) -> Any:
         """The answer of /fairness."""
-        return await self.get_json("/fairness")
+        return await self.get_json("/fairness", **self._admin)
 
-    async def get_json(self, path: str) -> Any:
+    async def get_json(self, path: str, **headers: str) -> Any:
         """The JSON answer of a path of the control plane."""
-        async with self.http.get(path) as response:
+        async with self.http.get(path, headers=headers) as response:
             return await response.json()
 
     async def until_waiting(self, count: int) -> None:
@@ -219,7 +220,8 @@ async def running_router(*workers: str | Mapping[str, object], **settings: Any) 
         url = "http://{}:{}".format(*listener.getsockname())
         connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=2 * TIMEOUT_S)
         http = await stack.enter_async_context(aiohttp.ClientSession(url, connector=connector, timeout=timeout))
-        router = RunningRouter(url, http, app)
+        key = given.admin_key
+        router = RunningRouter(url, http, app, None if key is None else key.get_secret_value())
         yield router
         await router.check_at_rest()
 

@@ -119,7 +119,7 @@ class ChildProcess:
 
 async def start_process(plan: ProcessPlan, command: Sequence[str] = COMMAND) -> ChildProcess:
     """Start a process and give it its plan."""
-    child = await start_without_plan(plan.name, command, () if plan.listener is None else (plan.listener,))
+    child = await start_without_plan(plan.name, command, plan.listeners)
     child.give(plan)
     return child
 

@@ -1,7 +1,7 @@
 """Starts the processes of the router, starts those again that die or hang, and ends them all.
 
-The supervisor holds the socket at which clients connect: if a front dies, those connections that no front has accepted
-yet stay in its queue for the others. It serves no call itself.
+The supervisor holds the sockets at which clients connect: if a front dies, those connections that no front has accepted
+yet stay in their queues for the others. It serves no call itself.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ def process_count(setting: int | Literal["auto"]) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
-def supervise(settings: Settings, listener: socket.socket, fronts: int, on_ready: Callable[[], None]) -> int:
+def supervise(settings: Settings, listeners: Sequence[socket.socket], fronts: int, on_ready: Callable[[], None]) -> int:
     """Run the scheduler and this many fronts until a signal arrives, and their calls have ended. Returns the exit code.
 
-    `listener`: where clients connect; `on_ready`: called once all processes serve. Raises ConfigError if there is no
-    place for the sockets between the processes.
+    `listeners`: where clients and operators connect; `on_ready`: called once all processes serve. Raises ConfigError if
+    there is no place for the sockets between the processes.
     """
     with socket_folder() as folder:
-        return asyncio.run(Supervisor(settings, listener, fronts, folder, on_ready).run())
+        return asyncio.run(Supervisor(settings, listeners, fronts, folder, on_ready).run())
 
 
 @contextmanager
@@ -66,7 +66,7 @@ class Supervisor:
     def __init__(
         self,
         settings: Settings,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         fronts: int,
         folder: str,
         on_ready: Callable[[], None],
@@ -75,7 +75,7 @@ class Supervisor:
     ) -> None:
         """`folder`: for the sockets between the processes, which only this user may enter; `command`: starts one."""
         self._settings = settings
-        self._listener = listener
+        self._listeners = listeners
         self._folder = folder
         self._on_ready = on_ready
         self._rules = rules
@@ -145,8 +145,8 @@ class Supervisor:
         return self._standby.take(plan) or await start_process(plan, self._command)
 
     async def _start_front(self, number: int, restarts: int) -> ChildProcess:
-        count, listener = len(self._fronts), self._listener.fileno()
-        plan = ProcessPlan(self._settings, self._folder, number, count, listener, restarts)
+        count, listeners = len(self._fronts), tuple([listener.fileno() for listener in self._listeners])
+        plan = ProcessPlan(self._settings, self._folder, number, count, listeners, restarts)
         return await start_process(plan, self._command)
 
     async def _watch(self) -> None:

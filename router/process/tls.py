@@ -1,0 +1,59 @@
+"""The certificate for clients' connections, read again when its files change."""
+
+import logging
+import ssl
+from pathlib import Path
+from typing import Final
+
+from router.config.settings import Settings
+from router.errors import ConfigError
+from router.runtime.atomic_file import FileVersion, file_version
+
+log = logging.getLogger(__name__)
+
+CHECK_TICKS: Final = 10
+"""Ticks of the server, 0.1 s each, between two looks at the files."""
+
+
+class Tls:
+    """The TLS context of a server. A new certificate counts for the connections that come after it."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Read the files. Raises ConfigError if they are no certificate with its key."""
+        self._files = (certificate, key)
+        self._versions = self._look()
+        try:
+            self.context: Final = self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"tls_cert: {certificate} and {key} cannot be used: {error}") from None
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(["http/1.1"])
+
+    def reload_if_changed(self) -> None:
+        """Read the files again if one has changed. If they do not fit each other, the earlier certificate stays."""
+        if (versions := self._look()) == self._versions:
+            return
+        self._versions = versions
+        try:
+            # Elsewhere first: a failure would leave half of it in the context in use.
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._load(self.context)
+        except OSError as error:
+            log.warning("%s: %s; the earlier certificate stays in use", self._files[0], error)
+        else:
+            log.info("%s: reloaded", self._files[0])
+
+    def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        # Without a callback, OpenSSL would ask at the terminal for the password of an encrypted key.
+        context.load_cert_chain(*self._files, password=lambda: "")
+        return context
+
+    def _look(self) -> tuple[FileVersion, FileVersion]:
+        return file_version(self._files[0]), file_version(self._files[1])
+
+
+def build_tls(settings: Settings) -> Tls | None:
+    """Return the TLS of the settings; None without a certificate. Raises ConfigError."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return Tls(settings.tls_cert, settings.tls_key)
