@@ -17,10 +17,9 @@ from router.config.settings import Settings, WorkerAddress
 from router.config.sources import ABOUT, add_flags, load
 from router.errors import ConfigError
 from router.front.http.connection import accept_sockets
-from router.process.server import DrainingServer, check_files, client_server_config, set_up_process
+from router.process.server import DrainingServer, build_tls, check_files, client_server_config, set_up_process
 from router.process.single import build
 from router.process.supervision.supervisor import process_count, supervise
-from router.process.tls import build_tls
 from router.runtime.command_line import INTERRUPTED
 from router.runtime.emulate import EmulatedWorker, start_emulated_workers
 from router.telemetry.logs.log_format import FIELDS

@@ -23,12 +23,12 @@ from router.process.front import Front, build_front
 from router.process.plan import AliveReports, ProcessPlan, on_supervisor_end, report_ready
 from router.process.server import (
     DrainingServer,
+    build_tls,
     check_files,
     client_server_config,
     defer_termination,
     set_up_process,
 )
-from router.process.tls import build_tls
 from router.runtime.gc_tuning import FullCollections
 from router.runtime.periodic import PeriodicTask
 from router.telemetry.front_metrics import measured_metrics

@@ -15,9 +15,9 @@ from router.config.settings import Settings
 from router.front.drain import Drain
 from router.front.http.connection import connection_class
 from router.front.http.connection_limits import Connections
-from router.process.tls import CHECK_TICKS, Tls
 from router.runtime import open_files
 from router.runtime.gc_tuning import tune_collector
+from router.runtime.tls import CHECK_TICKS, Tls
 from router.telemetry.logs.access_log import AccessLog
 from router.telemetry.logs.log_format import set_up_log
 
@@ -58,6 +58,13 @@ def check_files(settings: Settings) -> None:
     if limit < wanted:
         text = "%d open files are allowed (ulimit -n), and --max-connections %d may need %d"
         log.warning(text, limit, settings.max_connections, wanted)
+
+
+def build_tls(settings: Settings) -> Tls | None:
+    """Return the TLS of the settings; None without a certificate. Raises ConfigError."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return Tls(settings.tls_cert, settings.tls_key)
 
 
 def client_server_config(

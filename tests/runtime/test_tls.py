@@ -14,7 +14,8 @@ import pytest
 
 from router.config.settings import Settings
 from router.errors import ConfigError
-from router.process.tls import Tls, build_tls
+from router.process.server import build_tls
+from router.runtime.tls import Tls
 from tests.cli.test_main import PATIENCE, serving
 from tests.support.running import emulated_workers
 

@@ -5,7 +5,6 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from router.config.settings import Settings
 from router.errors import ConfigError
 from router.runtime.atomic_file import FileVersion, file_version
 
@@ -50,10 +49,3 @@ class Tls:
 
     def _look(self) -> tuple[FileVersion, FileVersion]:
         return file_version(self._files[0]), file_version(self._files[1])
-
-
-def build_tls(settings: Settings) -> Tls | None:
-    """Return the TLS of the settings; None without a certificate. Raises ConfigError."""
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    return Tls(settings.tls_cert, settings.tls_key)
