@@ -1,23 +1,52 @@
 """Generates the Grafana dashboard: `python deploy/grafana/dashboard.py > deploy/grafana/dashboards/d2lpm.json`."""
 
 import json
+import re
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-DATASOURCE: Final = {"type": "prometheus", "uid": "prometheus"}
+PROVISIONED: Final = "prometheus"
+"""The id of the data source that deploy/grafana/provisioning sets up: the first choice of the dashboard's variable."""
+DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH: Final = 24
 """Columns of Grafana's grid."""
 HEIGHT: Final = 8
 """Height of a panel in rows of Grafana's grid."""
+STAT_HEIGHT: Final = 4
+"""Height of a panel with one number."""
 CLIENTS: Final = 12
 """Clients drawn in one panel, those with the largest values."""
 TOKENS: Final = "suffix: tok/s"
+PER_LINE: Final = 4
+"""Most panels beside each other."""
+SELECTOR: Final = re.compile(r"(?<![\w:])((?:\w+:)?d2lpm_[\w:]+)(?:\{([^}]*)\})?")
+"""A metric or a recording in an expression, with its matchers."""
+BY_MODEL: Final = re.compile(r"model:.*:rate5m|d2lpm_(model|queue|request|requests|failed_requests|inter_token)_.*")
+"""Metrics and recordings with the label `model`."""
+
+
+def scoped(expr: str) -> str:
+    """Restrict each metric of an expression to the chosen routers, and to the chosen models where it has models.
+
+    Recordings over all routers are left as they are.
+    """
+
+    def restricted(match: re.Match[str]) -> str:
+        name, given = match[1], match[2]
+        matchers = [given] if given else []
+        if ":" not in name or name.endswith("_bucket:rate5m") or name == "model:d2lpm_requests:rate5m":
+            matchers.append('instance=~"$instance"')
+        if BY_MODEL.fullmatch(name):
+            matchers.append('model=~"$model"')
+        return f"{name}{{{','.join(matchers)}}}" if matchers else name
+
+    return SELECTOR.sub(restricted, expr)
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A PromQL expression and the legend of its lines."""
+    """A PromQL expression, before it is restricted to the chosen routers and models, and the legend of its lines."""
 
     expr: str
     legend: str
@@ -25,7 +54,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel with lines over time."""
+    """A panel: lines over time, unless its kind is another one."""
 
     title: str
     description: str
@@ -35,6 +64,10 @@ class Panel:
     stacked: bool = False
     axis_max: float | None = None
     """Upper end of the axis; None to fit the data."""
+    kind: Literal["timeseries", "stat", "status-history"] = "timeseries"
+    """status-history: a heat map with a row for each series."""
+    alarming: float | None = None
+    """Value from which on a number is red; below which, if it is negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +83,9 @@ def top(expr: str) -> str:
     return f"topk({CLIENTS}, {expr})"
 
 
-def percentiles(histogram: str) -> tuple[Query, ...]:
-    """Query three percentiles of a histogram, over all models."""
-    inner = f"sum by (le) (rate({histogram}_bucket[$__rate_interval]))"
+def percentiles(buckets: str) -> tuple[Query, ...]:
+    """Query three percentiles of the recorded buckets of a histogram."""
+    inner = f"sum by (le) ({buckets})"
     return tuple(Query(f"histogram_quantile({share}, {inner})", f"p{share * 100:.0f}") for share in (0.5, 0.95, 0.99))
 
 
@@ -61,6 +94,21 @@ def rate(counter: str, by: str) -> str:
     return f"sum by ({by}) (rate({counter}[$__rate_interval]))"
 
 
+def p95(buckets: str) -> str:
+    """Query the 95th percentile of recorded buckets."""
+    return f"histogram_quantile(0.95, sum by (le) ({buckets}))"
+
+
+def stat(
+    title: str, description: str, unit: str, expr: str, alarming: float | None = None, legend: str = "{{__name__}}"
+) -> Panel:
+    """Return a panel with one number."""
+    return Panel(title, description, unit, (Query(expr, legend),), kind="stat", alarming=alarming)
+
+
+FIRST_TOKEN: Final = "model:d2lpm_time_to_first_token_seconds_bucket:rate5m"
+RUNNING: Final = "max by (version, policy) (d2lpm_build_info)"
+FAILED: Final = "max(model:d2lpm_failures:ratio_rate5m)"
 FAIRNESS: Final = Row(
     "Is it fair?",
     (
@@ -75,10 +123,15 @@ FAIRNESS: Final = Row(
         ),
         Panel(
             "Service of waiting clients, relative to the best served",
-            "Service per weight, over five minutes in which the client always had requests waiting. 1 is fair; a "
-            "client near 0 starves.",
+            "Service per weight over ten minutes, of clients that always had requests waiting, compared with the best "
+            "served client of the same model. 1 is fair; a client near 0 starves.",
             "percentunit",
-            (Query('bottomk(12, client:d2lpm_service_of_waiting:ratio_rate5m{client=~"$client"})', "{{client}}"),),
+            (
+                Query(
+                    'bottomk(12, client_model:d2lpm_service_of_waiting:ratio_rate10m{client=~"$client"})',
+                    "{{client}}, {{model}}",
+                ),
+            ),
         ),
         Panel(
             "Service gap and its bound",
@@ -91,16 +144,18 @@ FAIRNESS: Final = Row(
             ),
         ),
         Panel(
-            "Deficits",
-            "Each client's deficit in cost units, the smallest over the workers. Below 0 the client has a debt and "
-            "waits until others have caught up.",
+            "Deficits by client and worker",
+            "Each client's deficit in cost units; at each worker, where the policy keeps one per worker. Red: the "
+            "client has a debt there and waits until others have caught up.",
             "suffix: units",
             (
                 Query(
-                    'bottomk(12, min by (client, counter) (d2lpm_deficit_cost_units{client=~"$client"}))',
-                    "{{client}}, {{counter}}",
+                    'bottomk(24, min by (client, worker) (d2lpm_deficit_cost_units{client=~"$client"}))',
+                    "{{client}} {{worker}}",
                 ),
             ),
+            kind="status-history",
+            alarming=-1,
         ),
     ),
 )
@@ -181,7 +236,7 @@ WAITING: Final = Row(
             "Refusals by reason",
             "docs/operations.md explains each reason.",
             "reqps",
-            (Query(rate('d2lpm_requests_total{outcome=~"rejected-.*"}', "outcome"), "{{outcome}}"),),
+            (Query('sum by (outcome) (model:d2lpm_requests:rate5m{outcome=~"rejected-.*"})', "{{outcome}}"),),
         ),
     ),
 )
@@ -192,9 +247,43 @@ SPEED: Final = Row(
             "Time to first token",
             "From arrival, including the time in the queue.",
             "s",
-            percentiles("d2lpm_time_to_first_token_seconds"),
+            percentiles(FIRST_TOKEN),
         ),
-        Panel("Time in the queue", "From arrival to dispatch.", "s", percentiles("d2lpm_queue_seconds")),
+        Panel(
+            "Time in the queue",
+            "From arrival to dispatch.",
+            "s",
+            percentiles("model:d2lpm_queue_seconds_bucket:rate5m"),
+        ),
+        Panel(
+            "Whole answers",
+            "From arrival to the end of the answer.",
+            "s",
+            percentiles("model:d2lpm_request_seconds_bucket:rate5m"),
+        ),
+        Panel(
+            "Time between tokens",
+            "Mean time between two output tokens of a streamed answer, after its first.",
+            "s",
+            percentiles("model:d2lpm_inter_token_seconds_bucket:rate5m"),
+        ),
+        Panel(
+            "Time in the queue by group, p95",
+            "95th percentile, by the clients' group; none: clients without one.",
+            "s",
+            (
+                Query(
+                    "histogram_quantile(0.95, sum by (client_group, le) (group:d2lpm_queue_seconds_bucket:rate5m))",
+                    "{{client_group}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Failed requests by model",
+            "Share of requests that no worker answered.",
+            "percentunit",
+            (Query("model:d2lpm_failures:ratio_rate5m", "{{model}}"),),
+        ),
         Panel(
             "Tokens",
             "Input computed (extend), input found in a cache (cached, not charged) and output.",
@@ -206,7 +295,7 @@ SPEED: Final = Row(
             "Requests by outcome",
             "Requests that ended per second.",
             "reqps",
-            (Query(rate("d2lpm_requests_total", "outcome"), "{{outcome}}"),),
+            (Query("sum by (outcome) (model:d2lpm_requests:rate5m)", "{{outcome}}"),),
         ),
     ),
 )
@@ -310,6 +399,18 @@ ROUTER: Final = Row(
             (Query("max by (instance) (d2lpm_event_loop_lag_seconds)", "{{instance}}"),),
         ),
         Panel(
+            "Memory",
+            "Resident memory of each process.",
+            "bytes",
+            (Query("max by (instance, process) (d2lpm_process_resident_memory_bytes)", "{{process}}, {{instance}}"),),
+        ),
+        Panel(
+            "Failed writes",
+            "Failed writes of the journal and the state files, in five minutes. Any is a reason to look at the log.",
+            "short",
+            (Query("sum by (file) (increase(d2lpm_file_failures_total[5m]))", "{{file}}"),),
+        ),
+        Panel(
             "Connections",
             "Open connections of clients.",
             "short",
@@ -331,7 +432,32 @@ ROUTER: Final = Row(
         ),
     ),
 )
-ROWS: Final = (FAIRNESS, TURNS, WAITING, SPEED, CACHES, WORKERS, ROUTER)
+NOW: Final = Row(
+    "Now",
+    (
+        stat("Requests", "Requests that ended per second.", "reqps", "sum(model:d2lpm_requests:rate5m)"),
+        stat("Failed", "Largest share of failed requests of a model.", "percentunit", FAILED, 0.05),
+        stat(
+            "First token, p95",
+            "Of all requests.",
+            "s",
+            p95("model:d2lpm_time_to_first_token_seconds_bucket:rate5m"),
+            30,
+        ),
+        stat("Queue, p95", "Of all requests.", "s", p95("model:d2lpm_queue_seconds_bucket:rate5m"), 30),
+        stat("Waiting", "Requests that wait in the router.", "short", "sum(d2lpm_client_queued_requests)"),
+        stat("Hit rate, all", "Share of prompts found in caches.", "percentunit", "d2lpm:cache_hits:ratio_rate5m"),
+        stat("Workers up", "Workers that answer polls.", "short", "sum(max by (worker) (d2lpm_worker_healthy))"),
+        stat(
+            "Version",
+            "What runs.",
+            "none",
+            "max by (version, policy) (d2lpm_build_info)",
+            legend="{{version}} {{policy}}",
+        ),
+    ),
+)
+ROWS: Final = (NOW, FAIRNESS, TURNS, WAITING, SPEED, CACHES, WORKERS, ROUTER)
 
 
 def dashboard(rows: tuple[Row, ...]) -> dict[str, Any]:
@@ -341,11 +467,15 @@ def dashboard(rows: tuple[Row, ...]) -> dict[str, Any]:
     for row in rows:
         position = {"x": 0, "y": y, "w": WIDTH, "h": 1}
         panels.append({"id": len(panels) + 1, "type": "row", "title": row.title, "gridPos": position, "panels": []})
-        width = WIDTH // len(row.panels)
-        for column, panel in enumerate(row.panels):
-            position = {"x": column * width, "y": y + 1, "w": width, "h": HEIGHT}
-            panels.append({"id": len(panels) + 1, **timeseries(panel), "gridPos": position})
-        y += 1 + HEIGHT
+        y += 1
+        per_line, height = (len(row.panels), STAT_HEIGHT) if row.panels[0].kind == "stat" else (PER_LINE, HEIGHT)
+        for at in range(0, len(row.panels), per_line):
+            line = row.panels[at : at + per_line]
+            width = WIDTH // len(line)
+            for column, panel in enumerate(line):
+                position = {"x": column * width, "y": y, "w": width, "h": height}
+                panels.append({"id": len(panels) + 1, **drawn(panel), "gridPos": position})
+            y += height
     return {
         "uid": "d2lpm",
         "title": "d2lpm-router",
@@ -354,39 +484,103 @@ def dashboard(rows: tuple[Row, ...]) -> dict[str, Any]:
         "editable": False,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
-        "templating": {"list": [clients()]},
+        "templating": {"list": [source(), *map(variable, VARIABLES)]},
         "panels": panels,
     }
 
 
-def timeseries(panel: Panel) -> dict[str, Any]:
+def drawn(panel: Panel) -> dict[str, Any]:
     """Return one panel without its id and position."""
-    stacking = {"mode": "normal" if panel.stacked else "none"}
     axis = {"min": 0} if panel.unit in ("s", "percentunit", "reqps", TOKENS) else {}
     axis_max = {} if panel.axis_max is None else {"max": panel.axis_max}
-    custom = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 40 if panel.stacked else 5, "stacking": stacking}
+    defaults = {"unit": panel.unit, "custom": custom(panel), **axis, **axis_max, **thresholds(panel)}
     return {
-        "type": "timeseries",
+        "type": panel.kind,
         "title": panel.title,
         "description": panel.description,
         "datasource": DATASOURCE,
-        "fieldConfig": {"defaults": {"unit": panel.unit, "custom": custom, **axis, **axis_max}, "overrides": []},
-        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": OPTIONS[panel.kind],
         "targets": [
-            {"refId": chr(ord("A") + at), "datasource": DATASOURCE, "expr": query.expr, "legendFormat": query.legend}
+            {
+                "refId": chr(ord("A") + at),
+                "datasource": DATASOURCE,
+                "expr": scoped(query.expr),
+                "legendFormat": query.legend,
+            }
             for at, query in enumerate(panel.queries)
         ],
     }
 
 
-def clients() -> dict[str, Any]:
-    """Return the variable that selects clients at the top of the page."""
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "timeseries": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+    "stat": {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "value", "graphMode": "area"},
+    "status-history": {
+        "showValue": "never",
+        "legend": {"displayMode": "list", "placement": "bottom"},
+        "rowHeight": 0.9,
+    },
+}
+
+
+def custom(panel: Panel) -> dict[str, Any]:
+    """Return how the values of a panel are drawn."""
+    if panel.kind == "stat":
+        return {}
+    if panel.kind == "status-history":
+        return {"fillOpacity": 90, "lineWidth": 0}
+    stacking = {"mode": "normal" if panel.stacked else "none"}
+    return {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 40 if panel.stacked else 5, "stacking": stacking}
+
+
+def thresholds(panel: Panel) -> dict[str, Any]:
+    """Return the colours of a panel whose values can alarm: a scale for a heat map, else two colours."""
+    if panel.alarming is None:
+        return {}
+    if panel.kind == "status-history":
+        steps = [{"color": "red", "value": None}, {"color": "yellow", "value": 0}, {"color": "green", "value": 1}]
+        return {"color": {"mode": "continuous-RdYlGr"}, "thresholds": {"mode": "absolute", "steps": steps}}
+    steps = [{"color": "green", "value": None}, {"color": "red", "value": panel.alarming}]
+    return {"color": {"mode": "thresholds"}, "thresholds": {"mode": "absolute", "steps": steps}}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A choice at the top of the page: the values of one label."""
+
+    name: str
+    label: str
+    metric: str
+    """The metric that has the label of this name."""
+
+
+VARIABLES: Final = (
+    Variable("instance", "Router", "d2lpm_build_info"),
+    Variable("model", "Model", "d2lpm_requests_total"),
+    Variable("client", "Client", "d2lpm_service_tokens_total"),
+)
+
+
+def source() -> dict[str, Any]:
+    """Return the variable that selects the data source."""
     return {
-        "name": "client",
-        "label": "Client",
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "current": {"text": PROVISIONED, "value": PROVISIONED},
+    }
+
+
+def variable(chosen: Variable) -> dict[str, Any]:
+    """Return a variable that selects values of a label; all of them at first."""
+    return {
+        "name": chosen.name,
+        "label": chosen.label,
         "type": "query",
         "datasource": DATASOURCE,
-        "query": {"query": "label_values(d2lpm_service_tokens_total, client)", "refId": "clients"},
+        "query": {"query": f"label_values({chosen.metric}, {chosen.name})", "refId": chosen.name},
         "refresh": 2,
         "multi": True,
         "includeAll": True,

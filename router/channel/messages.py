@@ -174,6 +174,12 @@ class ProcessLoad:
     """Seconds in which the scheduler answered the last probe of a front."""
     restarts: int = 0
     """How often the process was started again after it had died."""
+    memory_bytes: int = 0
+    """Its resident memory; 0 where there is no /proc."""
+    open_files: int = 0
+    """Its open file descriptors; 0 where there is no /proc."""
+    started: float = 0.0
+    """When it was started, in seconds since 1970; 0 where there is no /proc."""
 
 
 @dataclass(frozen=True, slots=True)

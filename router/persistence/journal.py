@@ -179,6 +179,11 @@ class Journal:
         """Whether the journal has ended because of an error."""
         return self._ended
 
+    @property
+    def failures(self) -> int:
+        """Failed writes: the first one ends the journal."""
+        return int(self._ended)
+
     async def __aenter__(self) -> Self:
         self._writer = asyncio.create_task(self._write())
         return self

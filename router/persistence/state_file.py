@@ -214,6 +214,7 @@ class StateFile(PeriodicTask):
         self._header = header
         self._on_saved = on_saved
         self._failing = False
+        self.failures = 0
 
     @property
     def failing(self) -> bool:
@@ -242,6 +243,7 @@ class StateFile(PeriodicTask):
             if not self._failing:
                 log.error("%s: the state cannot be saved: %s", self._path, error.strerror)
             self._failing = True
+            self.failures += 1
 
 
 def new_header(policy: str, secret: bytes) -> StateHeader:

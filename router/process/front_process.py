@@ -11,7 +11,7 @@ from typing import Final, Self
 import uvicorn
 
 from router.channel.front_channel import FrontChannel
-from router.channel.messages import FrontMeasured, ProcessLoad
+from router.channel.messages import FrontMeasured
 from router.channel.socket import ChannelClosed
 from router.config.settings import Settings
 from router.control.operator_access import OperatorAccess
@@ -31,7 +31,7 @@ from router.process.server import (
 )
 from router.runtime.gc_tuning import FullCollections
 from router.runtime.periodic import PeriodicTask
-from router.telemetry.front_metrics import measured_metrics
+from router.telemetry.front_metrics import measured_metrics, process_load
 from router.telemetry.loop_lag import LoopLag
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class FrontReports(PeriodicTask):
 
     def send(self) -> None:
         """Report now."""
-        load = ProcessLoad(time.process_time(), self._lag.worst, self._drain.calls, self._channel.delay, self._restarts)
+        load = process_load(self._lag.worst, self._drain.calls, self._channel.delay, self._restarts)
         self._front.scheduler_client.report(FrontMeasured(measured_metrics(self._front.collectors), load))
 
     async def _run_once(self) -> None:

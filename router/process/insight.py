@@ -14,13 +14,14 @@ from router.control.admin import Operations, needs_key
 from router.control.operator_access import admin_api_is_open
 from router.control.page.feed import PageFeed
 from router.control.page.routes import Page
+from router.core.model.cost import LinearCost
 from router.core.model.request import WorkerId
 from router.core.scheduler import Scheduler
 from router.front.drain import Drain
 from router.persistence.state_file import StateFile
 from router.process.scheduling import SchedulerSide
 from router.telemetry.cache_alarm import CacheAlarm
-from router.telemetry.component_metrics import EventMetrics, FileMetrics, StoredMetrics
+from router.telemetry.component_metrics import BuildInfo, EventMetrics, FileMetrics, StoredMetrics
 from router.telemetry.explain import Explanation, Explanations, RecentDecision
 from router.telemetry.exposition import render_metrics
 from router.telemetry.history import FairnessHistory
@@ -40,7 +41,8 @@ from router.telemetry.state_metrics import StateCollector
 class RequestRecords:
     """What is recorded of requests as they pass: metrics, explanations, and an alarm for wrong cache predictions."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, cost: LinearCost) -> None:
+        self._cost = cost
         self.registry: Final = CollectorRegistry()
         self.labels: Final = ClientLabels()
         self.explanations: Final = Explanations(policy)
@@ -48,7 +50,7 @@ class RequestRecords:
     def observers(self, scheduler: Scheduler) -> Sequence[Observer]:
         """Return the observers that record the events of a scheduler."""
         return [
-            RequestMetrics(self.registry, self.labels),
+            RequestMetrics(self.registry, self.labels, self._cost),
             HandoffMetrics(self.registry, scheduler.handoffs),
             self.explanations,
             CacheAlarm(scheduler.mirror),
@@ -80,6 +82,7 @@ class Insight:
             self.lag,
             FileMetrics({"state": side.state, "journal": side.journal, "takeover": takeover}),
             StoredMetrics(side.stored),
+            BuildInfo(settings.policy),
         )
 
     def register(self, *collectors: Collector) -> None:

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from router.auth.key_watch import KeyWatch
 from router.channel.socket import ChannelServer
 from router.control.app import control_plane
+from router.core.model.cost import LinearCost
 from router.front.drain import Drain
 from router.persistence.state_file import StateFile
 from router.process.control_proxy import FromFronts
@@ -69,7 +70,7 @@ def run_scheduler(plan: ProcessPlan) -> int:
     open_files.raise_limit()
     defer_termination()
     identifier, keys = build_identifier(settings, goes_on=plan.restart > 0)
-    records = RequestRecords(settings.policy)
+    records = RequestRecords(settings.policy, LinearCost(settings.extend_weight, settings.output_weight))
     side = build_scheduler(settings, records.observers, resolve, plan.run_folder if plan.restart else None)
     channel = ChannelServer(side.host, side.secret, plan.channel)
     drain = FrontsDrain(settings.drain_timeout + 2 * GRACE_SECONDS, channel)

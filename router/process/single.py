@@ -12,6 +12,7 @@ from router.channel.local import connect
 from router.config.settings import Settings
 from router.control.app import control_plane
 from router.control.operator_access import OperatorAccess
+from router.core.model.cost import LinearCost
 from router.front.drain import Drain
 from router.process.entry import Entry
 from router.process.front import Front, build_front
@@ -28,7 +29,7 @@ def build(settings: Settings, resolve: Resolve = resolve, *, encoded: bool = Fal
     `resolve` looks up the addresses of workers that are known by a host name. `encoded`: whether front and scheduler
     exchange encoded messages, as they would between processes; for tests.
     """
-    records = RequestRecords(settings.policy)
+    records = RequestRecords(settings.policy, LinearCost(settings.extend_weight, settings.output_weight))
     side = build_scheduler(settings, records.observers, resolve)
     drain = Drain(settings.drain_timeout)
     front = build_front(settings, side.secret, drain, time.monotonic)

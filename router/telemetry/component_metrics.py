@@ -1,6 +1,8 @@
 """Prometheus metrics of single components: admission, KV events, stored responses, files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sized
+from importlib.metadata import version
+from platform import python_version
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -106,6 +108,10 @@ class WrittenFile(Protocol):
     def failing(self) -> bool:
         """Whether the last write failed."""
 
+    @property
+    def failures(self) -> int:
+        """How many writes have failed."""
+
 
 class FileMetrics(Collector):
     """Shows whether the state files and the journal can be written."""
@@ -118,7 +124,26 @@ class FileMetrics(Collector):
         family = GaugeMetricFamily(
             "d2lpm_file_failing", "1 while the journal or a state file cannot be written, else 0.", labels=("file",)
         )
+        failures = CounterMetricFamily(
+            "d2lpm_file_failures", "Failed writes of the journal or a state file.", labels=("file",)
+        )
         for name, file in self._files.items():
             if file is not None:
                 family.add_metric((name,), float(file.failing))
+                failures.add_metric((name,), file.failures)
+        yield family
+        yield failures
+
+
+class BuildInfo(Collector):
+    """Says which version runs, on which Python and with which policy."""
+
+    def __init__(self, policy: str) -> None:
+        self._values = (version("d2lpm-router"), python_version(), policy)
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "d2lpm_build_info", "Always 1; its labels say what runs.", labels=("version", "python", "policy")
+        )
+        family.add_metric(self._values, 1)
         yield family

@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.channel.messages import FrontMeasured, FrontMetric, MetricKind, ProcessLoad
 
 FAMILIES: Final = {MetricKind.COUNTER: CounterMetricFamily, MetricKind.GAUGE: GaugeMetricFamily}
+OS_METRICS: Final = ProcessCollector(registry=None)
+"""Reads /proc of this process."""
 CREATED: Final = "_created"
 
 
@@ -72,6 +75,21 @@ def _sum(before: FrontMetric | None, more: FrontMetric) -> FrontMetric:
     return replace(more, labels=more.labels or before.labels, rows=tuple(rows.items()))
 
 
+def process_load(lag: float, calls: int, channel_delay: float = 0.0, restarts: int = 0) -> ProcessLoad:
+    """Return how busy this process is. `lag`, `calls`, `channel_delay` and `restarts`: as in `ProcessLoad`."""
+    found = {sample.name: sample.value for metric in OS_METRICS.collect() for sample in metric.samples}
+    return ProcessLoad(
+        time.process_time(),
+        lag,
+        calls,
+        channel_delay,
+        restarts,
+        int(found.get("process_resident_memory_bytes", 0)),
+        int(found.get("process_open_fds", 0)),
+        found.get("process_start_time_seconds", 0.0),
+    )
+
+
 class ProcessMetrics(Collector):
     """Shows how busy this process and each front in a process of its own are."""
 
@@ -95,7 +113,7 @@ class ProcessMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield one gauge or counter per measure, labelled by process."""
-        own = ProcessLoad(time.process_time(), self._lag(), self._calls(), restarts=self._restarts)
+        own = process_load(self._lag(), self._calls(), restarts=self._restarts)
         loads = {self._name: own} | {f"front-{number}": load for number, load in sorted(self._fronts.loads.items())}
         cpu = CounterMetricFamily("d2lpm_process_cpu_seconds", "CPU time of each process.", labels=("process",))
         lag = GaugeMetricFamily(
@@ -112,11 +130,26 @@ class ProcessMetrics(Collector):
         restarts = CounterMetricFamily(
             "d2lpm_process_restarts", "Times that each process was started again.", labels=("process",)
         )
+        memory = GaugeMetricFamily(
+            "d2lpm_process_resident_memory_bytes", "Resident memory of each process.", labels=("process",)
+        )
+        files = GaugeMetricFamily(
+            "d2lpm_process_open_files", "Open file descriptors of each process.", labels=("process",)
+        )
+        started = GaugeMetricFamily(
+            "d2lpm_process_start_time_seconds",
+            "When each process was started, in seconds since 1970.",
+            labels=("process",),
+        )
         for process, load in loads.items():
+            if load.started:  # /proc is there
+                memory.add_metric((process,), load.memory_bytes)
+                files.add_metric((process,), load.open_files)
+                started.add_metric((process,), load.started)
             restarts.add_metric((process,), load.restarts)
             cpu.add_metric((process,), load.cpu_seconds)
             lag.add_metric((process,), load.loop_lag)
             calls.add_metric((process,), load.calls)
             if load is not own:
                 delay.add_metric((process,), load.channel_delay)
-        return iter((cpu, lag, calls, delay, restarts))
+        return iter((cpu, lag, calls, delay, restarts, memory, files, started))

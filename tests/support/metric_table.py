@@ -13,6 +13,7 @@ from router.front.http.connection_limits import Connections, FrontLimits
 from router.telemetry.component_metrics import (
     AdmissionMetrics,
     BackgroundMetrics,
+    BuildInfo,
     EventMetrics,
     FileMetrics,
     LagMetrics,
@@ -56,6 +57,7 @@ def metrics() -> list[Family]:
     registry.register(LoopLag())
     registry.register(PageFeed(no_report, list, bool))
     registry.register(StoredMetrics(()))
+    registry.register(BuildInfo(""))
     registry.register(BackgroundMetrics(()))
     registry.register(LagMetrics(int))
     registry.register(ProcessMetrics("", float, int, FrontMeasurements()))

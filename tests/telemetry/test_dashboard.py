@@ -20,8 +20,15 @@ PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row
 GROUPS: Final = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text("utf-8"))["groups"]
 RULES: Final = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS: Final = [rule for rule in RULES if "alert" in rule]
-RECORDED: Final = [rule["record"] for rule in RULES if "record" in rule]
+RECORDINGS: Final = [rule for rule in RULES if "record" in rule]
+RECORDED: Final = [rule["record"] for rule in RECORDINGS]
 QUERIES: Final = [target["expr"] for panel in PANELS for target in panel["targets"]]
+LABELS: Final[dict[str, set[str]]] = {
+    **{metric.name: {*metric._labelnames, "instance"} for metric in metrics()},
+    **{f"{metric.name}_total": {*metric._labelnames, "instance"} for metric in metrics()},
+    **{rule["record"]: set(re.findall(r"\w+", rule["expr"].split(" by (")[-1].split(")")[0])) for rule in RECORDINGS},
+}
+"""The labels of each metric, and those by which each recording sums."""
 NAME: Final = re.compile(r"(?:\w+:)?d2lpm[_:][\w:]+")
 """The name of a metric or of a recording rule."""
 
@@ -55,7 +62,7 @@ async def test_the_table_has_every_metric_of_a_router() -> None:
 def test_every_query_reads_metrics_that_exist(expression: str) -> None:
     """Each name is one of the router's samples or recorded by a rule."""
     assert read(expression) <= {*samples(), *RECORDED}
-    assert read(expression) or expression.startswith("up{")
+    assert read(expression) or expression.startswith(("up{", "absent(up{"))
 
 
 def test_every_recording_rule_is_used() -> None:
@@ -74,9 +81,22 @@ def test_every_panel_is_explained(panel: dict[str, Any]) -> None:
     assert panel["fieldConfig"]["defaults"]["unit"]
     assert panel["targets"]
     for target in (panel, *panel["targets"]):
-        assert target["datasource"] == {"type": source["type"], "uid": source["uid"]}
+        assert target["datasource"] == {"type": source["type"], "uid": "${datasource}"}
+    (choice,) = [choice for choice in DASHBOARD["templating"]["list"] if choice["type"] == "datasource"]
+    assert (choice["query"], choice["current"]["value"]) == (source["type"], source["uid"])
     assert all(target["legendFormat"] for target in panel["targets"])
     assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+@pytest.mark.parametrize("expression", QUERIES)
+def test_every_query_is_restricted_to_the_chosen_routers(expression: str) -> None:
+    """Each metric of a panel has a matcher for the router, and for the model if it has that label; recordings over all
+    routers have none.
+    """
+    for name, matchers in re.findall(r"(?<![\w:])((?:\w+:)?d2lpm[_:][\w:]+)(\{[^}]*\})?", expression):
+        labels = LABELS.get(name, set())
+        assert ('instance=~"$instance"' in matchers) == (":" not in name or "instance" in labels), name
+        assert ('model=~"$model"' in matchers) == ("model" in labels and "instance" in labels), name
 
 
 def test_no_two_panels_overlap() -> None:
@@ -102,11 +122,14 @@ def test_the_provisioned_folder_is_the_mounted_one() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_every_alert_is_explained_and_can_be_drawn(alert: dict[str, Any]) -> None:
-    """An alert compares one expression with one number, and has a duration, a severity, texts and a row in the
-    manual.
+    """An alert compares one expression with one number, and has a duration, a severity, texts and a section in the
+    manual, at the anchor that it names.
     """
     assert re.fullmatch(r"[^<>]+ [<>] [\d.]+", alert["expr"])
     assert alert["for"]
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
-    assert alert["annotations"].keys() == {"summary", "description"}
-    assert f"| `{alert['alert']}` |" in OPERATIONS.read_text("utf-8")
+    assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
+    path, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+    assert (ROOT / path, anchor) == (OPERATIONS, alert["alert"].lower())
+    section = OPERATIONS.read_text("utf-8").split(f"\n#### {alert['alert']}\n")[1].split("\n#")[0]
+    assert len(section.split()) > 20, "the section says what to look at and what to do"

@@ -6,10 +6,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Command, Dispatch, Refusal, Reject
+from router.core.model.cost import LinearCost
 from router.core.model.events import (
     Arrived,
     Cancelled,
     Event,
+    Failed,
     Fault,
     Finished,
     HandoffLost,
@@ -18,11 +20,12 @@ from router.core.model.events import (
     Released,
     Resumed,
     Returned,
+    Started,
     Ticked,
     WorkerJoined,
     WorkerLeft,
 )
-from router.core.model.request import ClientId, Request, RequestId, Role, Worker, WorkerId
+from router.core.model.request import ClientId, GroupId, Request, RequestId, Role, Usage, Worker, WorkerId
 from router.core.scheduler_settings import SchedulerSettings
 from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerReport, WorkerWorkReport
 from router.telemetry.request_metrics import (
@@ -217,6 +220,69 @@ def test_a_duration_counts_in_every_bucket_that_includes_it() -> None:
     assert (buckets["0.001"], buckets["0.005"], buckets["300.0"], buckets["600.0"], buckets["+Inf"]) == (2, 3, 3, 4, 5)
     others = {s.name[15:]: s.value for s in samples if "le" not in s.labels}
     assert others == {"_count": 5, "_sum": pytest.approx(1201.0035)}
+
+
+def test_why_requests_failed_is_counted() -> None:
+    """A request that fails, or is refused a retry, counts once under the fault of its last attempt."""
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry, ClientLabels())
+    metrics.observe(0.0, WorkerJoined(Worker(WorkerId("w"), frozenset(["m"]))), [])
+    for name in ("1", "2", "3"):
+        metrics.observe(0.0, Arrived(request(name)), [])
+    metrics.observe(1.0, Failed(RequestId("1"), accepted=True, fault=Fault.ERROR), [])
+    broken = Returned(RequestId("2"), accepted=True, fault=Fault.BROKEN)
+    metrics.observe(1.0, broken, [Reject(RequestId("2"), Refusal.NO_RETRY)])
+    metrics.observe(1.0, Cancelled(RequestId("2")), [])
+    metrics.observe(1.0, Finished(RequestId("3")), [])
+    faults = {
+        fault: registry.get_sample_value("d2lpm_failed_requests_total", {"model": "m", "fault": fault})
+        for fault in ("error", "broken", "call")
+    }
+    assert faults == {"error": 1, "broken": 1, "call": None}
+
+
+def test_time_between_tokens_is_the_mean_of_a_stream() -> None:
+    """It counts from the first token to the end, and not for an answer that does not stream or has one token."""
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry, ClientLabels())
+    metrics.observe(0.0, WorkerJoined(Worker(WorkerId("w"), frozenset(["m"]))), [])
+    for name, started, tokens in (("1", True, 11), ("2", False, 11), ("3", True, 1)):
+        metrics.observe(0.0, Arrived(request(name)), [])
+        if started:
+            metrics.observe(1.0, Started(RequestId(name)), [])
+        metrics.observe(3.0, Finished(RequestId(name), Usage(5, tokens)), [])
+    found = [registry.get_sample_value(f"d2lpm_inter_token_seconds_{of}", {"model": "m"}) for of in ("count", "sum")]
+    assert found == [1, pytest.approx(0.2)]
+
+
+def test_service_and_waiting_are_known_by_client_and_model() -> None:
+    """Served cost follows the engine's usage; a client that waits and is served nothing has a cost of 0."""
+    registry = CollectorRegistry()
+    metrics = RequestMetrics(registry, ClientLabels(), LinearCost(1.0, 2.0))
+    metrics.observe(0.0, WorkerJoined(Worker(WorkerId("w"), frozenset(["m", "n"]))), [])
+    metrics.observe(0.0, Arrived(request("1")), [])
+    metrics.observe(0.0, Arrived(Request(RequestId("2"), ClientId("bob"), "n", ())), [])
+    assert registry.get_sample_value("d2lpm_model_queued_requests", {"client": "bob", "model": "n"}) == 1
+    metrics.observe(1.0, Finished(RequestId("1"), Usage(10, 3, 6)), [])
+    pairs = [("ann", "m"), ("bob", "n"), ("ann", "n")]
+    costs = [
+        registry.get_sample_value("d2lpm_model_service_cost_units_total", {"client": client, "model": model})
+        for client, model in pairs
+    ]
+    assert costs == [10, 0, None]
+
+
+def test_queue_time_is_known_by_group_of_clients() -> None:
+    """The time in the queue is counted for the group of the client, and for clients without one together."""
+    registry = CollectorRegistry()
+    scene = Scene("d2lpm", workers=("w1",))
+    metrics = RequestMetrics(registry, ClientLabels())
+    for name, group in (("1", GroupId("gold")), ("2", None)):
+        asked = Request(RequestId(name), ClientId(f"of {group}"), MODEL, (key(name),), group=group)
+        event = Arrived(asked)
+        metrics.observe(0.0, event, scene.feed(event))
+    for label in ("gold", "none"):
+        assert registry.get_sample_value("d2lpm_group_queue_seconds_count", {"client_group": label}) == 1
 
 
 def test_a_request_of_an_earlier_run_is_counted_when_it_ends() -> None:
