@@ -10,7 +10,7 @@ from router.config.settings import Settings, WorkerAddress
 from router.config.sources import load
 from router.config.template import given
 from router.errors import ConfigError
-from router.upstream.discovery import DnsSource, read_workers, resolve
+from router.upstream.discovery.sources import DnsSource, read_workers, resolve
 from router.upstream.flag_check import WorkerCheck, check_workers
 from router.upstream.flag_rules import Finding, RouterNeeds, connector_finding, tier_findings
 from router.upstream.ranks.rank_rules import RankRules

@@ -23,7 +23,7 @@ from router.process.supervision.supervisor import process_count, supervise
 from router.runtime.command_line import INTERRUPTED
 from router.runtime.emulate import EmulatedWorker, start_emulated_workers
 from router.telemetry.logs.log_format import FIELDS
-from router.upstream.discovery import read_workers
+from router.upstream.discovery.sources import read_workers
 from router.upstream.ranks.first_look import any_step_together
 from router.upstream.ranks.rank_rules import RankRules
 from router.upstream.worker_registry import endpoint_of
@@ -48,7 +48,8 @@ def _serve(settings: Settings) -> int:
 
     Returns 0, or `INTERRUPTED` if a second signal aborted calls.
     """
-    if not any((settings.workers(), settings.worker_dns, settings.workers_file, settings.emulate)):
+    named = (settings.workers(), settings.worker_dns, settings.worker_kubernetes, settings.workers_file)
+    if not any((*named, settings.emulate)):
         raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (

@@ -55,6 +55,9 @@ ADDRESSES: Final = frozenset(
         "worker",
         "worker_api_key",
         "worker_dns",
+        "worker_kubernetes",
+        "kubernetes_api",
+        "kubernetes_namespace",
         "workers_file",
         "prefill",
         "decode",
@@ -270,6 +273,13 @@ class Settings(PolicyGroups):
     worker_dns: tuple[Annotated[str, AfterValidator(name_url)], ...] = ()
     """URL such as http://vllm:8000 whose host name has one address per worker; repeatable. A worker whose
     address is gone is drained."""
+    worker_kubernetes: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Selector such as app=vllm of the labels of a headless Service of Kubernetes, each ready pod of which is a worker;
+    repeatable. Its port named http counts, else its first. The router watches the EndpointSlices."""
+    kubernetes_api: Annotated[str, AfterValidator(root_url)] | None = None
+    """URL of the API of Kubernetes, such as that of kubectl proxy; by default the one that a pod is given."""
+    kubernetes_namespace: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,63}$")] | None = None
+    """Namespace of the Services of `worker_kubernetes`; by default the router's own."""
     workers_file: Path | None = None
     """YAML file with a list of workers, in the form of `worker`. It is read again when it changes: a worker that is
     gone is drained, and a file with a mistake changes nothing."""
@@ -446,7 +456,8 @@ class Settings(PolicyGroups):
                 if worker.role not in ("both", name):
                     raise ValueError(f"{name}: {worker.id} has the role {worker.role}")
         roles = {worker.role for worker in distinct(self.workers())}
-        if roles == {"prefill"} and not (self.worker_dns or self.workers_file or self.emulate):
+        elsewhere = self.worker_dns or self.worker_kubernetes or self.workers_file or self.emulate
+        if roles == {"prefill"} and not elsewhere:
             raise ValueError("prefill: there is no decode worker for these prefill workers; name some with --decode")
         return self
 

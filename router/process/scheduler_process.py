@@ -31,7 +31,7 @@ from router.process.takeover import begin_takeover, run_file
 from router.runtime import open_files
 from router.runtime.gc_tuning import FullCollections
 from router.telemetry.front_metrics import ProcessMetrics
-from router.upstream.discovery import resolve
+from router.upstream.discovery.sources import resolve
 
 LATE_IMPORTS: Final = (
     *("uvloop", "uvicorn.lifespan.on", "anyio._backends._asyncio", "httpcore"),

@@ -1,5 +1,6 @@
 """The scheduler's side: the core and its host, the workers' polling and KV events, journal and state."""
 
+import os
 import random
 import secrets
 import time
@@ -31,7 +32,8 @@ from router.persistence.journal import Journal, open_journal
 from router.persistence.state_file import SavedState, StateFile, StateLine, load, new_header, set_aside, usable_pieces
 from router.process.services import SchedulerServices
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint, server_of
-from router.upstream.discovery import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers
+from router.upstream.discovery.kubernetes import KubernetesWatch, kubernetes_api
+from router.upstream.discovery.sources import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers
 from router.upstream.flag_check import FlagWarnings
 from router.upstream.flag_rules import RouterNeeds
 from router.upstream.poller import Poller
@@ -63,7 +65,8 @@ class SchedulerSide(NamedTuple):
     @property
     def observing(self) -> list[AbstractAsyncContextManager[object]]:
         """The parts that must be entered before the scheduler is fed any event. Then all workers are known by name."""
-        return [*self.files, self.kv_events, self.workers.flag_warnings, self.workers.discovery]
+        workers = self.workers
+        return [*self.files, self.kv_events, workers.flag_warnings, workers.discovery, *workers.kubernetes]
 
     @property
     def running(self) -> list[AbstractAsyncContextManager[object]]:
@@ -186,6 +189,7 @@ class WorkerServices(NamedTuple):
     drain: WorkerDrain
     registry: WorkerRegistry
     discovery: Discovery
+    kubernetes: list[KubernetesWatch]
     flag_warnings: FlagWarnings
 
 
@@ -202,7 +206,8 @@ def _worker_services(
     needs = RouterNeeds(settings.min_match_tokens, settings.isolate != "none", handoff_seconds=settings.handoff_seconds)
     advice = FlagWarnings(directory, needs, balances=settings.policy != "dlpm_home")
     discovery = _discovery(settings, worker_registry, resolve, goes_on=saved is not None)
-    return WorkerServices(poller, drain, worker_registry, discovery, advice)
+    kubernetes = _kubernetes(settings, worker_registry)
+    return WorkerServices(poller, drain, worker_registry, discovery, kubernetes, advice)
 
 
 def _endpoint(worker: WorkerAddress, settings: Settings, fleet: Mapping[WorkerId, Worker]) -> WorkerEndpoint:
@@ -220,6 +225,15 @@ def _endpoint(worker: WorkerAddress, settings: Settings, fleet: Mapping[WorkerId
         for rank, each in zip(endpoint.ranks, ranks, strict=True):
             rank.barrier = each.barrier
     return endpoint
+
+
+def _kubernetes(settings: Settings, worker_registry: WorkerRegistry) -> list[KubernetesWatch]:
+    """Build what follows the API of Kubernetes. Raises ConfigError outside of a pod without an URL."""
+    if not settings.worker_kubernetes:
+        return []
+    api = kubernetes_api(settings.kubernetes_api, settings.kubernetes_namespace, os.environ)
+    report = worker_registry.set_source_workers
+    return [KubernetesWatch(selector, api, report) for selector in settings.worker_kubernetes]
 
 
 def _discovery(

@@ -20,7 +20,7 @@ from router.process.insight import Insight, RequestRecords, build_operations, bu
 from router.process.scheduling import SchedulerSide, build_scheduler
 from router.runtime.gc_tuning import FullCollections
 from router.telemetry.front_metrics import ProcessMetrics
-from router.upstream.discovery import Resolve, resolve
+from router.upstream.discovery.sources import Resolve, resolve
 
 
 def build(settings: Settings, resolve: Resolve = resolve, *, encoded: bool = False) -> "Router":

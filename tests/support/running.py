@@ -26,7 +26,7 @@ from router.runtime.emulate import start_emulated_workers
 from router.telemetry.logs.access_log import AccessLog
 from router.upstream.connections import WorkerConnections
 from router.upstream.directory import WorkerDirectory
-from router.upstream.discovery import resolve
+from router.upstream.discovery.sources import resolve
 
 from .forked_router import forked_router
 from .processes import needs_one_process, process_count

@@ -9,7 +9,7 @@ import pytest
 
 from router.config.settings import WorkerAddress
 from router.errors import ConfigError
-from router.upstream.discovery import Discovery, DnsSource, FileSource, Workers, read_workers, resolve
+from router.upstream.discovery.sources import Discovery, DnsSource, FileSource, Workers, read_workers, resolve
 from tests.support.running import chat, running_router, until
 from tests.support.scripted_engine import scripted_engine
 
