@@ -111,3 +111,5 @@ lock:
 -include tests/deploy/deploy.mk
 # Targets test-page, page-pictures and page-cost: the live page in a real browser.
 -include tests/page/page.mk
+# Target test-chart: the Helm chart and the kustomize base, with the real helm and kubectl.
+-include tests/chart/chart.mk

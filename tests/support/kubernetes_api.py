@@ -42,6 +42,12 @@ class FakeApi:
         self._changes: list[dict[str, Any]] = []
         """All events so far; that of version 2 is the first."""
         self._changed = asyncio.Event()
+        self._closed = False
+
+    def close(self) -> None:
+        """End all watches."""
+        self._closed = True
+        self._changed.set()
 
     def put(self, changed: dict[str, Any]) -> None:
         """Create or replace a slice."""
@@ -81,14 +87,14 @@ class FakeApi:
         answer = web.StreamResponse()
         await answer.prepare(request)
         seen = int(request.query["resourceVersion"]) - 1
-        while True:
+        while not self._closed:
             for change in self._changes[seen:]:
                 await answer.write(json.dumps(change).encode() + b"\n")
                 seen += 1
                 if change["type"] == "ERROR":
                     return answer
-            changed = self._changed
-            await changed.wait()
+            await self._changed.wait()
+        return answer
 
 
 @asynccontextmanager
@@ -105,4 +111,5 @@ async def fake_api() -> AsyncIterator[FakeApi]:
     try:
         yield api
     finally:
+        api.close()
         await runner.cleanup()

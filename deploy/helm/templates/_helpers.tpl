@@ -1,0 +1,58 @@
+{{- define "d2lpm.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "d2lpm.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: router
+{{- end -}}
+
+{{- define "d2lpm.labels" -}}
+{{ include "d2lpm.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* The label of the Services of this release's workers, by which the router finds them. */}}
+{{- define "d2lpm.workerLabel" -}}
+d2lpm-router: {{ include "d2lpm.fullname" . }}
+{{- end -}}
+
+{{/* The router's settings: what the chart needs, and what the operator sets on top. */}}
+{{- define "d2lpm.config" -}}
+{{- $config := dict "host" "0.0.0.0" "port" 8000 "admin_port" 9000 "log_format" "json" "access_log" .Values.accessLog "drain_timeout" 25 -}}
+{{- if .Values.state.enabled }}{{ $_ := set $config "state" "/var/lib/d2lpm" }}{{ end -}}
+{{- if or .Values.clients.value .Values.clients.existingSecret }}{{ $_ := set $config "clients" "/etc/d2lpm/clients/clients.yaml" }}{{ end -}}
+{{- if .Values.tls.existingSecret }}
+{{- $_ := set $config "tls_cert" "/etc/d2lpm/tls/tls.crt" }}
+{{- $_ := set $config "tls_key" "/etc/d2lpm/tls/tls.key" }}
+{{- end -}}
+{{- if .Values.discovery.enabled }}
+{{- $own := printf "d2lpm-router=%s" (include "d2lpm.fullname" .) }}
+{{- $_ := set $config "worker_kubernetes" (default (list $own) .Values.discovery.selectors) }}
+{{- with .Values.discovery.namespace }}{{ $_ := set $config "kubernetes_namespace" . }}{{ end }}
+{{- end -}}
+{{- toYaml (mergeOverwrite $config .Values.config) -}}
+{{- end -}}
+
+{{- define "d2lpm.secretName" -}}
+{{- /* The Secret with a key: the operator's own, or the chart's. */ -}}
+{{- .given.existingSecret | default (include "d2lpm.fullname" .root) -}}
+{{- end -}}
+
+{{- define "d2lpm.confined" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}

@@ -1,0 +1,12 @@
+"""The chart's tests need helm, kubectl and kubernetes-validate: `make test-chart`."""
+
+import pytest
+
+from .environment import program, validator
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs() -> None:
+    """Stop the session if a tool is missing, rather than skip tests."""
+    if program("helm") is None or program("kubectl") is None or validator() is None:
+        pytest.exit("helm, kubectl or kubernetes-validate is missing; `make test-chart` gets them", returncode=1)

@@ -1,0 +1,204 @@
+"""The chart renders valid objects, whatever the values, and refuses values that make no sense."""
+
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from router.config.sources import load
+from tests.support.dockerfile import ROOT
+
+from .environment import program
+from .rendering import (
+    CHART,
+    CHOICES,
+    CUSTOM,
+    DECODE,
+    KEY,
+    PREFILL,
+    SGLANG,
+    VLLM,
+    Objects,
+    combinations,
+    kustomized,
+    mistakes,
+    of_kind,
+    render,
+)
+
+NAME: Final = "d2lpm-d2lpm-router"
+RULES: Final = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text("utf-8"))
+
+
+def test_helm_finds_no_fault(tmp_path: Path) -> None:
+    """Helm's linter accepts the chart as it is, and with every choice switched on."""
+    everything = {topic: list(choices.values())[-1] for topic, choices in CHOICES.items() if topic != "autoscaling"}
+    merged = {name: value for given in everything.values() for name, value in given.items()}
+    (tmp_path / "values.json").write_text(json.dumps(merged))
+    for flags in ([], ["--values", str(tmp_path / "values.json")]):
+        command = [str(program("helm")), "lint", "--strict", str(CHART), *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_every_combination_is_valid(tmp_path: Path) -> None:
+    """Each object of each combination of values is valid, strictly, and its router accepts its configuration."""
+    found: dict[str, dict[str, Any]] = {}
+    configurations: dict[str, str] = {}
+
+    def rendered(numbered: tuple[int, tuple[str, dict[str, Any]]]) -> tuple[str, Objects]:
+        number, (name, values) = numbered
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        return name, render(folder, values)
+
+    with ThreadPoolExecutor(2) as pool:
+        for name, objects in pool.map(rendered, enumerate(combinations())):
+            names = [(each["kind"], each["metadata"]["name"], each["metadata"].get("namespace")) for each in objects]
+            assert len(set(names)) == len(names), name
+            configurations.setdefault(of_kind(objects, "ConfigMap", NAME)["data"]["router.yaml"], name)
+            found |= {json.dumps(each, sort_keys=True): each for each in objects if each["kind"] not in CUSTOM}
+    assert mistakes(found.values()) == ""
+    for text, name in configurations.items():
+        (tmp_path / "router.yaml").write_text(text)
+        assert load({"--config": str(tmp_path / "router.yaml")}, {}).admin_port == 9000, name
+
+
+def test_a_wrong_object_would_be_found(tmp_path: Path) -> None:
+    """Strict validation refuses a field that does not exist, and one of another type."""
+    for change in ({"replicaz": 1}, {"replicas": "one"}):
+        deployment = of_kind(render(tmp_path, {}), "Deployment")
+        deployment["spec"] |= change
+        assert "ValidationError" in mistakes([deployment])
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        ({"a": {"model": "m"}}, "workers.a.engine is missing"),
+        ({"a": {"engine": "vllm"}}, "workers.a.model is missing"),
+        ({"a": {"engine": "tgi", "model": "m"}}, "vllm or sglang, not tgi"),
+        ({"a": {**SGLANG, "role": "prefill"}}, "only vLLM hands prompts over"),
+        ({"a": {**VLLM, "role": "cook"}}, "both, prefill or decode, not cook"),
+        ({"a": {**VLLM, "autoscaling": {"kind": "vpa"}}}, "hpa or keda, not vpa"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(workers: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """The error names the value and what it may be."""
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render(tmp_path, {"workers": workers})
+    assert message in refused.value.stderr
+
+
+def test_the_router_finds_the_workers_of_its_release(tmp_path: Path) -> None:
+    """Its selector matches the labels of each headless Service, whose label also says the role; it may read them."""
+    objects = render(tmp_path, {"workers": {"prefill": PREFILL, "decode": DECODE}})
+    settings = yaml.safe_load(of_kind(objects, "ConfigMap")["data"]["router.yaml"])
+    services = {one["metadata"]["name"]: one for one in objects if one["kind"] == "Service"}
+    ((label, value),) = [selector.split("=") for selector in settings["worker_kubernetes"]]
+    for role in ("prefill", "decode"):
+        service = services[f"{NAME}-{role}"]
+        assert (service["metadata"]["labels"][label], service["metadata"]["labels"]["d2lpm-role"]) == (value, role)
+        assert service["spec"]["clusterIP"] == "None"
+        pod = of_kind(objects, "StatefulSet", f"{NAME}-{role}")["spec"]["template"]
+        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        assert "--kv-transfer-config" in pod["spec"]["containers"][0]["args"]
+    assert label not in services[NAME]["metadata"]["labels"]
+    rules = [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}]
+    assert of_kind(objects, "Role")["rules"] == rules
+    assert (
+        of_kind(objects, "RoleBinding")["subjects"][0]["name"] == of_kind(objects, "ServiceAccount")["metadata"]["name"]
+    )
+
+
+@pytest.mark.parametrize(("values", "script"), [(VLLM, "vllm.sh"), (SGLANG, "sglang.sh")], ids=["vllm", "sglang"])
+def test_workers_have_the_flags_of_the_launch_scripts(values: dict[str, Any], script: str, tmp_path: Path) -> None:
+    """An engine is started with the words that its launch script would use, in any order."""
+    for name in ("vllm", "python3"):
+        (tmp_path / name).write_text('#!/bin/sh\nprintf \'%s\\n\' "$0" "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    more = ["--host", "0.0.0.0", "--port", "8000", *values.get("args", [])]
+    command = ["sh", str(ROOT / "workers/launch" / script), values["model"], *more]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    first, *words = done.stdout.splitlines()
+    engine = of_kind(render(tmp_path, {"workers": {"a": values}}), "StatefulSet")["spec"]["template"]["spec"]
+    container = engine["containers"][0]
+    given = [*container["command"][1:], *container["args"]]
+    assert container["command"][0] == Path(first).name
+    assert sorted(_unspaced(given)) == sorted(_unspaced(words))
+
+
+def _unspaced(words: list[str]) -> list[str]:
+    """Return the words, JSON among them without spaces."""
+    return [json.dumps(json.loads(word), sort_keys=True) if word.startswith("{") else word for word in words]
+
+
+def test_prometheus_gets_the_rules_and_scrapes_the_port_for_operators(tmp_path: Path) -> None:
+    """The rules are those of deploy/prometheus; the job has the name that they read, and one Service has its labels."""
+    objects = render(tmp_path, dict(CHOICES["monitoring"]["on"]))
+    assert of_kind(objects, "PrometheusRule")["spec"] == RULES
+    monitor = of_kind(objects, "ServiceMonitor")["spec"]
+    assert monitor["endpoints"][0]["relabelings"] == [{"targetLabel": "job", "replacement": "d2lpm"}]
+    labels = monitor["selector"]["matchLabels"].items()
+    (service,) = [one for one in objects if one["kind"] == "Service" and labels <= one["metadata"]["labels"].items()]
+    assert [port["name"] for port in service["spec"]["ports"]] == [monitor["endpoints"][0]["port"]]
+    dashboard = of_kind(objects, "ConfigMap", f"{NAME}-dashboard")["data"]["d2lpm.json"]
+    assert json.loads(dashboard) == json.loads((ROOT / "deploy/grafana/dashboards/d2lpm.json").read_text("utf-8"))
+
+
+def test_workers_are_scaled_by_what_waits_in_the_router(tmp_path: Path) -> None:
+    """KEDA adds replicas for waiting requests of the model, and for the time that they wait; both metrics exist."""
+    scaled = {**VLLM, "autoscaling": {"kind": "keda", "queuedPerReplica": 3}}
+    objects = render(tmp_path, {"workers": {"a": scaled}})
+    queued, waited = (trigger["metadata"] for trigger in of_kind(objects, "ScaledObject")["spec"]["triggers"])
+    assert 'd2lpm_model_queued_requests{model="Qwen/Qwen3-8B"}' in queued["query"]
+    assert 'd2lpm_queue_seconds_bucket{model="Qwen/Qwen3-8B"}' in waited["query"]
+    assert queued["threshold"] == "3"
+    assert "replicas" not in of_kind(objects, "StatefulSet")["spec"], "helm would undo what was scaled"
+
+
+def test_no_key_is_in_a_configuration(tmp_path: Path) -> None:
+    """Keys are in the Secret alone, from where the router gets them as environment variables or as a file."""
+    objects = render(tmp_path, dict(CHOICES["keys"]["given"]))
+    assert of_kind(objects, "Secret")["stringData"]["admin-key"] == KEY
+    assert not [one["kind"] for one in objects if one["kind"] != "Secret" and KEY in json.dumps(one)]
+    container = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert {one["name"]: one["valueFrom"]["secretKeyRef"]["key"] for one in container["env"]} == {
+        "D2LPM_ADMIN_KEY": "admin-key",
+        "D2LPM_WORKER_API_KEY": "worker-api-key",
+    }
+
+
+def test_the_router_is_confined(tmp_path: Path) -> None:
+    """It is not root, writes only to volumes, and there is one of it, with time to drain."""
+    objects = render(tmp_path, {})
+    deployment = of_kind(objects, "Deployment")["spec"]
+    pod = deployment["template"]["spec"]
+    assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
+    assert pod["securityContext"]["runAsNonRoot"]
+    limits = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    assert pod["containers"][0]["securityContext"] == limits
+    settings = yaml.safe_load(of_kind(objects, "ConfigMap")["data"]["router.yaml"])
+    assert pod["terminationGracePeriodSeconds"] > settings["drain_timeout"]
+    mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_kustomize_base_is_valid() -> None:
+    """The base has the objects of the manifest, and an overlay changes its image and its workers."""
+    objects = kustomized(ROOT / "deploy/kubernetes")
+    assert mistakes(objects) == ""
+    manifest = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/d2lpm.yaml").read_text("utf-8")))
+    assert sorted((one["kind"], one["metadata"]["name"]) for one in objects) == sorted(
+        (one["kind"], one["metadata"]["name"]) for one in manifest
+    )
+    overlaid = kustomized(ROOT / "deploy/kustomize-example")
+    assert mistakes(overlaid) == ""
+    assert of_kind(overlaid, "StatefulSet")["spec"]["replicas"] == 4
+    image = of_kind(overlaid, "Deployment")["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert image == "registry.example/d2lpm-router:0.1.0"
