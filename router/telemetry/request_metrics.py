@@ -167,7 +167,7 @@ class DurationHistogram:
 
 
 @dataclass(slots=True)
-class OpenRequest:
+class MeasuredRequest:
     """What is counted of a request when something becomes of it."""
 
     client: ClientId
@@ -206,7 +206,7 @@ class RequestMetrics(Collector):
         """Workers that left and keep their label, in the order in which they left."""
         self._models = ModelLabels()
         self._groups = ClientLabels(GROUP_LIMIT)
-        self._open: dict[RequestId, OpenRequest] = {}
+        self._open: dict[RequestId, MeasuredRequest] = {}
         self._requests = LabeledCounter("d2lpm_requests", "Requests by outcome.", "client", "model", "outcome")
         self._dispatches = WorkerCounter(
             "d2lpm_dispatches", "Requests sent to a worker, by what decided the choice.", "worker", "why"
@@ -294,7 +294,7 @@ class RequestMetrics(Collector):
                     self._reject(refused, reason, now)
 
     def _note_progress(
-        self, request: OpenRequest, event: Started | Returned | Prefilled | HandoffLost, now: float
+        self, request: MeasuredRequest, event: Started | Returned | Prefilled | HandoffLost, now: float
     ) -> None:
         if isinstance(event, Started):
             if not request.begun:
@@ -315,9 +315,9 @@ class RequestMetrics(Collector):
         else:
             self._end(request, reason, now)
 
-    def _add(self, request: Request, now: float) -> OpenRequest:
+    def _add(self, request: Request, now: float) -> MeasuredRequest:
         group = NO_GROUP if request.group is None else self._groups.label(ClientId(request.group))
-        opened = OpenRequest(request.client, self._models.label(request.model), group, now)
+        opened = MeasuredRequest(request.client, self._models.label(request.model), group, now)
         self._open[request.id] = opened
         return opened
 
