@@ -21,9 +21,9 @@ SECTIONS: Final = (
     ),
     Section(
         "Workers",
-        ("worker", "worker_api_key", "worker_dns", "worker_kubernetes", "emulate"),
+        ("worker", "worker_api_key", "worker_dns", "emulate"),
         (
-            *("kubernetes_api", "kubernetes_namespace"),
+            *("worker_kubernetes", "kubernetes_api", "kubernetes_namespace"),
             *("alias", "workers_file", "discovery_interval", "poll_interval", "ranks", "barrier"),
             *("prefill", "decode", "handoff_seconds", "pd_fallback", "connector"),
         ),
