@@ -13,6 +13,8 @@ FLAGS: Final = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
+TIMEOUT_MS: Final = 60_000
+"""Of every wait for the page: a busy machine must not fail a test."""
 DESKTOP: Final = (1440, 1000)
 PHONE: Final = (390, 844)
 
@@ -61,6 +63,7 @@ def opened(
     context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
     try:
         page = context.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
         faults = Faults(page, url)
         page.goto(url + path)
         yield page, faults

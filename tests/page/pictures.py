@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+from PIL import Image
 from playwright.sync_api import Browser, expect
 from pydantic import TypeAdapter
 from rich.console import Console
@@ -16,11 +17,16 @@ from rich.console import Console
 from router.cli.screen import Screen
 from router.telemetry.report import FairnessReport
 from tests.page.browser import PHONE, chromium, opened
-from tests.page.stand import HEAVY, LIGHT, load, populate, running
+from tests.page.stand import HEAVY, LIGHT, SMALL, load, populate, running
 
-LOADED_SECONDS: Final = 75.0
+LOADED_SECONDS: Final = 65.0
 """Until the charts, which show the last minute, are full."""
 WAIT_MS: Final = 60_000
+FRAMES_MS: Final = 4000
+"""Until a page that has opened shows some frames of its own."""
+WINDOW: Final = (1440, 1140)
+COLOURS: Final = 255
+"""Of a picture, so that its file is small."""
 TOP_COLUMNS, TOP_LINES = 130, 34
 FRAME: Final = "<style>body { margin: 0 } svg { display: block; width: 1300px }</style>"
 
@@ -29,9 +35,9 @@ def main() -> None:
     """Take all pictures."""
     folder = Path(sys.argv[1])
     folder.mkdir(exist_ok=True)
-    with chromium() as browser, running(workers=2) as stand:
+    with chromium() as browser, running(*SMALL, workers=2) as stand:
         populate(stand.url)
-        with load(stand.url, HEAVY, f"{LIGHT},rate=5"):
+        with load(stand.url, HEAVY, f"{LIGHT},rate=3"):
             time.sleep(LOADED_SECONDS)
             report = TypeAdapter(FairnessReport).validate_json(
                 httpx.get(f"{stand.url}/fairness", timeout=WAIT_MS / 1000).content
@@ -41,16 +47,26 @@ def main() -> None:
             take_request(browser, stand.url, folder / "request.png")
             take_phone(browser, stand.url, folder / "phone.png")
         take_top(browser, report, folder / "top.png")
+    for file in folder.glob("*.png"):
+        shrink(file)
+
+
+def shrink(file: Path) -> None:
+    """Write a picture with fewer colours."""
+    with Image.open(file) as picture:
+        picture.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            file, optimize=True
+        )
 
 
 def take_page(browser: Browser, url: str, file: Path, *, dark: bool) -> None:
-    """Take the whole page."""
-    with opened(browser, url, dark=dark) as (page, _):
+    """Take the page as a large window shows it."""
+    with opened(browser, url, WINDOW, dark=dark) as (page, _):
         page.select_option("#span", "120")
         expect(page.locator("#decisions li").nth(8)).to_be_visible(timeout=WAIT_MS)
         expect(page.locator("#heat tbody tr")).to_have_count(20)
-        page.wait_for_timeout(3000)
-        page.screenshot(path=file, full_page=True)
+        page.wait_for_timeout(FRAMES_MS)
+        page.screenshot(path=file)
 
 
 def take_request(browser: Browser, url: str, file: Path) -> None:
@@ -67,7 +83,7 @@ def take_phone(browser: Browser, url: str, file: Path) -> None:
     """Take the first screens of the page on a phone."""
     with opened(browser, url, (PHONE[0], 2 * PHONE[1])) as (page, _):
         expect(page.locator("#decisions li").nth(5)).to_be_visible(timeout=WAIT_MS)
-        page.wait_for_timeout(3000)
+        page.wait_for_timeout(FRAMES_MS)
         page.screenshot(path=file)
 
 

@@ -15,8 +15,10 @@ import httpx
 ROOT: Final = Path(__file__).parents[2]
 CLIENTS: Final = 1000
 LISTENING: Final = re.compile(r"listening on (http://\S+),")
-HEAVY: Final = "heavy-light:lights=5"
-"""One client with 96 long calls open, beside five that send one at a time."""
+HEAVY: Final = "heavy-light:in_flight=40,lights=5"
+"""One client with 40 long calls open, beside five that send one at a time."""
+SMALL: Final = ("--max-inflight", "12")
+"""Settings under which these calls wait in the router, on any machine."""
 LIGHT: Final = f"many-clients:client_count={CLIENTS},input=50,output=8"
 """A workload of `bench load` in which each of the clients calls now and then; `,rate=30` is calls per second."""
 CALLS_AT_ONCE: Final = 20

@@ -8,13 +8,12 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.page.browser import PHONE, Faults, chromium, opened
-from tests.page.stand import CLIENTS, HEAVY, LIGHT, Stand, load, populate, running
+from tests.page.browser import PHONE, TIMEOUT_MS, Faults, chromium, opened
+from tests.page.stand import CLIENTS, HEAVY, LIGHT, SMALL, Stand, load, populate, running
 
 KEY: Final = "the-operators-key"
 SCRIPTED: Final = "<img src=x onerror=alert(1)>"
 """A name that a client may choose, and that must stay text."""
-WAIT_MS: Final = 60_000
 CHARTS: Final = ("share", "requests", "hits", "gap", "jain")
 CONTRAST: Final = 4.5
 """The least ratio of the luminances of small text and its background, by WCAG 2.2 (AA)."""
@@ -54,6 +53,7 @@ LOWEST_CONTRAST: Final = """() => {
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """One browser for all tests, with a new profile."""
+    expect.set_options(timeout=TIMEOUT_MS)
     with chromium() as started:
         yield started
 
@@ -61,19 +61,19 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def busy() -> Iterator[Stand]:
     """A router that has had calls of 1,000 clients, and that 1,000 others and a heavy one call now."""
-    with running("--client-limit", str(4 * CLIENTS)) as stand:
+    with running("--client-limit", str(4 * CLIENTS), *SMALL) as stand:
         httpx.post(
             f"{stand.url}/v1/completions", json={"prompt": "Hello", "max_tokens": 1, "user": SCRIPTED}
         ).raise_for_status()
         populate(stand.url)
-        with load(stand.url, HEAVY, f"{LIGHT},rate=20"):
+        with load(stand.url, HEAVY, f"{LIGHT},rate=10"):
             yield stand
 
 
 def until_live(page: Page) -> None:
     """Wait for the first frame."""
-    expect(page.locator("#state")).to_have_text("live", timeout=WAIT_MS)
-    expect(page.locator("#policy")).not_to_be_empty(timeout=WAIT_MS)
+    expect(page.locator("#state")).to_have_text("live")
+    expect(page.locator("#policy")).not_to_be_empty()
 
 
 def check(faults: Faults) -> None:
@@ -85,8 +85,8 @@ def test_every_panel_has_data_under_load(browser: Browser, busy: Stand) -> None:
     with opened(browser, busy.url) as (page, faults):
         until_live(page)
         for chart in CHARTS:
-            expect(page.locator(f"#{chart}-chart canvas")).to_be_visible(timeout=WAIT_MS)
-            expect(page.locator(f"#{chart}-legend li").first).not_to_contain_text("–", timeout=WAIT_MS)
+            expect(page.locator(f"#{chart}-chart canvas")).to_be_visible()
+            expect(page.locator(f"#{chart}-legend li").first).not_to_contain_text("–")
         expect(page.locator("#clients tbody tr")).to_have_count(20)
         expect(page.locator("#clients tfoot")).to_contain_text("the other")
         expect(page.locator("#workers tbody tr")).to_have_count(3)
@@ -96,7 +96,7 @@ def test_every_panel_has_data_under_load(browser: Browser, busy: Stand) -> None:
         expect(page.locator("#tiles .tile")).to_have_count(8)
         assert not page.locator(".empty:visible").count()
         first = page.locator("#foot").text_content()
-        expect(page.locator("#foot")).not_to_have_text(first or "", timeout=WAIT_MS)
+        expect(page.locator("#foot")).not_to_have_text(first or "")
         check(faults)
 
 
@@ -120,7 +120,7 @@ def test_a_click_opens_a_client_a_worker_and_a_request(browser: Browser, busy: S
         request = page.locator("#decisions small a").first.get_attribute("href") or ""
         page.evaluate("hash => { location.hash = hash }", request)
         expect(sheet.locator(".timeline ol")).to_contain_text("Arrived")
-        expect(sheet.locator(".timeline ol")).to_contain_text("Finished", timeout=WAIT_MS)
+        expect(sheet.locator(".timeline ol")).to_contain_text("Finished")
         expect(sheet.locator(".timeline ol")).to_contain_text("because:")
         assert sheet.locator(".stages i").count() >= 2
         page.locator("#close").click()
@@ -216,9 +216,9 @@ def test_a_page_without_traffic_says_what_is_missing(browser: Browser) -> None:
         page.route(EVENTS, lambda route: route.abort())
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         page.reload()
-        expect(page.locator("#state")).to_have_text("reconnecting", timeout=WAIT_MS)
+        expect(page.locator("#state")).to_have_text("reconnecting")
         page.unroute(EVENTS)
-        expect(page.locator("#state")).to_have_text("live", timeout=WAIT_MS)
+        expect(page.locator("#state")).to_have_text("live")
 
 
 def test_the_page_asks_for_the_key_where_one_is_set(browser: Browser) -> None:
