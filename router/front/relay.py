@@ -106,7 +106,7 @@ class Relay:
         self._record = exchange.record
         self._outgoing = OutgoingCall(call, request.id, exchange, hold, scheduler_client, connections)
         self._prefill = Prefill(request.id, call, family, self._outgoing, hold, scheduler_client, handoffs.releases)
-        self._loose_ends = handoffs.loose_ends
+        self._handoffs = handoffs
         self._legs: BothLegs | None = None
         """The present calls, if two workers have the request at once."""
         self._reader: Reader | None = None
@@ -308,7 +308,7 @@ class Relay:
                 prefill,
                 assignment.worker,
                 self._scheduler_client,
-                self._loose_ends,
+                self._handoffs,
             )
         except (NoWorker, KeyError):  # KeyError: it has left
             error = NoWorker("The prefill worker has left.", reason=Refusal.NO_WORKER)

@@ -9,6 +9,7 @@ from router.channel.messages import (
     Assignment,
     BeginCall,
     CallEnded,
+    PrefillBeside,
     RanBefore,
     TicketId,
     Timeouts,
@@ -83,6 +84,29 @@ def test_both_attempts_of_a_prefilled_request_are_reported() -> None:
         prefilled,
         RanBefore(RequestId("a"), Resumed(request("a"), WORKER, 7, saved=False, leg=Leg.DECODE)),
     ]
+
+
+def test_two_attempts_at_once_are_reported_until_each_is_covered() -> None:
+    """Both are named, each with its partner; a prefill whose end is covered is left out."""
+    history = UnsavedHistory()
+    beside = PrefillBeside(WorkerId("p"), 5, Timeouts())
+    prefilled = Prefilled(RequestId("a"), Usage(10, 1), decoding=True)
+    first = Resumed(request("a"), WorkerId("p"), 5, saved=False, leg=Leg.PREFILL, partner=WORKER)
+    second = Resumed(request("a"), WORKER, 0, saved=False, leg=Leg.DECODE, partner=WorkerId("p"))
+    history.sent(Arrived(request("a")))
+    history.received(replace(assignment("a"), leg=Leg.DECODE, prefill=beside))
+    assert list(history.report()) == [RanBefore(RequestId("a"), first), RanBefore(RequestId("a"), second)]
+    history.sent(prefilled)
+    assert list(history.report()) == [
+        RanBefore(RequestId("a"), first),
+        RanBefore(RequestId("a"), second),
+        prefilled,
+    ]
+    history.saved(history.messages)
+    assert list(history.report()) == [RanBefore(RequestId("a"), replace(second, saved=True))]
+    history.sent(Finished(RequestId("a")))
+    history.saved(history.messages)
+    assert not history.requests
 
 
 def test_without_saves_only_so_many_ended_requests_are_kept() -> None:

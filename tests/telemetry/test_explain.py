@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from router.core.model.commands import Decision, Deficit, Dispatch, PassedOver, Refusal, Reject
-from router.core.model.events import Arrived, Cancelled, Event, Failed, Fault, Finished, Returned, Started
+from router.core.model.events import Arrived, Cancelled, Event, Failed, Fault, Finished, Prefilled, Returned, Started
 from router.core.model.load import Limits, Load
-from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
+from router.core.model.request import ClientId, Leg, Request, RequestId, Usage, WorkerId
 from router.errors import UnknownRequest
 from router.telemetry.explain import DECISION_LIMIT, OVERTAKERS_LIMIT, Explanation, Explanations, RequestOutcome
 from tests.support.running import RunningRouter, chat, running_router
@@ -107,6 +107,24 @@ def test_the_latest_decisions_are_kept_in_order() -> None:
         explanations.observe(6.0, Arrived(request(f"{number}")), [dispatch(f"{number}")])
     latest = explanations.latest_decisions(105.0, 1000.0)
     assert [each.number for each in latest] == [*range(3 + DECISION_LIMIT + 1, 3 + 2 * DECISION_LIMIT + 1)]
+
+
+def test_both_of_two_attempts_at_once_are_explained() -> None:
+    """The request goes on while its prompt is computed, and the worker that failed it is named, whichever it was."""
+    prefill = replace(dispatch("r"), worker=WorkerId("p"), leg=Leg.PREFILL, partner=WORKER)
+    decode = replace(dispatch("r"), leg=Leg.DECODE, partner=WorkerId("p"))
+    failed = Returned(RequestId("r"), accepted=True, fault=Fault.BROKEN, leg=Leg.PREFILL)
+    explanations = observed(
+        (1.0, Arrived(request("r")), [prefill, decode]),
+        (2.0, failed, [prefill, decode]),
+        (4.0, Prefilled(RequestId("r"), decoding=True), []),
+    )
+    explanation = explained(explanations, "r")
+    assert explanation.dispatch is not None
+    assert explanation.prefill is not None
+    assert (explanation.prefill.worker, explanation.dispatch.worker) == ("p", "w1")
+    assert explanation.tried == ["p"]
+    assert (explanation.state, explanation.times.prefilled_s) == (RequestOutcome.IN_FLIGHT, 3.0)
 
 
 def test_times_are_seconds_after_the_arrival() -> None:

@@ -25,7 +25,18 @@ from router.core.model.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from router.core.model.request import ClientId, GroupId, Request, RequestId, Role, Usage, Worker, WorkerId
+from router.core.model.request import (
+    ClientId,
+    Connector,
+    GroupId,
+    Leg,
+    Request,
+    RequestId,
+    Role,
+    Usage,
+    Worker,
+    WorkerId,
+)
 from router.core.scheduler_settings import SchedulerSettings
 from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerReport, WorkerWorkReport
 from router.telemetry.request_metrics import (
@@ -33,6 +44,7 @@ from router.telemetry.request_metrics import (
     ClientLabels,
     DurationHistogram,
     HandoffMetrics,
+    HandoffOutcome,
     ModelLabels,
     RequestMetrics,
 )
@@ -304,6 +316,44 @@ def test_a_request_of_an_earlier_run_is_counted_when_it_ends() -> None:
     assert [command.worker for command in dispatches] == ["w2"]
     (requests,) = [family for family in metrics.collect() if family.name == "d2lpm_requests"]
     assert [sample.value for sample in requests.samples] == [1]
+
+
+def test_what_becomes_of_two_attempts_at_once_is_counted() -> None:
+    """By outcome; a failed prefill is told from a decode worker that failed, and only prompts that were prefilled count
+    again.
+    """
+    registry = CollectorRegistry()
+    scene = Scene("dlpm_home", workers=(), settings=SchedulerSettings())
+    metrics = HandoffMetrics(registry, scene.scheduler.handoffs)
+    asked = [Request(RequestId(name), ClientId("ada"), MODEL, (key(name),), 10) for name in "abcd"]
+
+    def feed(event: Event) -> None:
+        metrics.observe(scene.now, event, scene.scheduler.handle(event, scene.now))
+
+    for worker, role in (("p", Role.PREFILL), ("q", Role.PREFILL), ("d", Role.DECODE), ("e", Role.DECODE)):
+        models = frozenset({MODEL})
+        feed(WorkerJoined(Worker(WorkerId(worker), models, role=role, connector=Connector.SGLANG)))
+    for request in asked:
+        feed(Arrived(request))
+    one, two, three, four = (request.id for request in asked)
+    feed(Returned(one, accepted=True, fault=Fault.BROKEN, leg=Leg.PREFILL))
+    feed(Prefilled(one, decoding=True))
+    feed(Finished(one))
+    feed(Prefilled(two, decoding=True))
+    feed(Returned(two, accepted=True, fault=Fault.BROKEN, leg=Leg.DECODE))
+    feed(Finished(two))
+    feed(Cancelled(three))
+    feed(Failed(four, accepted=False, leg=Leg.DECODE))
+    outcomes = {
+        outcome: registry.get_sample_value("d2lpm_handoffs_total", {"outcome": outcome}) for outcome in HandoffOutcome
+    }
+    assert {outcome.value: count for outcome, count in outcomes.items() if count} == {
+        "decoded": 2,
+        "failed": 1,
+        "returned": 2,
+        "cancelled": 1,
+    }
+    assert registry.get_sample_value("d2lpm_prefills_again_total") == 1
 
 
 def test_what_becomes_of_hand_offs_is_counted() -> None:

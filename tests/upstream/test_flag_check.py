@@ -15,7 +15,15 @@ from router.core.model.request import Connector, Role, WorkerId
 from router.upstream.dialects import VLLM
 from router.upstream.directory import WorkerEndpoint
 from router.upstream.flag_check import WorkerCheck, check_worker
-from router.upstream.flag_rules import Finding, RouterNeeds, WorkerAnswers, handoff_findings
+from router.upstream.flag_rules import (
+    Finding,
+    RouterNeeds,
+    WorkerAnswers,
+    WorkerPart,
+    connector_finding,
+    handoff_findings,
+    tier_findings,
+)
 from router.upstream.poll_client import polling_client
 from tests.support.running import running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine, usage
@@ -145,6 +153,26 @@ def test_a_worker_with_a_role_needs_a_connector_and_a_lease(page: bytes, seconds
     found = handoff_findings(Role.PREFILL, Connector.NIXL, WorkerAnswers(VLLM, page), needs)
     assert [words in finding.seen for words, finding in zip(expected, found, strict=True)] == [True] * len(expected)
     assert handoff_findings(Role.BOTH, Connector.NIXL, WorkerAnswers(VLLM, b""), needs) == []
+
+
+def test_workers_that_cannot_hand_prompts_over_are_found() -> None:
+    """Two connectors, or two engines, in one model; and a model of which nobody computes one part."""
+
+    def part(role: Role, connector: Connector, *models: str) -> WorkerPart:
+        return WorkerPart(role, connector, frozenset(models))
+
+    first = part(Role.PREFILL, Connector.SGLANG, "a")
+    fitting = part(Role.DECODE, Connector.SGLANG, "a", "b")
+    assert connector_finding(first, [fitting, WorkerPart(models=frozenset("a"))]) is None
+    assert connector_finding(first, [part(Role.DECODE, Connector.NIXL, "b")]) is None
+    for other in (Connector.NIXL, Connector.MOONCAKE):
+        found = connector_finding(first, [fitting, part(Role.DECODE, other, "a")])
+        assert found is not None
+        assert f"by sglang, and other workers of its model by {other}" in found.seen
+    assert [finding.seen for finding in tier_findings([first, fitting])] == [
+        "b has decode workers, which are of no use alone, and no prefill worker"
+    ]
+    assert [finding.seen for finding in tier_findings([first])] == ["a has prefill workers and no decode worker"]
 
 
 async def test_a_usage_without_cached_tokens_is_found() -> None:

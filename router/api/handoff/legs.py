@@ -32,6 +32,12 @@ class Rendezvous(Protocol):
         """Raise WorkerBroke if a prefill worker's answer means that the decode worker will wait in vain."""
 
     @property
+    def kept_params(self) -> bytes | None:
+        """The parameters, as JSON, by which a decode worker has the prefill worker let go of what it has computed and
+        nobody has fetched; None if it keeps nothing then.
+        """
+
+    @property
     def abort_id(self) -> str | None:
         """The id by which either call can be aborted; None if that takes no more than closing its connection."""
 

@@ -35,6 +35,10 @@ class MooncakeTransfer:
         return one_token_body(body, {PARAMS: orjson.dumps(params), "ignore_eos": b"true"})
 
     def decode_body(self, body: bytes) -> bytes:
+        return insert_members(body, {PARAMS: self.kept_params})
+
+    @property
+    def kept_params(self) -> bytes:
         params = {
             "do_remote_decode": False,
             "do_remote_prefill": True,
@@ -42,7 +46,7 @@ class MooncakeTransfer:
             "remote_engine_id": self.engine,
             "remote_bootstrap_addr": self.address,
         }
-        return insert_members(body, {PARAMS: orjson.dumps(params)})
+        return orjson.dumps(params)
 
     def check_prefill(self, answer: Mapping[str, Any]) -> None:
         if finish_reasons(answer) != ["length"]:

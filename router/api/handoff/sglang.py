@@ -30,6 +30,8 @@ class SglangRoom:
     prefill_rank: int | None
     """The data-parallel rank of the prefill worker, if its calls name one. Else that is the number modulo its ranks."""
 
+    kept_params = None
+
     def prefill_body(self, body: bytes) -> bytes:
         """The answer is not streamed, as its one token is the decode worker's to send."""
         if b'"stream_options"' in body:

@@ -11,13 +11,15 @@ from router.api.body.call import Call
 from router.api.family import Family
 from router.api.handoff.legs import Rendezvous, read_prefill
 from router.channel.client import SchedulerClient
-from router.channel.messages import PrefillBeside
+from router.channel.messages import PrefillBeside, UnreachableWorker
 from router.core.model.events import Fault, HandoffLost, Prefilled
 from router.core.model.request import Leg, RequestId, Usage, WorkerId
 from router.errors import RouterError, WorkerBroke
-from router.front.handoff.loose_ends import LooseEnds
+from router.front.handoff.releases import HeldPrompt
+from router.front.handoff.upkeep import Handoffs
 from router.front.outgoing import OutgoingCall
 from router.front.verdict import FailedAttempt, failure, refusal
+from router.upstream.dialects import MODELS_PATH
 from router.upstream.http_client import IdleTimeouts, WorkerResponse
 
 PREFILL_BYTES: Final = 2**16
@@ -47,7 +49,7 @@ class BothLegs:
         prefill: PrefillBeside,
         decode: WorkerId,
         scheduler_client: SchedulerClient,
-        loose_ends: LooseEnds,
+        handoffs: Handoffs,
     ) -> None:
         """`reader`: has read the answer so far. Raises NoWorker if the prefill worker does not say where to meet."""
         self._request = request
@@ -57,8 +59,9 @@ class BothLegs:
         self._beside = prefill
         self._decode_worker = decode
         self._scheduler_client = scheduler_client
-        self._loose_ends = loose_ends
-        self._rendezvous: Rendezvous = loose_ends.meet(prefill.worker)
+        self._releases = handoffs.releases
+        self._loose_ends = handoffs.loose_ends
+        self._rendezvous: Rendezvous = self._loose_ends.meet(prefill.worker)
         self.decode_body: Callable[[bytes], bytes] = self._rendezvous.decode_body
         """Returns the body for the decode worker."""
         self._prefill = asyncio.ensure_future(self._call_prefill_worker(reader))
@@ -130,7 +133,21 @@ class BothLegs:
                 if not self.has_tokens:
                     return prefilled
                 self._report(None)  # what it would have said of the prompt, the decode worker will say
-        return await decode
+        failed = await decode
+        if isinstance(failed, FailedAttempt) and not self.has_tokens and failed.fault in (Fault.ERROR, Fault.BROKEN):
+            return await self._blame(failed)
+        return failed
+
+    async def _blame(self, failed: FailedAttempt) -> FailedAttempt:
+        """Return the failure of a decode worker as that of the prefill worker, if that has answered and died since: the
+        decode worker could not fetch the prompt then.
+        """
+        answered = self._prefill.done() and not isinstance(self._prefill.result(), FailedAttempt)
+        worker = self._beside.worker
+        if not answered or await self._releases.is_alive(worker, MODELS_PATH):
+            return failed
+        self._scheduler_client.report(UnreachableWorker(worker))
+        return replace(failed, fault=Fault.BROKEN, leg=Leg.PREFILL)
 
     def _report(self, usage: Usage | None) -> None:
         """Report that the prompt is computed, unless the request has ended."""
@@ -159,6 +176,11 @@ class BothLegs:
         await asyncio.wait([self._prefill])
         workers = [self._decode_worker] if prefilled else [self._decode_worker, self._beside.worker]
         self._loose_ends.abort(self._rendezvous, *workers)
+        if prefilled and not self.has_tokens and (params := self._rendezvous.kept_params) is not None:
+            now = self._scheduler_client.clock()
+            self._releases.release(
+                HeldPrompt(self._beside.worker, params, now), self._call.model, now, self._decode_worker
+            )
 
 
 async def _read_whole(upstream: WorkerResponse) -> tuple[bytes, bool]:

@@ -47,21 +47,21 @@ class PromptReleases:
         """Return whether a prompt is young enough to be fetched."""
         return now - held.since <= self.seconds
 
-    def release(self, held: HeldPrompt, model: str, now: float) -> None:
-        """Release a prompt in the background, unless its lease may be over."""
-        worker = self._decode_worker(model)
+    def release(self, held: HeldPrompt, model: str, now: float, failed: WorkerId | None = None) -> None:
+        """Release a prompt in the background, unless its lease may be over. `failed`: a decode worker, perhaps dead."""
+        worker = self._decode_worker(model, failed)
         if worker is None or len(self._tasks) >= MAX_RELEASES or now - held.since > self.seconds + RELEASE_SECONDS:
             return
         task = asyncio.get_running_loop().create_task(self._send(worker, held.params))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def is_alive(self, worker: WorkerId) -> bool:
-        """Return whether a worker gives a sign of life within `RELEASE_SECONDS`."""
+    async def is_alive(self, worker: WorkerId, path: str = "/health") -> bool:
+        """Return whether a worker gives a sign of life within `RELEASE_SECONDS`: an answer at this path."""
         timeouts = IdleTimeouts(RELEASE_SECONDS, RELEASE_SECONDS)
         try:
             upstream = await self._connections.forward(
-                worker, "/health", b"", RequestId("d2lpm-alive"), timeouts, method="GET"
+                worker, path, b"", RequestId("d2lpm-alive"), timeouts, method="GET"
             )
         except (RouterError, KeyError):  # KeyError: it has left meanwhile
             return False
@@ -75,10 +75,10 @@ class PromptReleases:
         """Wait for the releases under way, which take a few seconds at most."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _decode_worker(self, model: str) -> WorkerId | None:
+    def _decode_worker(self, model: str, failed: WorkerId | None) -> WorkerId | None:
         cards = [worker.card for worker in self._connections]
-        able = (card.id for card in cards if card.role is Role.DECODE and card.healthy and model in card.models)
-        return next(able, None)
+        able = [card.id for card in cards if card.role is Role.DECODE and card.healthy and model in card.models]
+        return min(able, key=lambda worker: worker == failed, default=None)
 
     async def _send(self, worker: WorkerId, params: bytes) -> None:
         timeouts = IdleTimeouts(RELEASE_SECONDS, RELEASE_SECONDS)

@@ -2,14 +2,16 @@
 
 After `kv_connector/v1/mooncake` of vLLM 0.32. The router makes up a transfer id for both calls, which may be sent at
 once; the answer of a prefill says nothing. The decode engine finds the prefill engine at its bootstrap server and waits
-until the prompt is computed. What no decode engine asks for is released after a time; a prefill that ends with the
-end-of-sequence token is released at once, and its decode engine waits in vain.
+until the prompt is computed. What no decode engine asks for is released after a time, or once a decode engine has
+refused its call; a prefill that ends with the end-of-sequence token is released at once, and its decode engine waits in
+vain.
 
 Left out: several tensor-parallel ranks, and the registration of ranks on other machines.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from uuid import uuid4
 
 from workers.api.call import ApiError, Body
@@ -68,6 +70,9 @@ class MooncakeConnector:
         if engine not in self.engine_ids:
             return {"known": False}
         rank = self.engine_ids.index(str(engine))
+        if question.get("release"):
+            self.release(f"{rank} {key}")
+            return {"known": True}
         offer = await self._meetings.wait_for_offer(f"{rank} {key}")
         if offer is None:
             return {"known": True, "pending": True}
@@ -79,6 +84,12 @@ class MooncakeConnector:
             "fingerprint": offer.fingerprint,
             "cached_tokens": offer.cached_tokens,
         }
+
+    async def tell_unwanted(self, remote: PushedPrefill) -> None:
+        """Have a prefill engine release what nobody will ask for."""
+        with suppress(Unreachable):
+            question = {"engine": remote.engine, "transfer": remote.transfer_id, "release": True}
+            await self.exchange.ask(remote.address, question)
 
     def routes(self) -> Routes:
         """Return what the bootstrap server answers: the engine of each rank."""
@@ -142,6 +153,10 @@ class DecodeLeg(Leg):
     def __init__(self, connector: MooncakeConnector, remote: PushedPrefill) -> None:
         self._connector = connector
         self._remote = remote
+
+    def refuse(self) -> None:
+        """Release the KV that nobody will ask for."""
+        self._connector.pulls.start(self._connector.tell_unwanted(self._remote))
 
     def submit(self, mailbox: Mailbox, choices: Sequence[Choice]) -> None:
         """Ask for the KV once there is memory."""

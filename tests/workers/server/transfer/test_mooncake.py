@@ -93,6 +93,20 @@ async def test_what_nobody_asks_for_is_released_after_a_time(http: aiohttp.Clien
         await eventually(freed)
 
 
+async def test_a_refusal_by_the_decode_engine_releases(http: aiohttp.ClientSession) -> None:
+    """Here, of a model that it does not have."""
+    with worker(role="prefill", connector="mooncake") as prefill, worker(role="decode", connector="mooncake") as decode:
+        first, second = await legs(http, prefill)
+        await call(http, prefill + TEXT, text(PROMPT, max_tokens=1) | first)
+        assert (await series(http, prefill))["vllm:kv_cache_usage_perc"]
+        await call(http, decode + TEXT, text(PROMPT, model="another") | second, 404)
+
+        async def released() -> bool:
+            return not (await series(http, prefill))["vllm:kv_cache_usage_perc"]
+
+        await eventually(released)
+
+
 async def test_a_prefill_that_ends_with_its_first_token_keeps_nothing(http: aiohttp.ClientSession) -> None:
     """Its decode engine waits in vain, and fails or computes the prompt itself; `ignore_eos` avoids it."""
     ending = prompt_without_answer()
