@@ -45,6 +45,14 @@ SECTIONS: Final = (
         ),
     ),
     Section(
+        "Agent sessions",
+        (),
+        (
+            *("sessions", "session_labels", "session_fill", "session_idle", "session_idle_after_turn"),
+            *("session_turn", "session_growth", "session_grace", "session_limit"),
+        ),
+    ),
+    Section(
         "Clients",
         ("clients", "admin_key"),
         ("admin_on_public", "identity", "trusted_header", "trusted_proxy", "isolate", "response_headers", "strict"),

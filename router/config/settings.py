@@ -31,6 +31,7 @@ from router.runtime.nearest import nearest, refuse_unknown_keys
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 ORIGIN: Final = r"^(\*|https?://[^\s/*]+)$"
+SESSION_LABEL: Final = r"^(body\.prompt_cache_key|body\.metadata\.user_id|[a-z0-9_-]{1,64})$"
 ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
 OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 """Host names by which a machine addresses itself."""
@@ -329,6 +330,39 @@ class Settings(PolicyGroups):
     queue_ttl: PositiveFloat = 300.0
     """Seconds that a request can wait in the router before it is refused (429)."""
 
+    sessions: Literal["off", "labels", "prefix", "both"] = "both"
+    """Admit agent sessions to the KV cache of the fleet, so that their contexts do not evict each other. labels: calls
+    name their session. prefix: a prompt continues an answer to the same client. both: by the label, or by the prefix
+    where there is none."""
+    session_labels: Annotated[tuple[Annotated[str, Field(pattern=SESSION_LABEL)], ...], Field(min_length=1)] = (
+        "x-claude-code-session-id",
+        "session-id",
+        "session_id",
+        "x-session-affinity",
+        "x-opencode-session",
+        "x-dynamo-session-id",
+        "x-smg-routing-key",
+        "x-session-id",
+        "body.prompt_cache_key",
+        "body.metadata.user_id",
+    )
+    """Header that names a call's session, or body.prompt_cache_key, or body.metadata.user_id for what follows _session_
+    in it; repeatable, in order of precedence."""
+    session_fill: Annotated[float, Field(gt=0, le=1)] = 0.92
+    """Share of each worker's KV cache that sessions can have."""
+    session_idle: NonNegativeFloat = 40.0
+    """Seconds without a call after which a session gives way to any that waits."""
+    session_idle_after_turn: NonNegativeFloat = 5.0
+    """The same after an answer that ended the turn instead of asking for a tool."""
+    session_turn: NonNegativeFloat = 2.0
+    """Turn of a session, as a multiple of what its context costs to compute. After it, the session gives way to one of
+    a client with less service."""
+    session_growth: NonNegativeInt = 2000
+    """Tokens reserved for a session beside its context."""
+    session_grace: NonNegativeInt = 4000
+    """Calls with fewer input tokens belong to no session."""
+    session_limit: PositiveInt = 20_000
+    """Sessions that are remembered; those without a call and without room in a KV cache are forgotten first."""
     client_limit: PositiveInt = 1000
     """Idle clients whose full record is kept. For twenty times as many more, only their debt is kept."""
     admin_key: Annotated[SecretStr | None, Field(min_length=16)] = None

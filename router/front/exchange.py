@@ -53,6 +53,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         """Headers by lower-case name. Of a repeated header the last one counts, because proxies append theirs."""
+        self._all_headers: Headers = scope["headers"]
         self.address: str | None = scope["client"][0] if scope.get("client") else None
         self.record = call_record(scope)
         self.request_id = ""
@@ -70,6 +71,12 @@ class Exchange:
         self._connected: WhileConnected | None = None
         self._receive = receive
         self._send = send
+
+    def is_repeated(self, header: bytes) -> bool:
+        """Return whether the client sent this header more than once."""
+        if len(self._all_headers) == len(self.headers):
+            return False
+        return sum([name == header for name, _ in self._all_headers]) > 1
 
     def charge_unread_to(self, owner: str) -> None:
         """Count bytes that the client does not read against this owner's part of the budget."""

@@ -35,6 +35,7 @@ from router.front.exchange import ClientGone, Exchange, new_request_id
 from router.front.handoff.upkeep import Handoffs
 from router.front.parse_slots import INLINE_BYTES, ParseSlots
 from router.front.relay import Relay, RelaySettings
+from router.front.session_labels import UNLABELLED, SessionLabels
 from router.front.stored.calls import ResponseCalls
 from router.upstream.connections import ServedModel, WorkerConnections
 from router.upstream.ranks.pinning import can_name_rank
@@ -80,11 +81,13 @@ class Gateway:
         responses: ResponseCalls,
         handoffs: Handoffs,
         isolation: Isolation | None = None,
+        session_labels: SessionLabels | None = None,
     ) -> None:
         """`budget`: of the bytes held for clients; `body_limit`: bytes; `block_keys`: computes keys from prompt tokens.
 
         `drain`: counts the calls in flight; `handoffs`: looks after what is between prefill and decode workers;
         `isolation`: how cached prefixes are kept apart, None if all clients share them.
+        `session_labels`: reads which session a call belongs to; None if nobody wants to know.
         """
         self._scheduler_client = scheduler_client
         self._connections = connections
@@ -99,6 +102,7 @@ class Gateway:
         self._responses = responses
         self._handoffs = handoffs
         self._isolation = isolation
+        self._session_labels = session_labels
 
     async def serve(self, exchange: Exchange, family: Family) -> None:
         """Serve one call to a path of this family. Any failure becomes the answer of this call and affects no other."""
@@ -247,6 +251,7 @@ class Gateway:
     ) -> Request:
         if RequestId(exchange.request_id) in self._scheduler_client:
             exchange.request_id = new_request_id()
+        label = UNLABELLED if self._session_labels is None else self._session_labels.read(exchange, call)
         return Request(
             id=RequestId(exchange.request_id),
             client=identity.client,
@@ -264,6 +269,9 @@ class Gateway:
             worker=worker,
             whole=served.has_roles and call.whole and (served.decodes_alone or call.path not in SPLIT_PATHS),
             pinned=not served.rank_engines or can_name_rank(call.path, served.rank_engines),
+            session=label.session,
+            parent=label.parent,
+            last_of_session=label.last,
         )
 
 

@@ -249,7 +249,7 @@ class Relay:
         reader.resume()
         if rest.remaining is None or rest.remaining > 0:
             return True
-        self._settle(Finished(self._request.id, reader.usage, reader.answer_keys()))
+        self._settle(Finished(self._request.id, reader.usage, reader.answer_keys(), reader.ended_turn))
         await self._exchange.end(last_events(self._call, reader, "length"))
         return False
 
@@ -443,7 +443,7 @@ class Relay:
             return failed
         if isinstance(reader, StreamReader):
             self._connections.set_fingerprint(assignment.worker, reader.fingerprint)
-        self._settle(Finished(self._request.id, reader.usage, reader.answer_keys()))
+        self._settle(Finished(self._request.id, reader.usage, reader.answer_keys(), reader.ended_turn))
         await self._end(ready, headers)
         return None
 
@@ -495,7 +495,7 @@ class Relay:
         if not (answer.usage and answer.usage.output_tokens) and (failed := await self._failed_prefill()) is not None:
             return failed
         if not self._notify_keeper(answer, assignment):
-            self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
+            self._settle(Finished(self._request.id, answer.usage, answer.answer_keys, answer.ended_turn))
         await self._exchange.respond(upstream.status, headers, body)
         return None
 
@@ -530,7 +530,7 @@ class Relay:
         answer = self._read_outline(outline)
         self._notify_keeper(answer, assignment)
         if answer.error is None and not answer.aborted:
-            self._settle(Finished(self._request.id, answer.usage, answer.answer_keys))
+            self._settle(Finished(self._request.id, answer.usage, answer.answer_keys, answer.ended_turn))
         else:
             self._settle(Failed(self._request.id, True, answer.usage, Fault.ERROR))
         await self._exchange.end()

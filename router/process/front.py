@@ -19,11 +19,18 @@ from router.front.gateway import Gateway, Isolation
 from router.front.handoff.upkeep import Handoffs
 from router.front.http.connection_limits import Connections, FrontLimits
 from router.front.relay import RelaySettings
+from router.front.session_labels import SessionLabels
 from router.front.stored.background import BackgroundResponses
 from router.front.stored.calls import ResponseCalls
 from router.kv_events.setup import build_prompt_tokenizer
 from router.kv_events.tokenize import PromptTokenizer
-from router.telemetry.component_metrics import AdmissionMetrics, BackgroundMetrics, LagMetrics, TokenMetrics
+from router.telemetry.component_metrics import (
+    AdmissionMetrics,
+    BackgroundMetrics,
+    LabelMetrics,
+    LagMetrics,
+    TokenMetrics,
+)
 from router.upstream.connections import WorkerConnections
 
 
@@ -40,6 +47,7 @@ class Front(NamedTuple):
     background: BackgroundResponses
     handoffs: Handoffs
     tokenizer: PromptTokenizer
+    session_labels: SessionLabels
     gateway: Gateway
 
     @property
@@ -57,6 +65,7 @@ class Front(NamedTuple):
             self.budget,
             BackgroundMetrics(self.background),
             LagMetrics(lambda: self.scheduler_client.lag_refusals),
+            LabelMetrics(lambda: self.session_labels.ignored),
         ]
 
 
@@ -75,6 +84,7 @@ def build_front(settings: Settings, secret: bytes, drain: Drain, clock: Callable
     background = BackgroundResponses(scheduler_client, worker_connections)
     tokenizer = build_prompt_tokenizer(settings, worker_connections, scheduler_client, secret)
     handoffs = Handoffs(worker_connections, settings.handoff_seconds)
+    session_labels = SessionLabels(settings.session_labels)
     gateway = Gateway(
         scheduler_client,
         worker_connections,
@@ -90,6 +100,7 @@ def build_front(settings: Settings, secret: bytes, drain: Drain, clock: Callable
         ResponseCalls(scheduler_client, worker_connections, background, allow_background=settings.background_responses),
         handoffs,
         None if settings.isolate == "none" else Isolation(settings.isolate == "group", secret),
+        session_labels if settings.sessions in ("labels", "both") else None,
     )
     return Front(
         scheduler_client,
@@ -102,6 +113,7 @@ def build_front(settings: Settings, secret: bytes, drain: Drain, clock: Callable
         background,
         handoffs,
         tokenizer,
+        session_labels,
         gateway,
     )
 

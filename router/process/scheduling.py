@@ -24,6 +24,8 @@ from router.core.model.request import Role, Takes, Worker, WorkerId
 from router.core.model.saved import Fleet, LiveRequests, Piece
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
+from router.core.policies.sessions.session_gate import gated
+from router.core.policies.sessions.session_parameters import SessionParameters
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
@@ -160,7 +162,26 @@ def new_scheduler(settings: Settings) -> Scheduler:
         decode_alone=settings.pd_fallback,
     )
     parameters = Parameters(*settings.parameters().values())
-    return Scheduler(POLICIES[settings.policy], core, parameters, random.Random(settings.seed))
+    policy, sessions = POLICIES[settings.policy], _session_parameters(settings)
+    if sessions is not None:
+        policy = gated(policy, sessions)
+    return Scheduler(policy, core, parameters, random.Random(settings.seed))
+
+
+def _session_parameters(settings: Settings) -> SessionParameters | None:
+    if settings.sessions == "off":
+        return None
+    return SessionParameters(
+        by_label=settings.sessions != "prefix",
+        by_prefix=settings.sessions != "labels",
+        fill=settings.session_fill,
+        idle=settings.session_idle,
+        idle_after_turn=settings.session_idle_after_turn,
+        turn=settings.session_turn,
+        growth=settings.session_growth,
+        grace=settings.session_grace,
+        limit=settings.session_limit,
+    )
 
 
 def _health(settings: Settings) -> HealthRules:

@@ -101,6 +101,17 @@ class LagMetrics(Collector):
         yield CounterMetricFamily("d2lpm_scheduler_lag_refusals", what, value=self._refusals())
 
 
+class LabelMetrics(Collector):
+    """Counts the session labels that cannot be used."""
+
+    def __init__(self, ignored: Callable[[], int]) -> None:
+        self._ignored = ignored
+
+    def collect(self) -> Iterator[Metric]:
+        what = "Session labels that were empty, repeated, not ASCII or too long; their calls count as unlabelled."
+        yield CounterMetricFamily("d2lpm_session_labels_ignored", what, value=self._ignored())
+
+
 class WrittenFile(Protocol):
     """A file that the router rewrites or appends to while it runs."""
 

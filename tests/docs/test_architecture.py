@@ -22,8 +22,8 @@ ORDER: Final[Mapping[str, str]] = {
     "router.core.policies": "registry > balance > dlpm, preble > deficit, sessions, simple, vtc, queued > base"
     " > context",
     "router.api": "openapi > families > continuation, family > endpoints > handoff > answer, resumable > body",
-    "router.front": "gateway > relay > stored, answer_stream, handoff > outgoing > exchange, parse_slots, verdict"
-    " > http > byte_budget, call_record, drain",
+    "router.front": "gateway > relay > session_labels, stored, answer_stream, handoff > outgoing"
+    " > exchange, parse_slots, verdict > http > byte_budget, call_record, drain",
     "workers": "__main__ > server > dialects > settings, api > engine",
     "bench": "__main__ > lab > demo > live, sim > report > workloads",
     "bench.lab": "experiments > balance, neighbour, papers, sweeps > micro, picture > frame",

@@ -16,6 +16,7 @@ from router.telemetry.component_metrics import (
     BuildInfo,
     EventMetrics,
     FileMetrics,
+    LabelMetrics,
     LagMetrics,
     StoredMetrics,
     TokenMetrics,
@@ -60,6 +61,7 @@ def metrics() -> list[Family]:
     registry.register(BuildInfo(""))
     registry.register(BackgroundMetrics(()))
     registry.register(LagMetrics(int))
+    registry.register(LabelMetrics(int))
     registry.register(ProcessMetrics("", float, int, FrontMeasurements()))
     budget = ByteBudget(1)
     registry.register(Connections(FrontLimits(), budget))

@@ -15,6 +15,8 @@ from router.api.body.error_bodies import load, text_or_empty
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Usage
 
+TOOL_REASONS: Final = frozenset({"tool_calls", "function_call"})
+"""Finish reasons of an answer that asks for a tool."""
 ANSWER_LIMIT: Final = 4 * 2**20
 """Characters kept over all choices of one call. Of a longer answer nothing counts towards the key."""
 
@@ -105,6 +107,16 @@ class Choices:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             self._keep(choice, call.arguments, arguments)
+
+    @property
+    def ended_turn(self) -> bool | None:
+        """Whether the answer ended the turn; False if it asks for a tool. None if it does not say, as when it was cut
+        short.
+        """
+        reasons = set(self.finish_reasons.values())
+        if reasons & TOOL_REASONS or any(choice.tool_calls for choice in self._choices.values()):
+            return False
+        return True if reasons == {"stop"} else None
 
     def is_plain_text(self, index: int) -> bool:
         """Whether the output of a choice has reached its plain text and includes no tool call."""

@@ -38,6 +38,8 @@ class EventReader:
         """True if the answer is complete should the stream end now."""
         self.error: EngineError | None = None
         self.aborted = False
+        self.ended_turn: bool | None = None
+        """Whether the answer ended the turn; see `Finished`."""
         self.broken = False
         """True once the engine sent something that is not an event. Everything after it is ignored."""
         self._usage: Usage | None = None

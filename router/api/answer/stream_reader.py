@@ -241,6 +241,12 @@ class StreamReader:
         self._read()
         return "abort" in self._choices.finish_reasons.values()
 
+    @property
+    def ended_turn(self) -> bool | None:
+        """Whether the answer ended the turn; see `Finished`."""
+        self._read()
+        return self._choices.ended_turn
+
     def answer_keys(self) -> tuple[PromptKey, ...]:
         """One key per choice so far: of prompt and answer, as the next turn's prompt would begin."""
         self._read()
@@ -372,6 +378,8 @@ class Answer:
     """The id of a response that an engine may have stored."""
     status: str = ""
     """The status of that response."""
+    ended_turn: bool | None = None
+    """Whether it ended the turn; see `Finished`."""
 
 
 def read_json(call: Call, body: bytes) -> Answer:
@@ -388,7 +396,7 @@ def read_json(call: Call, body: bytes) -> Answer:
     for choice in found if error is None else ():
         choices.add_choice(choice.get("index", 0), choice)
     aborted = "abort" in choices.finish_reasons.values()
-    return Answer(read_usage(fields.get("usage")), choices.keys(), error, aborted)
+    return Answer(read_usage(fields.get("usage")), choices.keys(), error, aborted, ended_turn=choices.ended_turn)
 
 
 def is_chunk(fields: dict[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from router.api.body.edits import Addition, Additions
+from router.api.body.fields import NO_SESSION, SessionMembers
 from router.core.model.prompt_key import Prompt
 from router.errors import BadRequest
 
@@ -79,6 +80,7 @@ class Call(NamedTuple):
     """The engines that do not read their prefix cache for this call."""
 
     storage: Storage = NOT_STORED
+    session: SessionMembers = NO_SESSION
     whole: bool = True
     """Whether one engine must compute all of it. If not, one may compute the prompt and another one the answer."""
 

@@ -8,7 +8,7 @@ Harmful are bodies with token ids that crash an SGLang server, or too large in m
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -23,6 +23,18 @@ BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _WHOLE: Final = re.compile(r"\s*+([+-]?\d{1,19})(?:\.0*+)?\s*+", re.ASCII)
 TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
+
+
+class SessionMembers(NamedTuple):
+    """What a body says of the agent session that a call belongs to."""
+
+    cache_key: str | None = None
+    """Its `prompt_cache_key`."""
+    user_id: str | None = None
+    """The `user_id` of its `metadata`, which may end with the session."""
+
+
+NO_SESSION: Final = SessionMembers()
 
 
 def load_fields(body: bytes) -> Fields:
@@ -64,6 +76,17 @@ def adapters(fields: Mapping[str, Any]) -> tuple[str, ...]:
     if not all(one is None or isinstance(one, str) for one in each):
         raise wrong_type(ADAPTER, "a string or a list of strings")
     return tuple(dict.fromkeys(one for one in each if one))
+
+
+def session_members(fields: Mapping[str, Any]) -> SessionMembers:
+    """What a body says of the session that the call belongs to. What is not a string says nothing."""
+    cache_key, metadata = fields.get("prompt_cache_key"), fields.get("metadata")
+    user_id = metadata.get("user_id") if isinstance(metadata, dict) else None
+    if cache_key is None and user_id is None:
+        return NO_SESSION
+    return SessionMembers(
+        cache_key if isinstance(cache_key, str) else None, user_id if isinstance(user_id, str) else None
+    )
 
 
 def text(fields: Fields, name: str) -> str | None:

@@ -46,6 +46,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         resume_mode=mode,
         additions=additions(fields, usage, streamed=streamed, ids=ids and mode is ResumeMode.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
+        session=read.session_members(fields),
         adapters=read.adapters(fields),
         largest_id=largest_id(fields),
         computed_anew_by=cache_reading.of_completion(fields),

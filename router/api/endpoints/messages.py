@@ -28,6 +28,8 @@ ERROR_TYPES: Final = {
 """Anthropic's error types by status."""
 STATUS_OF_TYPE: Final = {name: status for status, name in ERROR_TYPES.items()}
 REASONING_BLOCKS: Final = ("thinking", "redacted_thinking")
+TURN_ENDS: Final = {"end_turn": True, "stop_sequence": True, "tool_use": False}
+"""Whether a message ends the turn, by its stop reason."""
 ANSWER_LIMIT: Final = 4 * 2**20
 """Bytes of events kept per answer for its key. A longer answer does not count towards the key."""
 
@@ -130,7 +132,11 @@ class MessageReader(EventReader):
             self.started = True
             self._tokens += 1
         elif name in ("message_start", "message_delta"):
-            self._take_usage(load(data) or {})
+            fields = load(data) or {}
+            self._take_usage(fields)
+            delta = fields.get("delta")
+            if isinstance(delta, dict):
+                self.ended_turn = _ended_turn(delta)
             return
         elif name != "content_block_start":
             return
@@ -182,6 +188,10 @@ class MessageReader(EventReader):
         return (_key(self._call, [block.whole for _, block in sorted(self._blocks.items())]),)
 
 
+def _ended_turn(fields: Fields) -> bool | None:
+    return TURN_ENDS.get(text_or_empty(fields.get("stop_reason")))
+
+
 def _key(call: Call, blocks: list[Fields]) -> PromptKey:
     if any(block.get("type") in REASONING_BLOCKS for block in blocks):
         return call.prompts[0].key
@@ -195,7 +205,8 @@ def read_message(call: Call, body: bytes) -> Answer:
         raise WorkerBroke("A worker's answer is not a JSON object.")
     if fields.get("type") == "error":
         return Answer(None, (), failure_of(fields), False)
-    return Answer(whole_usage(fields), (_key(call, read.objects(fields.get("content"))),), None, False)
+    key, ended_turn = _key(call, read.objects(fields.get("content"))), _ended_turn(fields)
+    return Answer(whole_usage(fields), (key,), None, False, ended_turn=ended_turn)
 
 
 def failure_of(fields: dict[str, Any]) -> EngineError:

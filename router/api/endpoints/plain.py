@@ -45,6 +45,7 @@ def plain_call(
         usage_wanted=True,
         continuous_wanted=True,
         extendable=extendable,
+        session=read.session_members(fields),
         adapters=read.adapters(fields),
         largest_id=largest_id(fields),
         computed_anew_by=computed_anew_by,

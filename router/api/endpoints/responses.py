@@ -133,6 +133,7 @@ class ResponseReader(EventReader):
         if isinstance(response, dict):
             self._usage = whole_usage(response)
             self._key = _key(self._call, response)
+            self.ended_turn = _ended_turn(response)
 
     def _engine_error(self, fields: dict[str, Any]) -> EngineError:
         return failure_of(fields)
@@ -140,6 +141,13 @@ class ResponseReader(EventReader):
     def answer_keys(self) -> tuple[PromptKey, ...]:
         """The key of prompt and response, or of the prompt alone if reasoning would be left out of the next prompt."""
         return (self._key,)
+
+
+def _ended_turn(response: dict[str, Any]) -> bool | None:
+    """Whether a response ends the turn: it is complete and calls no function."""
+    if any(item.get("type") in TOOL_CALLS for item in read.objects(response.get("output"))):
+        return False
+    return True if response.get("status") == "completed" else None
 
 
 def _key(call: Call, response: dict[str, Any]) -> PromptKey:
@@ -162,6 +170,7 @@ class ResponseProgress(NamedTuple):
     """None if the engine does not know the response."""
     usage: Usage | None = None
     answer_keys: tuple[PromptKey, ...] = ()
+    ended_turn: bool | None = None
 
     @property
     def running(self) -> bool:
@@ -179,7 +188,8 @@ def read_progress(call: Call, body: bytes) -> ResponseProgress:
     fields = load(body)
     if fields is None:
         raise WorkerBroke("A worker's answer is not a JSON object.")
-    return ResponseProgress(text_or_empty(fields.get("status")), whole_usage(fields), (_key(call, fields),))
+    status, keys = text_or_empty(fields.get("status")), (_key(call, fields),)
+    return ResponseProgress(status, whole_usage(fields), keys, _ended_turn(fields))
 
 
 def read_response(call: Call, body: bytes) -> Answer:
@@ -189,7 +199,8 @@ def read_response(call: Call, body: bytes) -> Answer:
         raise WorkerBroke("A worker's answer is not a JSON object.")
     error = failure_of(fields) if fields.get("error") is not None else read_error(fields)
     status = text_or_empty(fields.get("status"))
-    return Answer(whole_usage(fields), (_key(call, fields),), error, False, response_id(fields), status)
+    usage, keys, ended_turn = whole_usage(fields), (_key(call, fields),), _ended_turn(fields)
+    return Answer(usage, keys, error, False, response_id(fields), status, ended_turn)
 
 
 def failure_of(fields: dict[str, Any]) -> EngineError:

@@ -181,4 +181,4 @@ def _ending_of(progress: ResponseProgress, run: BackgroundRun) -> Ending | None:
         case "failed":
             return Failed(run.request, True, progress.usage, Fault.ERROR)
         case _:
-            return Finished(run.request, progress.usage, progress.answer_keys)
+            return Finished(run.request, progress.usage, progress.answer_keys, progress.ended_turn)
