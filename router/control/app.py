@@ -30,6 +30,7 @@ from router.errors import (
 from router.front.drain import Drain
 from router.telemetry.explain import Explanation
 from router.telemetry.report import FairnessReport, UsageReport, WorkerReport, report_json
+from router.telemetry.session_report import GateReport
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 
 CONTEXT: Final = "max_model_len"
@@ -49,6 +50,7 @@ def control_plane(
     reports: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
     usage: UsageLookup,
     explain: Callable[[str], Explanation],
+    sessions: Callable[[], GateReport],
     drain: Drain,
     drained: Collection[WorkerId],
     operations: Operations | None,
@@ -58,9 +60,9 @@ def control_plane(
     """Build the application that serves every path off the data path.
 
     `scrape` returns the metrics as text, `reports` the report of each worker. `usage` takes a call's headers and
-    address, and raises InvalidKey. `explain` takes a request's id, and raises UnknownRequest. `drained`: the workers
-    that an operator drained. `operations`: what the admin API works on; None switches it off. `lifespan` starts and
-    stops the router.
+    address, and raises InvalidKey. `explain` takes a request's id, and raises UnknownRequest. `sessions` returns the
+    report of /sessions. `drained`: the workers that an operator drained. `operations`: what the admin API works on;
+    None switches it off. `lifespan` starts and stops the router.
     """
     app = Application(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
     _answer_errors(app)
@@ -69,7 +71,7 @@ def control_plane(
     app.include_router(_health(directory, report, reports, drain, drained))
     if operations is not None:
         app.include_router(administration(operations))
-    app.include_router(_insight(scrape, report, explain))
+    app.include_router(_insight(scrape, report, explain, sessions))
     page.add_to(app)
     return app
 
@@ -201,6 +203,7 @@ def _insight(
     scrape: Callable[[], Awaitable[bytes]],
     report: Callable[[], Awaitable[FairnessReport]],
     explain: Callable[[str], Explanation],
+    sessions: Callable[[], GateReport],
 ) -> APIRouter:
     routes = APIRouter()
 
@@ -213,6 +216,11 @@ def _insight(
     async def fairness() -> Response:
         """Service, deficits, lag and waits of each client; rounds; load, service gap and its bound of each worker."""
         return Response(await report_json(await report()), media_type="application/json")
+
+    @routes.get("/sessions")
+    async def agent_sessions() -> GateReport:
+        """Agent sessions: which have a place in a KV cache, which wait for one, and behind whom."""
+        return sessions()
 
     @routes.get(
         "/explain/{request_id:path}",

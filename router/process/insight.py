@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -15,7 +17,7 @@ from router.control.operator_access import admin_api_is_open
 from router.control.page.feed import PageFeed
 from router.control.page.routes import Page
 from router.core.model.cost import LinearCost
-from router.core.model.request import WorkerId
+from router.core.model.request import RequestId, WorkerId
 from router.core.scheduler import Scheduler
 from router.front.drain import Drain
 from router.persistence.state_file import StateFile
@@ -35,6 +37,7 @@ from router.telemetry.report import (
     worker_reports,
 )
 from router.telemetry.request_metrics import ClientLabels, HandoffMetrics, RequestMetrics
+from router.telemetry.session_report import SHOWN, GateMetrics, GateReport, gate_of, gate_report, session_entry
 from router.telemetry.state_metrics import StateCollector
 
 
@@ -78,6 +81,7 @@ class Insight:
         self.history: Final = FairnessHistory(self.report)
         self.register(
             self._state_metrics,
+            GateMetrics(partial(self.sessions, shown=0)),
             EventMetrics(side.kv_events.report),
             self.lag,
             FileMetrics({"state": side.state, "journal": side.journal, "takeover": takeover}),
@@ -108,7 +112,15 @@ class Insight:
 
     def explain(self, request: str) -> Explanation:
         """Return what is remembered of a request. Raises UnknownRequest."""
-        return self._records.explanations.explain(request, self._side.host.clock(), time.time())
+        host = self._side.host
+        explained = self._records.explanations.explain(request, host.clock(), time.time())
+        entry = session_entry(gate_of(host.scheduler.policy), RequestId(request), host.clock())
+        return explained if entry is None else replace(explained, session=entry)
+
+    def sessions(self, shown: int = SHOWN) -> GateReport:
+        """Return the report of /sessions, with at most this many of them."""
+        host = self._side.host
+        return gate_report(gate_of(host.scheduler.policy), host.clock(), shown)
 
     def latest_decisions(self) -> Sequence[RecentDecision]:
         """Return the scheduler's latest decisions, oldest first."""

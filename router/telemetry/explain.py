@@ -27,6 +27,7 @@ from router.core.model.events import (
 from router.core.model.load import Limits
 from router.core.model.request import ClientId, Leg, Request, RequestId, Usage, WorkerId
 from router.errors import UnknownRequest
+from router.telemetry.session_report import SessionEntry
 
 REQUEST_LIMIT: Final = 10_000
 """Requests remembered, the most recent arrivals; about 15 MB."""
@@ -156,6 +157,8 @@ class Explanation:
     """How often a prefilled prompt was given up, and computed again at no cost to the client."""
     usage: Usage | None
     """Tokens used, as reported by the engine."""
+    session: SessionEntry | None = None
+    """Its agent session as it is now; None if it belongs to none, or has ended."""
 
 
 @with_config(use_attribute_docstrings=True)

@@ -9,6 +9,7 @@ from router.api.body.fields import SessionMembers
 from router.api.endpoints.chat import parse_chat
 from router.config.settings import Settings
 from router.core.model.prompt_key import PromptHasher
+from router.core.model.request import SessionId
 from router.front.exchange import Exchange
 from router.front.session_labels import UNLABELLED, SessionLabel, SessionLabels
 
@@ -25,6 +26,10 @@ def exchange(*headers: tuple[bytes, bytes]) -> Exchange:
     return Exchange(scope, nothing, nothing)
 
 
+def labelled(session: str, parent: str | None = None, *, last: bool = False) -> SessionLabel:
+    return SessionLabel(SessionId(session), None if parent is None else SessionId(parent), last)
+
+
 def read(headers: Sequence[tuple[bytes, bytes]] = (), body: bytes = BODY, labels: SessionLabels | None = None) -> Any:
     labels = labels or SessionLabels(NAMES)
     return labels.read(exchange(*headers), parse_chat(body, PromptHasher(b"")))
@@ -36,7 +41,7 @@ def read(headers: Sequence[tuple[bytes, bytes]] = (), body: bytes = BODY, labels
 )
 def test_a_header_names_the_session(header: str) -> None:
     """Each of the headers that agents send names the session."""
-    assert read([(header.encode(), b"s1")]) == SessionLabel("s1")
+    assert read([(header.encode(), b"s1")]) == labelled("s1")
 
 
 def test_the_first_label_counts() -> None:
@@ -50,9 +55,9 @@ def test_each_agent_of_claude_code_has_its_own_context() -> None:
     """An agent within a session is a session, whose parent is the agent that began it, or the session's own."""
     session = (b"x-claude-code-session-id", b"s")
     agent, parent = (b"x-claude-code-agent-id", b"a"), (b"x-claude-code-parent-agent-id", b"p")
-    assert read([session]) == SessionLabel("s")
-    assert read([session, agent]) == SessionLabel("s/a", "s")
-    assert read([session, agent, parent]) == SessionLabel("s/a", "s/p")
+    assert read([session]) == labelled("s")
+    assert read([session, agent]) == labelled("s/a", "s")
+    assert read([session, agent, parent]) == labelled("s/a", "s/p")
 
 
 def test_dynamo_says_who_began_a_session_and_when_it_ends() -> None:
@@ -62,7 +67,7 @@ def test_dynamo_says_who_began_a_session_and_when_it_ends() -> None:
         (b"x-dynamo-parent-session-id", b"p"),
         (b"x-dynamo-session-final", b"true"),
     ]
-    assert read(headers) == SessionLabel("s", "p", last=True)
+    assert read(headers) == labelled("s", "p", last=True)
 
 
 @pytest.mark.parametrize(

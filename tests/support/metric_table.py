@@ -1,6 +1,7 @@
 """The table of all metrics, from the code. `python -m tests.support.metric_table` writes it into docs/operations.md."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from router.telemetry.front_metrics import FrontMeasurements, ProcessMetrics
 from router.telemetry.loop_lag import LoopLag
 from router.telemetry.report import FairnessReport, Service
 from router.telemetry.request_metrics import ClientLabels, HandoffMetrics, RequestMetrics
+from router.telemetry.session_report import GateMetrics, gate_report
 from router.telemetry.state_metrics import StateCollector
 
 OPERATIONS: Final = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -62,6 +64,7 @@ def metrics() -> list[Family]:
     registry.register(BackgroundMetrics(()))
     registry.register(LagMetrics(int))
     registry.register(LabelMetrics(int))
+    registry.register(GateMetrics(partial(gate_report, None, 0.0)))
     registry.register(ProcessMetrics("", float, int, FrontMeasurements()))
     budget = ByteBudget(1)
     registry.register(Connections(FrontLimits(), budget))

@@ -50,6 +50,8 @@ class Session:
     """What is left of its turn, in cost units."""
     prefilled: bool = False
     """Whether its first prefill in this place is over, from which on its turn is spent."""
+    lost_context: int = 0
+    """Tokens of its context when it lost its last place; 0 if it has had none, or has one now."""
     passed: int = 0
     """How many sessions behind it were admitted since it began to wait, because they fitted and it did not."""
     displaced: bool = False

@@ -68,6 +68,12 @@ class SessionGate(Policy):
         self.table = SessionTable(parameters.limit, by_label=parameters.by_label, by_prefix=parameters.by_prefix)
         self.places = Places()
         self.losses: dict[Loss, int] = dict.fromkeys(Loss, 0)
+        self.pauses = 0
+        """How many calls were held back and are not any more."""
+        self.pause_seconds = 0.0
+        """For how long these were held back in total."""
+        self.recomputed_tokens = 0
+        """Tokens of the contexts of sessions that got a place again which its worker did not hold any more."""
         self.parameters = parameters
         self._inner_gap = inner.properties.gap_quantum
         self._view = context.view
@@ -171,6 +177,8 @@ class SessionGate(Policy):
         """Stop holding back a call, and return it."""
         client = session.client
         call = session.paused.pop(request)
+        self.pauses += 1
+        self.pause_seconds += now - session.paused_since
         self._backlog.remove(None, client.name, now)
         if not session.paused:
             session.passed = 0
@@ -218,7 +226,7 @@ class SessionGate(Policy):
         if session is None or request.prefilled or session.worker == worker:
             return
         if session.worker is None:
-            self._give_place(session, worker, now)
+            self._give_place(session, request, worker, now)
         else:
             self.places.clear(session)
             self.places.give(session, worker)
@@ -356,8 +364,12 @@ class SessionGate(Policy):
 
     # Places
 
-    def _give_place(self, session: Session, worker: WorkerId, now: float) -> None:
-        """Give a session a place, and a turn, and let its paused calls in."""
+    def _give_place(self, session: Session, request: Request, worker: WorkerId, now: float) -> None:
+        """Give a session a place, and a turn, for this call of it, and let its paused calls in."""
+        if session.lost_context:
+            held = self._view.match(request).get(worker, 0)
+            self.recomputed_tokens += max(0, min(session.lost_context, session.context) - held)
+            session.lost_context = 0
         client = session.client
         self.places.give(session, worker)
         self.table.place_changed(session)
@@ -366,13 +378,13 @@ class SessionGate(Policy):
         client.unspent += session.turn_left
         session.prefilled = session.displaced = False
         self._widen_gap(client)
-        for request in tuple(session.paused):
-            call = self._unpause(session, request, now)
-            self._let_in_at(call, worker, now)
+        for paused in tuple(session.paused):
+            self._let_in_at(self._unpause(session, paused, now), worker, now)
 
     def _take_place(self, session: Session, reason: Loss) -> None:
         client = session.client
         self.losses[reason] += 1
+        session.lost_context = session.context
         self.places.clear(session)
         self.table.place_changed(session)
         client.admitted_tokens -= session.reserved
@@ -427,7 +439,7 @@ class SessionGate(Policy):
                 continue
             worker = self._worker_for(session, kept)
             if worker is not None:
-                self._give_place(session, worker, now)
+                self._give_place(session, next(iter(session.paused.values())), worker, now)
                 return True
             if len(blocked) == PATIENCE:
                 return False
