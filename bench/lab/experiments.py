@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from bench.lab.agents.sessions import AgentSessions
 from bench.lab.balance.fair import Fair
 from bench.lab.balance.pool import Pool
 from bench.lab.balance.scaling import Scaling
@@ -78,6 +79,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "br-sensitivity": Sensitivity(),
     "br-pool": Pool(),
     "br-fair": Fair(),
+    "sessions": AgentSessions(),
 }
 """The experiments by name; a new one is a file and a line here. `fig4` is apart because it measures instead of
 simulating.
@@ -89,8 +91,8 @@ ours.
 """
 BALANCE: Final = tuple(name for name in EXPERIMENTS if name.startswith("br-"))
 """Decode ranks in step: half of their loads are public traces, and they run only if named."""
-HOURS: Final = ("full",)
-"""Takes hours, and runs only if named."""
+HOURS: Final = ("full", "sessions")
+"""Take long, and run only if named."""
 LIVE: Final = "neighbour"
 OUT: Final = Path("results")
 
@@ -132,6 +134,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KIND:FILE",
         help="replay a public trace: arena in vtc, azure in preble; servegen and sessions in felt, policies and full; "
+        "sessions in sessions; "
         "mooncake and azure in br-*",
     )
     parser.add_argument(

@@ -100,8 +100,8 @@ def _control(
     """Build the control plane, whose lifespan runs all parts of this process."""
     operations = build_operations(plan.settings, side, insight)
     return control_plane(
-        *(side.directory, insight.scrape, insight.report, insight.cards, insight.usage),
-        *(insight.explain, insight.sessions),
+        side.directory,
+        *(insight.scrape, insight.report, insight.cards, insight.usage, insight.explain, insight.sessions),
         *(drain, side.workers.drain.drained, operations, build_page(plan.settings, insight, drain)),
         partial(_running, plan, side, state, channel, [keys, insight.lag], [insight.history]),
     )

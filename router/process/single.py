@@ -41,8 +41,8 @@ def build(settings: Settings, resolve: Resolve = resolve, *, encoded: bool = Fal
     parts: list[AbstractAsyncContextManager[object]] = [insight.lag, FullCollections(lambda: drain.idle)]
     parts += [*side.observing, *front.running, *side.running, insight.history]
     control = control_plane(
-        *(side.directory, insight.scrape, insight.report, insight.cards, insight.usage),
-        *(insight.explain, insight.sessions),
+        side.directory,
+        *(insight.scrape, insight.report, insight.cards, insight.usage, insight.explain, insight.sessions),
         *(drain, side.workers.drain.drained, operations, build_page(settings, insight, drain)),
         partial(_running, parts, side, front),
     )

@@ -68,6 +68,8 @@ class SessionClient:
     """A client with sessions."""
 
     name: ClientId
+    number: int
+    """Of clients with equal accounts, the one with the smaller number goes first."""
     weight: float = 1.0
     """Its effective weight at its latest call."""
     served: float = 0.0

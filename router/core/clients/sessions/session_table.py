@@ -79,6 +79,11 @@ class SessionTable:
         old.pop(session, None)
         new[session] = None
 
+    @property
+    def has_surplus(self) -> bool:
+        """Whether more sessions are remembered than the limit allows."""
+        return len(self._without_place) + len(self._with_place) > self._limit
+
     def to_forget(self) -> list[Session]:
         """Return sessions without a call beyond the limit, the least recently used first, those with places last. Each
         must be dropped.
@@ -124,7 +129,7 @@ class SessionTable:
     def _begin(self, owner: Owner, request: Request, prompt: PromptKey, now: float) -> Session:
         client = self.clients.get(request.client)
         if client is None:
-            client = self.clients[request.client] = SessionClient(request.client)
+            client = self.clients[request.client] = SessionClient(request.client, self._numbers)
         self._numbers += 1
         client.sessions += 1
         session = Session(client, request.model, owner[2], request.parent, self._numbers, now, _head(prompt))

@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from router.core.clients.sessions.session import Session, SessionClient
 from router.core.clients.sessions.session_table import SessionTable
@@ -59,6 +59,17 @@ class Loss(StrEnum):
     """It ended, or was forgotten, or no session is hot any more."""
 
 
+class Outlook(NamedTuple):
+    """What the workers of a pool have for sessions that wait."""
+
+    most: float
+    """The most tokens that are free at one of them, or reserved for cold sessions there."""
+    empty: bool
+    """Whether at one of them nothing is reserved but for cold sessions."""
+    overfull: bool
+    """Whether one of them has more reserved than it may."""
+
+
 class SessionGate(Policy):
     """Holds back the calls of sessions without a place, and lets the inner policy schedule all others."""
 
@@ -84,6 +95,8 @@ class SessionGate(Policy):
         self._clients = self.table.clients
         self._waiting: dict[SessionClient, None] = {}
         """The clients with paused calls."""
+        self._spenders: dict[SessionClient, None] = {}
+        """The clients with sessions that have a place, a spent turn and no call."""
         self._sessions: dict[RequestId, Session] = {}
         """The session of each live call that has one."""
         self._bound: dict[RequestId, Request] = {}
@@ -105,7 +118,9 @@ class SessionGate(Policy):
 
     def waiting_sessions(self) -> Iterator[Session]:
         """Yield the sessions with paused calls in the order in which they are considered for places."""
-        for client in sorted(self._waiting, key=_account):
+        order = [(client.served + client.unspent / client.weight, client.number, client) for client in self._waiting]
+        order.sort()
+        for _, _, client in order:
             yield from [session for _, session in client.waiting]
 
     def is_open(self, model: str, now: float) -> bool:
@@ -125,12 +140,13 @@ class SessionGate(Policy):
     def call_began(self, request: Request, now: float) -> None:
         self.inner.call_began(request, now)
         self._advance(now)
-        if request.worker is not None or self._view.input_tokens(request) < self.parameters.grace:
+        size = self._view.input_tokens(request)
+        if request.worker is not None or size < self.parameters.grace:
             return
         session = self.table.recognize(request, now)
         if session is None:
             return
-        client, size = session.client, self._view.input_tokens(request)
+        client = session.client
         client.weight = self._shares.effective_weight(request)
         if session.calls:
             size = max(size, session.context)
@@ -139,8 +155,9 @@ class SessionGate(Policy):
         session.calls[request.id] = size
         self._sessions[request.id] = session
         self._resize(session, size)
-        for old in self.table.to_forget():
-            self._forget_session(old)
+        if self.table.has_surplus:
+            for old in self.table.to_forget():
+                self._forget_session(old)
 
     def enqueue(self, request: Request, now: float) -> None:
         session = self._sessions.get(request.id)
@@ -275,8 +292,8 @@ class SessionGate(Policy):
         size = session.calls.pop(request.id)
         if session.calls:
             return
+        client, before = session.client, session.reserved
         self._resize(session, size)
-        self._changed = True
         if request.last_of_session:
             self._cool(session)
             self._forget_session(session)
@@ -284,14 +301,26 @@ class SessionGate(Policy):
         session.idle_since = now
         (self._idle_after_turn if session.ended_turn else self._idle)[session] = None
         if session.worker is not None and session.turn_left <= 0.0:
-            session.client.spent[session] = None
+            client.spent[session] = None
+            self._spenders[client] = None
+        # Nothing else of a call's end lets a waiting session in: room, or sessions that can lose their places.
+        if client.spent or session.worker is None or session.reserved < before or self._is_overfull(session.worker):
+            self._changed = True
+
+    def _unspend(self, session: Session) -> None:
+        """Note that a session has a call again, or no place, or has been idle for too long."""
+        client = session.client
+        if session in client.spent:
+            del client.spent[session]
+            if not client.spent:
+                del self._spenders[client]
 
     # How sessions become hot and cold
 
     def _wake(self, session: Session, now: float) -> None:
         """Note that a session without a call has one now."""
         client = session.client
-        client.spent.pop(session, None)
+        self._unspend(session)
         self._idle.pop(session, None)
         self._idle_after_turn.pop(session, None)
         session.ended_turn = False
@@ -313,7 +342,7 @@ class SessionGate(Policy):
         """Note that a hot session without a call is not hot any more."""
         session.hot = False
         session.client.hot -= 1
-        session.client.spent.pop(session, None)
+        self._unspend(session)
         pool = self._pools(session.model)
         pool.hot_tokens -= session.reserved
         if session.worker is not None:
@@ -389,7 +418,7 @@ class SessionGate(Policy):
         self.table.place_changed(session)
         client.admitted_tokens -= session.reserved
         client.unspent -= session.turn_left
-        client.spent.pop(session, None)
+        self._unspend(session)
         session.turn_left = 0.0
 
     def _widen_gap(self, client: SessionClient) -> None:
@@ -422,6 +451,20 @@ class SessionGate(Policy):
             for each in blocked:
                 each.passed += 1
 
+    def _outlook(self, pool: SessionPool) -> "Outlook":
+        """Return what a waiting session can hope for at the workers of a pool."""
+        most, empty, overfull = -inf, False, False
+        for worker in pool.workers:
+            capacity = self._view.kv_tokens(worker)
+            if capacity is None:
+                continue
+            room, reserved = self.parameters.fill * capacity, self.places.reserved(worker)
+            cold = self.places.cold_tokens(worker)
+            most = max(most, room - reserved + cold)
+            empty = empty or reserved == cold
+            overfull = overfull or reserved > room
+        return Outlook(most, empty, overfull)
+
     def _let_all_in(self, now: float) -> None:
         """Let the paused calls in whose gate is open."""
         for session in tuple(self.waiting_sessions()):
@@ -434,10 +477,16 @@ class SessionGate(Policy):
 
         `blocked`: the sessions that do not fit. `kept`: the workers at which room is kept for such sessions.
         """
+        outlooks = {pool: self._outlook(pool) for pool in self._pools}
+        richest = max([client.account for client in self._spenders], default=-inf)
         for session in self.waiting_sessions():
             if session in blocked:
                 continue
-            worker = self._worker_for(session, kept)
+            outlook = outlooks[self._pools(session.model)]
+            gives_way = outlook.overfull or richest > session.client.account
+            worker = None
+            if gives_way or outlook.empty or session.reserved <= outlook.most:
+                worker = self._worker_for(session, kept)
             if worker is not None:
                 self._give_place(session, next(iter(session.paused.values())), worker, now)
                 return True
@@ -513,15 +562,19 @@ class SessionGate(Policy):
             self._take_place(loser, Loss.TURN if loser.turn_left <= 0.0 else Loss.OVERFULL)
         return True
 
+    def _is_overfull(self, worker: WorkerId) -> bool:
+        """Return whether more is reserved at a worker than sessions may have."""
+        capacity = self._view.kv_tokens(worker)
+        return capacity is not None and self.places.reserved(worker) > self.parameters.fill * capacity
+
     def _trim(self, worker: WorkerId, calling: Session) -> None:
         """Take places at a worker that has more reserved than it may, because contexts have grown or it got its
         sessions while the gate was open: of sessions between calls, also of the one that begins its next call now, the
         cold ones first, then those of the client with most service.
         """
-        capacity = self._view.kv_tokens(worker)
-        if capacity is None or self.places.reserved(worker) <= self.parameters.fill * capacity:
+        if not self._is_overfull(worker):
             return
-        room, places = self.parameters.fill * capacity, self.places
+        room, places = self.parameters.fill * (self._view.kv_tokens(worker) or 0), self.places
         while places.reserved(worker) > room and places.cold_tokens(worker):
             self._take_place(places.coldest(worker), Loss.IDLE)
         losers = [each for each in places.at(worker) if not each.calls or each is calling]
@@ -544,7 +597,7 @@ class SessionGate(Policy):
             losers.sort(key=_by_account)
             yield from losers
             return
-        richer = [client for client in self._clients.values() if client.spent and client.account > account]
+        richer = [client for client in self._spenders if client.account > account]
         richer.sort(key=_account, reverse=True)
         for client in richer:
             yield from [each for each in client.spent if each.worker == worker]

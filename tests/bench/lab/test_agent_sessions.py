@@ -1,0 +1,49 @@
+"""The experiment with agent sessions: what is played, and how it is measured."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from bench.lab.agents.sessions import LOADS, STAND_IN, AgentSessions, over_max_min
+from bench.workloads.recorded.sessions import LIGHT, ONE_SHOT, SessionPlay, Sessions
+
+
+def names(play: SessionPlay) -> Sequence[str]:
+    return [client.name for client in Sessions(STAND_IN.sessions, play).clients(0)]
+
+
+def test_the_working_set_decides_how_many_sessions_are_open() -> None:
+    """Twice the working set opens twice the sessions; a light client has one, and one-shot calls come on top."""
+    play = SessionPlay(client_count=2, working_set=1_000_000, light=1, one_shots=0.5)
+    assert names(play) == ["c1", "c2", f"{LIGHT}1", ONE_SHOT]
+    once, twice = (
+        sum(count for _, count in Sessions(STAND_IN.sessions, each)._open_sessions(STAND_IN.sessions))
+        for each in (play, replace(play, working_set=2_000_000))
+    )
+    assert abs(twice - 2 * once) <= 1
+
+
+def test_every_third_session_is_kept_aside() -> None:
+    """What is tuned on and what is judged on share no session, and are all sessions together."""
+    parts = {part: Sessions(STAND_IN.sessions, SessionPlay(part=part))._played() for part in ("all", "tuning", "aside")}
+    assert len(parts["aside"]) == len(parts["all"]) // 3
+    assert not set(parts["tuning"]) & set(parts["aside"])
+    assert len(parts["tuning"]) + len(parts["aside"]) == len(parts["all"])
+
+
+def test_each_load_is_played_under_each_policy() -> None:
+    """Every load has the same policies, the uncontended fleet among them."""
+    cells = [dict(cell.labels) for cell in AgentSessions().cells(quick=False)]
+    by_load = {load: [cell["policy"] for cell in cells if cell["load"] == f"{load:g}"] for load in LOADS}
+    assert len({tuple(policies) for policies in by_load.values()}) == 1
+    assert "uncontended" in by_load[2.0]
+
+
+@pytest.mark.parametrize(
+    ("served", "wanted", "expected"),
+    [((2.0, 2.0), (9.0, 9.0), (1.0, 1.0)), ((1.0, 3.0), (1.0, 9.0), (1.0, 1.0)), ((4.0, 0.0), (4.0, 4.0), (2.0, 0.0))],
+)
+def test_a_share_is_max_min(served: Sequence[float], wanted: Sequence[float], expected: Sequence[float]) -> None:
+    """Nobody's share is more than it wants, and what is left is shared evenly by those that want more."""
+    assert tuple(over_max_min(served, wanted)) == expected
