@@ -236,7 +236,7 @@ async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
         done = await explanation_of(router, "first")
         assert done.keys() == {
             *("request", "client", "model", "policy", "state", "reason", "retry_after_s", "times"),
-            *("tried", "held_back", "sent_ahead", "dispatch", "prefill", "handoffs_lost", "usage"),
+            *("tried", "held_back", "sent_ahead", "dispatch", "prefill", "handoffs_lost", "usage", "session"),
         }
         assert (done["dispatch"]["leg"], done["prefill"], done["handoffs_lost"]) == ("whole", None, 0)
         assert (done["request"], done["client"], done["model"]) == ("first", "user-ann", "m")
