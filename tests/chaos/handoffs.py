@@ -1,12 +1,13 @@
 """`python -m tests.chaos.handoffs`: faults before workers that compute prompts, and before ranks that compute answers.
 
-Ten minutes, shared by the dialects. Then a minute without faults, in which what clients are charged is compared with
+Ten minutes, shared by the connectors. Then a minute without faults, in which what clients are charged is compared with
 what the engines have computed. The exit code is 0 if no call was lost that could be served, and if nothing is left of
 any call, in the router or in an engine.
 """
 
 import argparse
 import asyncio
+import json
 import re
 import sys
 import time
@@ -32,15 +33,24 @@ from .faults import HARMLESS, Fault, schedule
 from .judge import CUTTING, RESTART, TRIES, Judgement, judge
 from .kills import Account, accounts
 from .leftovers import left_in_core, left_over
-from .link import Link
+from .link import Link, free_ports
 from .processes import Server, get_json, holds, is_ready, router, sockets, until, worker
 from .reading import Ending
 from .run import CALM, KEY, linked, operator_of
 from .violations import exit_code
 
-DIALECTS: Final = ("vllm",)
-COMPUTED: Final = re.compile(r'^vllm:prompt_tokens_by_source_total\{[^}]*source="local_compute"\} (\S+)$', re.MULTILINE)
-GENERATED: Final = re.compile(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)$", re.MULTILINE)
+POLL_SOCKETS: Final = 3
+"""Connections to each worker that polls open and keep at times, besides the one that is there from the start."""
+CONNECTORS: Final = ("nixl", "mooncake", "sglang")
+"""What carries KV caches: two of vLLM's connectors, and SGLang's own."""
+COMPUTED: Final = re.compile(
+    r'^(?:vllm:prompt_tokens_by_source_total\{[^}]*source="local_compute"'
+    r'|sglang:realtime_tokens_total\{[^}]*mode="prefill_compute")[^}]*\} (\S+)$',
+    re.MULTILINE,
+)
+GENERATED: Final = re.compile(
+    r'^(?:vllm:generation_tokens_total\{|sglang:realtime_tokens_total\{[^}]*mode="decode")[^}]*\} (\S+)$', re.MULTILINE
+)
 HANDED_OVER: Final = re.compile(r'^d2lpm_handoffs_total\{[^}]*outcome="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
 RETURNED: Final = re.compile(r'"Returned",\{"request":"([^"]+)","accepted":true')
 AGAIN: Final = re.compile(r"^d2lpm_prefills_again_total (\S+)$", re.MULTILINE)
@@ -48,11 +58,11 @@ AGAIN: Final = re.compile(r"^d2lpm_prefills_again_total (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The duration, the load, the faults and the seed of a run with one dialect."""
+    """The duration, the load, the faults and the seed of a run with one connector."""
 
-    dialect: str = "vllm"
+    connector: str = "nixl"
     seed: int = 1
-    trouble: float = 600.0 / len(DIALECTS) - CALM
+    trouble: float = 600.0 / len(CONNECTORS) - CALM
     """Seconds in which there are faults."""
     calm: float = CALM
     """Seconds after them in which the clients continue."""
@@ -100,15 +110,37 @@ class Plan:
             *("--retry-budget", "1", "--retry-floor", "1000"),
         )
 
-    def workers(self) -> list[Server]:
-        """Return the processes, not started yet: prefill workers, then decode workers."""
-        both = ("--speed", "1", "--kv-lease", str(self.lease), "--transfer-timeout", str(self.lease))
-        prefill = ("--role", "prefill", "--step-times", "10,0.2,0", "--max-running", "8")
-        decode = ("--role", "decode", "--rank-steps", f"{self.step},0.3", "--max-running", "4")
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The role of each worker."""
+        return ("prefill",) * self.prefill + ("decode",) * self.decode
+
+    def workers(self, side_ports: Sequence[int]) -> list[Server]:
+        """Return the processes, not started yet. `side_ports`: where each is reached by the others."""
+        dialect = "sglang" if self.connector == "sglang" else "vllm"
+        flags = ["--speed", "1", "--kv-lease", str(self.lease), "--transfer-timeout", str(self.lease)]
+        if dialect == "vllm":
+            flags += ["--connector", self.connector]
+        own = {
+            "prefill": ("--step-times", "10,0.2,0", "--max-running", "8"),
+            "decode": ("--rank-steps", f"{self.step},0.3", "--max-running", "4", "--ranks", str(self.ranks)),
+        }
         return [
-            *(worker(self.dialect, *both, *prefill) for _ in range(self.prefill)),
-            *(worker(self.dialect, *both, *decode, "--ranks", str(self.ranks)) for _ in range(self.decode)),
+            worker(dialect, *flags, "--role", role, *own[role], "--side-port", str(port))
+            for role, port in zip(self.roles, side_ports, strict=True)
         ]
+
+    def described(self, links: Sequence[Link], side_ports: Sequence[int]) -> str:
+        """Return the file of workers for the router."""
+        rows: list[dict[str, Any]] = [
+            {"url": link.url, "role": role} for link, role in zip(links, self.roles, strict=True)
+        ]
+        if self.connector == "mooncake":
+            rows = [
+                row | {"connector": "mooncake"} | ({"bootstrap_port": port} if row["role"] == "prefill" else {})
+                for row, port in zip(rows, side_ports, strict=True)
+            ]
+        return json.dumps(rows)
 
 
 class Work(NamedTuple):
@@ -119,7 +151,7 @@ class Work(NamedTuple):
     computed: int
     """Prompt tokens that engines found in no cache; a decode worker computes one of a prompt that it fetches."""
     generated: int
-    """Output tokens of decode workers."""
+    """Output tokens of decode workers. An SGLang's first one is its prefill worker's."""
     handed_over: int
     again: int
     """Prompts that were prefilled a second time."""
@@ -134,14 +166,14 @@ class Work(NamedTuple):
         found = []
         if not self.again and not 0 <= self.computed - self.extend <= self.handed_over:
             found.append(f"engines computed {self.computed} tokens of prompts, and {self.extend} were charged")
-        if self.generated != self.output:
+        if not 0 <= self.output - self.generated <= self.handed_over:
             found.append(f"engines generated {self.generated} tokens, and {self.output} were charged")
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a run with one dialect."""
+    """The result of a run with one connector."""
 
     plan: Plan
     judgement: Judgement
@@ -168,16 +200,17 @@ class Result:
         found += [*self.work.objections, *(f"left over: {each}" for each in self.left)]
         if self.unanswered:
             found.append(f"{self.unanswered} calls without any fault were not completed")
-        return [f"{self.plan.dialect}: {each}" for each in found]
+        return [f"{self.plan.connector}: {each}" for each in found]
 
 
 async def run(plan: Plan, directory: Path) -> Result:
-    """Do the whole run with one dialect. `directory`: for the router's log and journal."""
-    evidence, journal = Evidence(), directory / f"journal-{plan.dialect}"
-    async with running(plan) as workers, linked(workers, plan.seed, evidence) as links:
-        roles = ("prefill",) * plan.prefill + ("decode",) * plan.decode
-        named = [flag for role, link in zip(roles, links, strict=True) for flag in (f"--{role}", link.url)]
-        proxy = router(directory / f"log-{plan.dialect}", [], *named, *plan.flags, "--journal", str(journal))
+    """Do the whole run with one connector. `directory`: for the router's log and journal."""
+    evidence, journal, file = Evidence(), directory / f"journal-{plan.connector}", directory / "workers.yaml"
+    ports = free_ports(len(plan.roles))
+    async with running(plan.workers(ports)) as workers, linked(workers, plan.seed, evidence) as links:
+        file.write_text(plan.described(links, ports))
+        flags = ("--workers-file", str(file), *plan.flags, "--journal", str(journal))
+        proxy = router(directory / f"log-{plan.connector}", [], *flags)
         try:
             await proxy.start()
             async with aiohttp.ClientSession() as http:
@@ -191,9 +224,8 @@ async def run(plan: Plan, directory: Path) -> Result:
 
 
 @asynccontextmanager
-async def running(plan: Plan) -> AsyncIterator[list[Server]]:
-    """Run the workers."""
-    made = plan.workers()
+async def running(made: list[Server]) -> AsyncIterator[list[Server]]:
+    """Run these workers."""
     try:
         await asyncio.gather(*(each.start() for each in made))
         yield made
@@ -217,7 +249,7 @@ class Fleet:
         """Call under faults, then without any."""
         plan = self._plan
         await until(partial(holds, self._http, self._proxy, self._is_whole))
-        before = sockets(self._proxy.pid)
+        before = sockets(self._proxy.pid) + POLL_SOCKETS * len(self._workers)
         began = time.monotonic()
         crowd = Crowd(self._proxy.url, lambda: time.monotonic() - began)
         try:
@@ -357,7 +389,7 @@ def table(result: Result) -> str:
     handed = ", ".join(f"{outcome} {count}" for outcome, count in result.handoffs.items())
     faults = Counter(fault.kind for fault in result.plan.faults)
     rows: list[tuple[str, object]] = [
-        ("dialect", result.plan.dialect),
+        ("connector", result.plan.connector),
         ("faults", ", ".join(f"{kind} {count}" for kind, count in faults.most_common())),
         ("calls", ", ".join(f"{ending} {count}" for ending, count in judgement.endings.most_common())),
         ("errors", ", ".join(f"{why} {count}" for why, count in judgement.errors.items()) or "none"),
@@ -378,15 +410,15 @@ def main() -> int:
     """Run, print the results, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.handoffs", description=__doc__)
     parser.add_argument("--seed", type=int, default=Plan().seed, help="of the schedule and of all that clients do")
-    parser.add_argument("--seconds", type=float, default=600.0, help="of all dialects together")
-    parser.add_argument("--dialect", choices=DIALECTS, help="only this one")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of all connectors together")
+    parser.add_argument("--connector", choices=CONNECTORS, help="only this one")
     options = parser.parse_args()
-    dialects = DIALECTS if options.dialect is None else (options.dialect,)
+    connectors = CONNECTORS if options.connector is None else (options.connector,)
     directory = Path(mkdtemp(prefix="chaos-handoffs-"))
     objections = []
-    for dialect in dialects:
-        trouble = options.seconds / len(dialects) - CALM
-        result = uvloop.run(run(Plan(dialect, options.seed, trouble), directory))
+    for connector in connectors:
+        trouble = options.seconds / len(connectors) - CALM
+        result = uvloop.run(run(Plan(connector, options.seed, trouble), directory))
         print(table(result), flush=True)
         objections += result.objections
     return exit_code(objections, directory, "The router's logs and journals are")

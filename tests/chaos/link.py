@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from random import Random
 
 from .evidence import Evidence
@@ -79,6 +79,12 @@ class Link:
     def note(self, request: str, kind: Kind, *, begun: bool) -> None:
         """Record that a request met a fault here."""
         self._evidence.add(request, self.worker, kind, begun=begun)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free now, and that the kernel gives to no outgoing connection."""
+    with ExitStack() as stack:
+        return [stack.enter_context(_anywhere()).getsockname()[1] for _ in range(count)]
 
 
 def _anywhere() -> socket.socket:
