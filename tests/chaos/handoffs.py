@@ -52,7 +52,7 @@ GENERATED: Final = re.compile(
     r'^(?:vllm:generation_tokens_total\{|sglang:realtime_tokens_total\{[^}]*mode="decode")[^}]*\} (\S+)$', re.MULTILINE
 )
 HANDED_OVER: Final = re.compile(r'^d2lpm_handoffs_total\{[^}]*outcome="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
-RETURNED: Final = re.compile(r'"Returned",\{"request":"([^"]+)","accepted":true')
+RETURNED: Final = re.compile(r'"Returned",\{"request":"([^"]+)"')
 AGAIN: Final = re.compile(r"^d2lpm_prefills_again_total (\S+)$", re.MULTILINE)
 
 
@@ -369,7 +369,7 @@ def lost(outcomes: Sequence[Outcome], evidence: Evidence, faults: Sequence[Fault
 
 
 def returned(journal: Path) -> set[str]:
-    """Return the requests that a worker gave back after it had begun to compute them: such work is estimated."""
+    """Return the requests that a worker gave back: what it, or the other one, has computed of them is estimated."""
     return set(RETURNED.findall(journal.read_text()))
 
 

@@ -107,6 +107,14 @@ class MooncakeConnector:
         self._meetings.at(key).make(offer)
         asyncio.get_running_loop().call_later(self.clock.real(self.patience), self.release, key)
 
+    def keep_in_vain(self, rank: int, request_id: str) -> None:
+        """Hold a prompt's KV that nobody will ask for, for the same time."""
+        asyncio.get_running_loop().call_later(self.clock.real(self.patience), self._release_held, rank, request_id)
+
+    def _release_held(self, rank: int, request_id: str) -> None:
+        if self.engines[rank].release_held(request_id):
+            self.loop.wake()
+
     def release(self, key: str) -> None:
         """Release a prompt's KV, if it is held."""
         rank, request_id = self._offered.pop(key, (0, ""))
@@ -130,10 +138,11 @@ class PrefillLeg(Leg):
     def __init__(self, connector: MooncakeConnector, transfer_id: str) -> None:
         self._connector = connector
         self._transfer_id = transfer_id
-        self._spoilt = False
+        self._spoilt = self._ended = False
 
     async def end(self, mailbox: Mailbox, choices: Sequence[Choice]) -> None:
         """Offer the KV, unless the prompt's answer has ended."""
+        self._ended = True
         for choice, request_id, rank in zip(choices, mailbox.ids, mailbox.ranks, strict=True):
             if choice.finish == "length" and not self._spoilt:
                 self._connector.offer(self._transfer_id, rank, request_id, choice)
@@ -143,6 +152,12 @@ class PrefillLeg(Leg):
     def spoil(self, _mailbox: Mailbox) -> None:
         """Let the decode engine wait in vain."""
         self._spoilt = True
+
+    def close(self, mailbox: Mailbox) -> None:
+        """Give up the KV of a prompt whose call was cut when it had just been computed."""
+        if not self._ended:
+            for request_id, rank in zip(mailbox.ids, mailbox.ranks, strict=True):
+                self._connector.keep_in_vain(rank, request_id)
 
 
 class DecodeLeg(Leg):

@@ -107,6 +107,23 @@ async def test_a_refusal_by_the_decode_engine_releases(http: aiohttp.ClientSessi
         await eventually(released)
 
 
+async def test_what_is_computed_of_a_call_that_was_cut_is_released_after_a_time(http: aiohttp.ClientSession) -> None:
+    """Its KV is held like any other prompt's, though nobody can know of it."""
+    with worker(role="prefill", connector="mooncake", transfer_timeout=0.3, step_times="300,0,0") as prefill:
+        first, _ = await legs(http, prefill)
+
+        async def holds_something() -> bool:
+            return (await series(http, prefill))["vllm:kv_cache_usage_perc"] > 0
+
+        async def is_free() -> bool:
+            return not await holds_something()
+
+        cut = asyncio.create_task(call(http, prefill + TEXT, text(PROMPT, max_tokens=1) | first))
+        await eventually(holds_something)
+        cut.cancel()
+        await eventually(is_free)
+
+
 async def test_a_prefill_that_ends_with_its_first_token_keeps_nothing(http: aiohttp.ClientSession) -> None:
     """Its decode engine waits in vain, and fails or computes the prompt itself; `ignore_eos` avoids it."""
     ending = prompt_without_answer()
