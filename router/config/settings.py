@@ -330,7 +330,7 @@ class Settings(PolicyGroups):
     queue_ttl: PositiveFloat = 300.0
     """Seconds that a request can wait in the router before it is refused (429)."""
 
-    sessions: Literal["off", "labels", "prefix", "both"] = "both"
+    sessions: Literal["off", "labels", "prefix", "both"] = "off"
     """Admit agent sessions to the KV cache of the fleet, so that their contexts do not evict each other. labels: calls
     name their session. prefix: a prompt continues an answer to the same client. both: by the label, or by the prefix
     where there is none."""
