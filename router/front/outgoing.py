@@ -69,9 +69,18 @@ class OutgoingCall:
         return None if body is None else (self.continuation.path, body)
 
     async def forward(
-        self, worker: WorkerId, path: str, encode: Callable[[], bytes], body: bytes, timeouts: IdleTimeouts
+        self,
+        worker: WorkerId,
+        path: str,
+        encode: Callable[[], bytes],
+        body: bytes,
+        timeouts: IdleTimeouts,
+        *,
+        once: bool = False,
     ) -> WorkerResponse:
         """Send the call and return when the answer begins. `encode` makes of `body` what the worker gets.
+
+        `once`: as it names what another worker keeps, which is gone once it is fetched.
 
         Raises NoWorker, WorkerUnreachable or WorkerHung if there is no answer.
         """
@@ -82,6 +91,7 @@ class OutgoingCall:
                 method=self._call.method,
                 content_type=self._call.content_type,
                 passed=to_the_worker(self._exchange.headers),
+                once=once,
             )
         except WorkerUnreachable as error:
             if not error.accepted:
@@ -110,7 +120,7 @@ class OutgoingCall:
         compute it.
         """
         encode = partial(self._encode, worker, path, body, added, finish)
-        upstream = await self.forward(worker, path, encode, body, timeouts)
+        upstream = await self.forward(worker, path, encode, body, timeouts, once=finish is not None)
         if not added or upstream.status not in BAD_REQUEST:
             return upstream
         try:

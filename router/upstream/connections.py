@@ -168,8 +168,10 @@ class WorkerConnections:
         method: str = "POST",
         content_type: str = "application/json",
         passed: Mapping[str, str] = NO_HEADERS,
+        once: bool = False,
     ) -> Awaitable[WorkerResponse]:
-        """Send a call to a worker and return when its answer begins. `passed`: the client's headers for the worker.
+        """Send a call to a worker and return when its answer begins. `passed`: the client's headers for the worker;
+        `once`: the worker must never see it twice.
 
         Raises WorkerUnreachable if there is no answer, and WorkerHung if the worker is silent beyond its timeout.
         """
@@ -177,7 +179,7 @@ class WorkerConnections:
         headers = {**passed, "content-type": content_type, "x-request-id": request, **to.authorization}
         if to.card.rank is not None:
             headers |= rank_header(to.card.engine, path, to.card.rank)
-        return to.client.send(method, path, headers, body, timeouts)
+        return to.client.send(method, path, headers, body, timeouts, once=once)
 
 
 def _fields(refused: Mapping[str, Iterable[str]]) -> dict[str, AddedFields]:

@@ -386,11 +386,19 @@ class WorkerClient:
         """Connections without a call, longest unused first."""
 
     async def send(
-        self, method: str, path: str, headers: dict[str, str], body: bytes, timeouts: IdleTimeouts = UNLIMITED
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: bytes,
+        timeouts: IdleTimeouts = UNLIMITED,
+        *,
+        once: bool = False,
     ) -> WorkerResponse:
         """Send a call and return once the headers of the answer have arrived.
 
-        If a reused connection closes just as the call is sent, send the call once more on a new connection.
+        If a reused connection closes just as the call is sent, send the call once more on a new connection, unless a
+        worker must never see it twice (`once`).
 
         Raises WorkerUnreachable, whose `accepted` is False only if no part of the call can have reached the worker;
         WorkerHung on a timeout; and NoWorker if the router itself cannot open another connection.
@@ -404,7 +412,7 @@ class WorkerClient:
                 await used.send(head, body, timeouts)
                 return WorkerResponse(used, self._release)
             except WorkerUnreachable:
-                if not used.closed_before_answer:
+                if once or not used.closed_before_answer:
                     raise
         try:
             fresh = await self._connect()

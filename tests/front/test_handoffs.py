@@ -276,6 +276,25 @@ async def test_a_hand_off_that_was_refused_is_prefilled_again(status: int) -> No
         assert (await post.response()).status == 200
 
 
+async def test_a_hand_off_is_not_sent_again_when_its_connection_closes() -> None:
+    """Other calls are, if a used connection closes at once; but the worker may have fetched the prompt before."""
+    async with tiers(decode=2) as ((prefill,), decode, router):
+        for _ in range(4):  # so that there are connections to be used again
+            async with router.post(chat()) as post:
+                await keep(await prefill.call())
+                await (await either(decode))[0].answer()
+                await post.read()
+        async with router.post(chat()) as post:
+            await keep(await prefill.call())
+            call, number = await either(decode)
+            call.reset()
+            await keep(await prefill.call(), b'{"again":true}')
+            other = await decode[1 - number].call()
+            assert other.json["kv_transfer_params"] == {"again": True}
+            await other.answer()
+            assert (await post.response()).status == 200
+
+
 async def test_a_decode_worker_that_refuses_a_field_computes_the_prompt_itself() -> None:
     """The second call, without that field, has no parameters: the refusal has used them up."""
     async with tiers() as ((prefill,), (decode,), router), router.post(chat(stream=True)) as post:

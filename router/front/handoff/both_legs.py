@@ -93,7 +93,7 @@ class BothLegs:
         upstream = None
         try:
             encode = partial(self._encode, worker, path, body)
-            upstream = await self._outgoing.forward(worker, path, encode, body, timeouts)
+            upstream = await self._outgoing.forward(worker, path, encode, body, timeouts, once=True)
             answer, all_here = await _read_whole(upstream)
             failed = refusal(self._call, self._family, upstream.status, answer, [], all_here=all_here)
             if failed is not None:
