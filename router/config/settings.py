@@ -235,9 +235,9 @@ class Settings(PolicyGroups):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """TCP port to listen on; 0 picks a free one."""
     admin_port: Annotated[int | None, Field(ge=0, le=65535)] = None
-    """TCP port for operators alone: metrics, /fairness, /workers, /explain and the operator API are then served there
-    and nowhere else, the first four without a key. 0 picks a free one. Without it they are at `port`, and need
-    `admin_key` if `host` is not a loopback address."""
+    """TCP port for operators alone: metrics, /fairness, /sessions, /workers, /explain, the page /ui and the operator
+    API are then served there and nowhere else, the first five without a key. 0 picks a free one. Without it they are at
+    `port`, and need `admin_key` if `host` is not a loopback address."""
     admin_host: str | None = None
     """Address of `admin_port`; by default that of `host`."""
     tls_cert: Path | None = None

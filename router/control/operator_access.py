@@ -12,7 +12,7 @@ from router.errors import Unauthorized, UnknownPath
 
 log = logging.getLogger(__name__)
 
-OPERATOR_PATHS: Final = frozenset({"metrics", "fairness", "explain", "workers", "clients", "config", "ui"})
+OPERATOR_PATHS: Final = frozenset({"metrics", "fairness", "sessions", "explain", "workers", "clients", "config", "ui"})
 """The first parts of the paths that say something of all clients or workers, or change them."""
 
 

@@ -17,6 +17,7 @@ OPERATORS = [
     "/workers",
     "/workers/w",
     "/explain/x",
+    "/sessions",
     "/config",
     "//metrics",
 ]
