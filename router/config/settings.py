@@ -523,15 +523,18 @@ class Settings(PolicyGroups):
         """
         return self.model_dump(mode="json", exclude=set(ADDRESSES))
 
-    def host_names(self) -> frozenset[bytes] | None:
+    def host_names(self, host: str | None = None) -> frozenset[bytes] | None:
         """Return the host names that a Host header can contain, in lower case and without a port; None for any.
+
+        `host`: the address of the port; by default that of the port for clients.
 
         On loopback addresses the check is on by default, against DNS rebinding: a web page whose own name resolves to
         a loopback address has, for the browser, the same origin as the router, and could read every answer.
         """
-        if "*" in self.allowed_hosts or not (self.allowed_hosts or is_loopback(self.host)):
+        at = host or self.host
+        if "*" in self.allowed_hosts or not (self.allowed_hosts or is_loopback(at)):
             return None
-        own = f"[{self.host}]" if ":" in self.host else self.host
+        own = f"[{at}]" if ":" in at else at
         return frozenset(name.encode() for name in (*OWN_NAMES, own.lower(), *self.allowed_hosts))
 
     def aliases(self) -> Mapping[str, str]:
