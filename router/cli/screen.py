@@ -270,7 +270,8 @@ class Screen:
         name, row = selected
         fields = [*_flat("", dataclasses.asdict(row))]
         lines = len(fields) if height is None else max(1, height - LINES_AROUND)
-        table = Table(box=None, pad_edge=False, show_header=False, title=name, title_justify="left", title_style="bold")
+        table = Table(box=None, pad_edge=False, show_header=False, title_justify="left", title_style="bold")
+        table.title = Text(name)  # a name alone would be read as markup
         for line in range(min(lines, len(fields))):
             cells = [(Text(field, style="dim"), Text(value)) for field, value in fields[line::lines]]
             table.add_row(*(cell for pair in cells for cell in pair))

@@ -235,9 +235,9 @@ class Settings(PolicyGroups):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """TCP port to listen on; 0 picks a free one."""
     admin_port: Annotated[int | None, Field(ge=0, le=65535)] = None
-    """TCP port for operators alone: metrics, /fairness, /workers, /explain and the operator API are then served there
-    and nowhere else, the first four without a key. 0 picks a free one. Without it they are at `port`, and need
-    `admin_key` if `host` is not a loopback address."""
+    """TCP port for operators alone: metrics, /fairness, /sessions, /workers, /explain, the page /ui and the operator
+    API are then served there and nowhere else, the first five without a key. 0 picks a free one. Without it they are at
+    `port`, and need `admin_key` if `host` is not a loopback address."""
     admin_host: str | None = None
     """Address of `admin_port`; by default that of `host`."""
     tls_cert: Path | None = None
@@ -523,15 +523,18 @@ class Settings(PolicyGroups):
         """
         return self.model_dump(mode="json", exclude=set(ADDRESSES))
 
-    def host_names(self) -> frozenset[bytes] | None:
+    def host_names(self, host: str | None = None) -> frozenset[bytes] | None:
         """Return the host names that a Host header can contain, in lower case and without a port; None for any.
+
+        `host`: the address of the port; by default that of the port for clients.
 
         On loopback addresses the check is on by default, against DNS rebinding: a web page whose own name resolves to
         a loopback address has, for the browser, the same origin as the router, and could read every answer.
         """
-        if "*" in self.allowed_hosts or not (self.allowed_hosts or is_loopback(self.host)):
+        at = host or self.host
+        if "*" in self.allowed_hosts or not (self.allowed_hosts or is_loopback(at)):
             return None
-        own = f"[{self.host}]" if ":" in self.host else self.host
+        own = f"[{at}]" if ":" in at else at
         return frozenset(name.encode() for name in (*OWN_NAMES, own.lower(), *self.allowed_hosts))
 
     def aliases(self) -> Mapping[str, str]:

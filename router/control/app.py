@@ -217,7 +217,7 @@ def _insight(
         """Service, deficits, lag and waits of each client; rounds; load, service gap and its bound of each worker."""
         return Response(await report_json(await report()), media_type="application/json")
 
-    @routes.get("/sessions")
+    @routes.get("/sessions", responses=NEEDS_KEY)
     async def agent_sessions() -> GateReport:
         """Agent sessions: which have a place in a KV cache, which wait for one, and behind whom."""
         return sessions()

@@ -8,11 +8,12 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from router.config.settings import Settings, is_loopback
-from router.errors import Unauthorized, UnknownPath
+from router.errors import HostNotAllowed, Unauthorized, UnknownPath
+from router.front.http.http_errors import without_port
 
 log = logging.getLogger(__name__)
 
-OPERATOR_PATHS: Final = frozenset({"metrics", "fairness", "explain", "workers", "clients", "config", "ui"})
+OPERATOR_PATHS: Final = frozenset({"metrics", "fairness", "sessions", "explain", "workers", "clients", "config", "ui"})
 """The first parts of the paths that say something of all clients or workers, or change them."""
 
 
@@ -47,6 +48,8 @@ class OperatorAccess:
 
     def __init__(self, settings: Settings) -> None:
         self._port = settings.admin_port
+        self._hosts = settings.host_names(settings.admin_host)
+        """The names in a Host header at the operators' port; None for any."""
         self._key = settings.admin_key
         self._needs_key = self._port is None and not is_loopback(settings.host)
         if self._needs_key and self._key is None:
@@ -60,12 +63,18 @@ class OperatorAccess:
         return self._port is not None and scope["server"][1] == self._port
 
     def check(self, scope: Mapping[str, Any]) -> None:
-        """Raise UnknownPath if the path of a call does not exist at its port, Unauthorized if it lacks the key."""
+        """Raise UnknownPath if the path of a call does not exist at its port, Unauthorized if it lacks the key, and
+        HostNotAllowed at the operators' port if a web page could have made the call under a name of its own.
+        """
         path = scope["path"]
         if not is_for_operators(path):
             return
         if self._port is not None and not self.is_operators_port(scope):
             raise UnknownPath(path)
+        if self._port is not None and self._hosts is not None:
+            host = dict(scope["headers"]).get(b"host", b"")
+            if host and without_port(host) not in self._hosts:
+                raise HostNotAllowed(host.decode("latin-1"))
         if (
             self._needs_key
             and needs_key(path)

@@ -75,8 +75,10 @@ class ControlProxy:
         target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode()
         if query := scope.get("query_string"):
             target += b"?" + query
-        url = self._client.base_url.copy_with(raw_path=target)
-        request = self._client.build_request(scope["method"], url, headers=headers, content=body)
+        # As it is: in an URL, httpx would follow `..` to a path that no front has checked.
+        request = self._client.build_request(
+            scope["method"], "/", headers=headers, content=body, extensions={"target": target}
+        )
         return await self._client.send(request, stream=True)
 
     async def _pass_back(self, answer: httpx.Response, exchange: Exchange, send: Send) -> None:

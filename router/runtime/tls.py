@@ -22,11 +22,11 @@ class Tls:
         self._files = (certificate, key)
         self._versions = self._look()
         try:
-            self.context: Final = self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self.context: Final = self._load()
         except OSError as error:  # ssl.SSLError is one
             raise ConfigError(f"tls_cert: {certificate} and {key} cannot be used: {error}") from None
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.set_alpn_protocols(["http/1.1"])
+        self._latest = self.context
+        self.context.sni_callback = self._present
 
     def reload_if_changed(self) -> None:
         """Read the files again if one has changed. If they do not fit each other, the earlier certificate stays."""
@@ -34,15 +34,22 @@ class Tls:
             return
         self._versions = versions
         try:
-            # Elsewhere first: a failure would leave half of it in the context in use.
-            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-            self._load(self.context)
+            # Not into the context in use: a failure would leave half of it there, and a certificate with another kind
+            # of key would stand beside the earlier one.
+            self._latest = self._load()
         except OSError as error:
             log.warning("%s: %s; the earlier certificate stays in use", self._files[0], error)
         else:
             log.info("%s: reloaded", self._files[0])
 
-    def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
+    def _present(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Present the latest certificate, whatever name a client asks for, if any."""
+        connection.context = self._latest
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
         # Without a callback, OpenSSL would ask at the terminal for the password of an encrypted key.
         context.load_cert_chain(*self._files, password=lambda: "")
         return context

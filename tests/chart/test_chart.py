@@ -83,6 +83,7 @@ def test_a_wrong_object_would_be_found(tmp_path: Path) -> None:
         ({"a": {"engine": "vllm"}}, "workers.a.model is missing"),
         ({"a": {"engine": "tgi", "model": "m"}}, "vllm or sglang, not tgi"),
         ({"a": {**SGLANG, "role": "prefill"}}, "only vLLM hands prompts over"),
+        ({"router": VLLM}, "workers.router: this name is taken"),
         ({"a": {**VLLM, "role": "cook"}}, "both, prefill or decode, not cook"),
         ({"a": {**VLLM, "autoscaling": {"kind": "vpa"}}}, "hpa or keda, not vpa"),
     ],
@@ -92,6 +93,19 @@ def test_values_that_make_no_sense_are_refused(workers: dict[str, Any], message:
     with pytest.raises(subprocess.CalledProcessError) as refused:
         render(tmp_path, {"workers": workers})
     assert message in refused.value.stderr
+
+
+def test_nothing_is_a_value_too(tmp_path: Path) -> None:
+    """Workers may have no GPU, no replica, and be scaled to none; what is not said has its default."""
+    nothing: dict[str, Any] = {**VLLM, "gpus": 0, "replicas": 0}
+    scaled: dict[str, Any] = {**nothing, "autoscaling": {"kind": "keda", "minReplicas": 0}}
+    usual = {"engine": "vllm", "model": "m", "gpus": None, "replicas": None}
+    for given, gpus, replicas in ((nothing, {}, 0), (scaled, {}, None), (usual, {"nvidia.com/gpu": "1"}, 1)):
+        objects = render(tmp_path, {"workers": {"a": given}})
+        spec = of_kind(objects, "StatefulSet")["spec"]
+        assert spec.get("replicas") == replicas
+        assert spec["template"]["spec"]["containers"][0]["resources"].get("limits", {}) == gpus
+    assert of_kind(render(tmp_path, {"workers": {"a": scaled}}), "ScaledObject")["spec"]["minReplicaCount"] == 0
 
 
 def test_the_router_finds_the_workers_of_its_release(tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from router.cli.keyboard import NAMES, split
-from router.cli.screen import CLIENT_COLUMNS, Pane, compact, percent, seconds
-from router.telemetry.report import ClientReport, Service
+from router.cli.screen import CLIENT_COLUMNS, Pane, Screen, compact, percent, seconds
+from router.core.model.request import WorkerId
+from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerReport
 from tests.support.running import TIMEOUT_S, RunningRouter, chat, running_router
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine
 
@@ -205,6 +207,20 @@ def test_a_table_that_is_too_high_shows_the_rows_around_the_selection() -> None:
         assert table.title == "clients: 40, 7 shown"
         assert f"c{39 - line:02}" in [str(cell) for cell in table.columns[0].cells]
         pane.move(1)
+
+
+def test_details_show_a_name_as_it_is() -> None:
+    """Brackets in the name of a worker, as around an IPv6 address, are not markup."""
+    name = "[fe80::1]:8000"
+    worker = WorkerReport(f"http://{name}", True, 0, 0, 0, None, None, None, None)
+    screen = Screen("http://router")
+    screen.show(FairnessReport("dlpm", None, {}, Service(0, 0, 0, 0.0), {WorkerId(name): worker}))
+    for key in ("tab", "enter"):
+        screen.press(key)
+    console = Console(width=COLUMNS)
+    with console.capture() as shown:
+        console.print(screen.render(LINES))
+    assert name in shown.get().splitlines()[2]
 
 
 @given(st.lists(st.sampled_from([*NAMES, b"q", b"r"])))

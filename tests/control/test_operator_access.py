@@ -7,7 +7,7 @@ import pytest
 
 from router.config.settings import Settings
 from router.control.operator_access import OperatorAccess, admin_api_is_open
-from router.errors import RouterError, Unauthorized, UnknownPath
+from router.errors import HostNotAllowed, RouterError, Unauthorized, UnknownPath
 
 KEY = "operator-key-0123456789"
 OPERATORS = [
@@ -17,6 +17,7 @@ OPERATORS = [
     "/workers",
     "/workers/w",
     "/explain/x",
+    "/sessions",
     "/config",
     "//metrics",
 ]
@@ -24,9 +25,12 @@ EVERYONE = ["/health", "/ready", "/v1/models", "/v1/usage", "/docs", "/openapi.j
 PUBLIC = "0.0.0.0"
 
 
-def refusal(path: str, port: int = 8000, key: str | None = None, **settings: Any) -> type[RouterError] | None:
+def refusal(
+    path: str, port: int = 8000, key: str | None = None, host_header: bytes = b"", **settings: Any
+) -> type[RouterError] | None:
     """Return how a call is refused; None if it is served. `port`: at which it arrives."""
     headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
+    headers += [(b"host", host_header)] if host_header else []
     access = OperatorAccess(Settings.model_validate(settings))
     try:
         access.check({"type": "http", "path": path, "server": ("127.0.0.1", port), "headers": headers})
@@ -59,6 +63,15 @@ def test_a_port_of_their_own_needs_no_key(path: str) -> None:
     assert refusal(path, 9000, **given) is None
     assert refusal(path, 8000, **given) is UnknownPath
     assert refusal(path, 8000, key=KEY, admin_key=KEY, **given) is UnknownPath
+
+
+def test_a_web_page_cannot_read_a_port_on_loopback_under_its_own_name() -> None:
+    """A page whose name resolves to a loopback address is refused there, also where clients call a public address."""
+    given: dict[str, Any] = {"host": PUBLIC, "admin_port": 9000, "admin_host": "127.0.0.1"}
+    assert refusal("/metrics", 9000, host_header=b"evil.example:9000", **given) is HostNotAllowed
+    assert refusal("/metrics", 9000, host_header=b"LOCALHOST:9000", **given) is None
+    assert refusal("/metrics", 9000, host_header=b"router:9000", allowed_hosts=["router"], **given) is None
+    assert refusal("/metrics", 9000, host_header=b"router:9000", host=PUBLIC, admin_port=9000) is None
 
 
 def test_the_page_asks_for_the_key_itself() -> None:

@@ -51,6 +51,18 @@ LOWEST_CONTRAST: Final = """() => {
 """Returns the lowest contrast of any text on the page, and that text."""
 
 
+NUMBERS_SHOWN: Final = """async (frames) => {
+    const { Decisions } = await import("/ui/decisions.js");
+    const shown = new Decisions();
+    const decision = (number) => ({
+        number, time: 0, request: "r", client: "c", worker: "w", why: "", waited_s: 0, cached_tokens: 0, passed_over: 0,
+    });
+    for (const numbers of frames) shown.show({ decisions: numbers.map(decision) });
+    return shown.of("c").map(({ number }) => number);
+}"""
+"""Returns the numbers of the decisions that are shown after frames with decisions of these numbers."""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """One browser for all tests, with a new profile."""
@@ -220,6 +232,14 @@ def test_a_page_without_traffic_says_what_is_missing(browser: Browser) -> None:
         expect(page.locator("#state")).to_have_text("reconnecting")
         page.unroute(EVENTS)
         expect(page.locator("#state")).to_have_text("live")
+
+
+def test_decisions_go_on_after_a_restart_of_the_scheduler(browser: Browser) -> None:
+    """Their numbers begin anew then; those of one frame that come again in the next one are shown once."""
+    with running(workers=1) as stand, opened(browser, stand.url) as (page, faults):
+        until_live(page)
+        assert page.evaluate(NUMBERS_SHOWN, [[98, 99], [99, 100], [1, 2], [1, 2, 3]]) == [3, 2, 1, 100, 99, 98]
+        check(faults)
 
 
 def test_the_page_asks_for_the_key_where_one_is_set(browser: Browser) -> None:

@@ -1,6 +1,9 @@
 """What a front answers itself when it cannot pass a call on to the scheduler's process."""
 
+import asyncio
+from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -24,6 +27,40 @@ async def test_while_no_scheduler_runs_its_paths_can_be_asked_again_later(
     assert answer.status_code == status
     if status == 503:
         assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_path_reaches_the_scheduler_as_the_front_checked_it(tmp_path: Path) -> None:
+    """No `..` is followed on the way: it could lead from a path for everyone to one for operators."""
+    asked: list[str] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readline()).decode().rstrip())
+        writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    socket = str(tmp_path / "s")
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    async with (
+        await asyncio.start_unix_server(answer, socket),
+        ControlProxy(socket, ByteBudget(1 << 20), Drain(1.0)) as proxy,
+    ):
+        for path in ("/v1/models/../../metrics", "/./metrics", "/v1/models/a b"):
+            call = {"type": "http", "method": "GET", "path": path, "query_string": b"a=/../b", "headers": []}
+            await proxy(call, receive, send)
+    assert asked == [
+        "GET /v1/models/../../metrics?a=/../b HTTP/1.1",
+        "GET /./metrics?a=/../b HTTP/1.1",
+        "GET /v1/models/a%20b?a=/../b HTTP/1.1",
+    ]
+    assert statuses == [204] * 3
 
 
 def test_a_front_gives_up_an_idle_connection_before_the_scheduler_does() -> None:

@@ -32,9 +32,12 @@ class Authority:
         self._authority: Any = trustme.CA()
         self._authority.configure_trust(self.client)
 
-    def issue(self, name: str, *, key: bool = True) -> None:
-        """Write a certificate for localhost. `name`: of its organisation unit; `key`: whether to write its key."""
-        made = self._authority.issue_cert("localhost", "127.0.0.1", organization_unit_name=name)
+    def issue(self, name: str, *, key: bool = True, kind: Any = trustme.KeyType.ECDSA) -> None:
+        """Write a certificate for localhost.
+
+        `name`: of its organisation unit; `key`: whether to write its key; `kind`: of the key.
+        """
+        made = self._authority.issue_cert("localhost", "127.0.0.1", organization_unit_name=name, key_type=kind)
         made.cert_chain_pems[0].write_to_path(self.certificate)
         if key:
             made.private_key_pem.write_to_path(self.key)
@@ -65,9 +68,9 @@ async def server(tls: Tls) -> AsyncIterator[int]:
         yield running.sockets[0].getsockname()[1]
 
 
-async def presented(port: int, authority: Authority) -> str:
+async def presented(port: int, authority: Authority, host: str = "localhost") -> str:
     """Return the unit of the certificate that a server presents to a client that verifies it."""
-    _, writer = await asyncio.open_connection("localhost", port, ssl=authority.client)
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=authority.client, server_hostname=host)
     try:
         return unit_of(writer.get_extra_info("peercert"))
     finally:
@@ -84,6 +87,17 @@ async def test_a_new_certificate_counts_without_a_restart(authority: Authority) 
         assert await presented(port, authority) == "first"
         tls.reload_if_changed()
         assert await presented(port, authority) == "second"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+async def test_a_certificate_with_another_kind_of_key_replaces_the_earlier_one(host: str, authority: Authority) -> None:
+    """A client gets the new one even if it prefers the kind of the earlier one, whether it names the host or not."""
+    tls = Tls(authority.certificate, authority.key)
+    async with server(tls) as port:
+        for kind in (trustme.KeyType.RSA, trustme.KeyType.ECDSA):
+            authority.issue(kind.name, kind=kind)
+            tls.reload_if_changed()
+            assert await presented(port, authority, host) == kind.name
 
 
 async def test_a_certificate_without_its_key_changes_nothing(

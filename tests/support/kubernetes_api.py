@@ -37,6 +37,8 @@ class FakeApi:
         """The parameters and the authorization of each call."""
         self.failing = False
         """Whether lists are answered with 500."""
+        self.ends_watches = False
+        """Whether each watch ends at once."""
         self._slices: dict[str, dict[str, Any]] = {}
         self._version = 1
         self._changes: list[dict[str, Any]] = []
@@ -87,7 +89,7 @@ class FakeApi:
         answer = web.StreamResponse()
         await answer.prepare(request)
         seen = int(request.query["resourceVersion"]) - 1
-        while not self._closed:
+        while not (self._closed or self.ends_watches):
             for change in self._changes[seen:]:
                 await answer.write(json.dumps(change).encode() + b"\n")
                 seen += 1

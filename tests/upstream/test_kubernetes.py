@@ -1,5 +1,6 @@
 """Workers by the API of Kubernetes: what slices name, and how changes arrive over a real socket."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -151,6 +152,23 @@ async def test_a_version_that_is_too_old_is_listed_again() -> None:
         api.put(endpoint_slice("a", "10.0.0.2"))
         await reported.until("10.0.0.2")
         assert sum("watch" not in call for call in api.calls) == 2
+
+
+async def test_a_watch_that_ends_at_once_is_not_begun_again_at_once() -> None:
+    """A proxy that allows no watch must not make the router ask without end: it pauses before the next one."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await asyncio.Event().wait()
+
+    async with fake_api() as api:
+        api.ends_watches = True
+        reached = KubernetesApi(api.url, "default")
+        async with KubernetesWatch("app=vllm", reached, Reported().take, pause=3600.0, sleep=sleep):
+            await until(lambda: len(api.calls) > 2 or bool(slept))
+        assert slept == [3600.0]
+        assert ["watch" in call for call in api.calls] == [False, True]
 
 
 async def test_a_bookmark_changes_no_worker() -> None:

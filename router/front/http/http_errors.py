@@ -65,12 +65,13 @@ def _wrong_host(version: str, hosts: Sequence[bytes], allowed: frozenset[bytes] 
     """
     if len(hosts) > 1 or (not hosts and version == "1.1"):
         return BadRequest("A request must have one Host header.", code="invalid_http")
-    if allowed is not None and hosts and _without_port(hosts[0]) not in allowed:
+    if allowed is not None and hosts and without_port(hosts[0]) not in allowed:
         return HostNotAllowed(hosts[0].decode("latin-1"))
     return None
 
 
-def _without_port(host: bytes) -> bytes:
+def without_port(host: bytes) -> bytes:
+    """Return the name in a Host header, in lower case."""
     name = host.strip().lower()
     return name.partition(b"]")[0] + b"]" if name.startswith(b"[") else name.partition(b":")[0]
 

@@ -18,6 +18,8 @@ IN_TEXT_ALREADY: Final = frozenset({"method", "path", "status"})
 """Fields that the message of a line of text has."""
 PLAIN: Final = re.compile(r"[!#-<>-~]+")
 """A value that needs no quotes: printable ASCII without spaces, quotes and equal signs."""
+UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, which a terminal may obey, other ends of lines, and halves of surrogate pairs."""
 LogFormat = Literal["text", "json"]
 
 
@@ -39,7 +41,8 @@ class TextFormat(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s {process}{' ' if process else ''}%(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line without a traceback."""
+        """Return the line without a traceback. What is not printable is escaped, so that no name forges a line."""
+        record.message = UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], record.message)
         given = fields_of(record).items()
         words = [f"{name}={_word(value)}" for name, value in given if name not in IN_TEXT_ALREADY]
         return " ".join([super().formatMessage(record), *words])

@@ -3,7 +3,7 @@
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 QUIET_SECONDS: Final = 60.0
 """Seconds for which a message is not repeated after it was written."""
@@ -12,12 +12,22 @@ MESSAGES: Final = 1000
 """Messages remembered, those written last."""
 
 
+class Message(NamedTuple):
+    """What makes two records the same."""
+
+    logger: str
+    level: int
+    text: str
+    error: type[BaseException] | None
+    """That whose traceback is with it, if any."""
+
+
 @dataclass(slots=True)
 class Written:
-    """A message that was written, and may have been repeated since."""
+    """When a message was written, and how often it was repeated since. No record: its traceback would hold bodies."""
 
-    record: logging.LogRecord
-    """As it was written."""
+    created: float
+    """In seconds since 1970."""
     repeats: int = 0
     """How often it came again since."""
 
@@ -32,41 +42,43 @@ class CountRepeats(logging.Filter):
         """`handler`: writes the counts."""
         super().__init__()
         self._handler = handler
-        self._written: OrderedDict[tuple[str, int, str], Written] = OrderedDict()
+        self._written: OrderedDict[Message, Written] = OrderedDict()
         """In the order in which the messages were written."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write a record."""
+        """Return whether to write a record. Threads log, too, so only one is here at a time."""
+        self._handler.acquire()
+        try:
+            return self._is_new(record)
+        finally:
+            self._handler.release()
+
+    def _is_new(self, record: logging.LogRecord) -> bool:
         self._write_counts(record.created)
         if record.levelno < logging.WARNING or record.name == ACCESS_LOGGER:
             return True  # a call is never the same as another one
-        key = (record.name, record.levelno, record.getMessage())
-        if (known := self._written.get(key)) is not None:
+        error = record.exc_info[0] if record.exc_info else None
+        message = Message(record.name, record.levelno, record.getMessage(), error)
+        if (known := self._written.get(message)) is not None:
             known.repeats += 1
             return False
-        self._written[key] = Written(record)
+        self._written[message] = Written(record.created)
         if len(self._written) > MESSAGES:
-            oldest = self._written.popitem(last=False)[1]
-            self._write_count(oldest, record.created - oldest.record.created)
+            self._write_count(*self._written.popitem(last=False), record.created)
         return True
 
     def _write_counts(self, now: float) -> None:
         """Write how often messages were repeated whose time is over."""
         while self._written:
-            key, oldest = next(iter(self._written.items()))
-            if now - oldest.record.created < QUIET_SECONDS:
+            message, oldest = next(iter(self._written.items()))
+            if now - oldest.created < QUIET_SECONDS:
                 return
-            del self._written[key]
-            self._write_count(oldest, now - oldest.record.created)
+            del self._written[message]
+            self._write_count(message, oldest, now)
 
-    def _write_count(self, written: Written, seconds: float) -> None:
+    def _write_count(self, message: Message, written: Written, now: float) -> None:
         if written.repeats:
-            given = written.record
             times = "once more" if written.repeats == 1 else f"{written.repeats} times more"
-            text, args = "%s (%s in %.0f s)", (given.getMessage(), times, seconds)
-            count = logging.LogRecord(given.name, given.levelno, "", 0, text, args, None)
-            self._handler.acquire()
-            try:
-                self._handler.emit(count)  # past this filter
-            finally:
-                self._handler.release()
+            text, args = "%s (%s in %.0f s)", (message.text, times, now - written.created)
+            count = logging.LogRecord(message.logger, message.level, "", 0, text, args, None)
+            self._handler.emit(count)  # past this filter

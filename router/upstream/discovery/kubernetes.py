@@ -7,7 +7,7 @@ them is a worker.
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
@@ -177,16 +177,18 @@ class KubernetesWatch:
         api: KubernetesApi,
         on_workers: Callable[[str, Workers], None],
         pause: float = PAUSE_SECONDS,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`selector`: of the labels of EndpointSlices; `on_workers` takes the name of this source and its workers.
 
-        `pause`: seconds between a failure and the next call.
+        `pause`: seconds between a failure and the next call, which `sleep` awaits.
         """
         self.name: Final = f"kubernetes {selector}"
         self._selector = selector
         self._api = api
         self._on_workers = on_workers
         self._pause = pause
+        self._sleep = sleep
         self._slices: dict[str, EndpointSlice] = {}
         self._version = ""
         """That of the last change that was seen."""
@@ -213,10 +215,13 @@ class KubernetesWatch:
         await self._stack.aclose()
 
     async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
-            await self._guarded(self._watch if self._version else self._list)
-            if self._failed:
-                await asyncio.sleep(self._pause)
+            began, version = clock(), self._version
+            await self._guarded(self._watch if version else self._list)
+            # A watch that ends at once would otherwise be begun again without end, as behind a proxy that allows none.
+            if self._failed or (version and clock() - began < self._pause):
+                await self._sleep(self._pause)
 
     async def _guarded(self, call: Callable[[], Any]) -> None:
         """Make a call. If it fails, the log says so once a minute, and all is listed again."""

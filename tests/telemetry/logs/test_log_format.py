@@ -49,6 +49,15 @@ def test_a_value_cannot_forge_a_line_or_a_field(value: str) -> None:
     assert line.endswith(f"client={value!a}")
 
 
+def test_a_message_cannot_forge_a_line_or_reach_the_terminal() -> None:
+    """A name from outside stays on its line, without control characters; other letters stay as they are."""
+    made = record("no worker serves %s", f"é\x1b[2J{NASTY}\x9b1m")
+    assert "\x1b" in as_json(made)["message"]
+    line = TextFormat().format(made)
+    assert line.isprintable()
+    assert line.endswith(r"""no worker serves é\x1b[2Ja b="c"\nERROR forged \u2028\ud800\x9b1m""")
+
+
 def test_an_exception_is_part_of_its_line() -> None:
     """A traceback is one member of the JSON line, and follows the line of text."""
     try:

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import weakref
 
 from router.telemetry.logs.repeats import ACCESS_LOGGER, MESSAGES, QUIET_SECONDS, CountRepeats
 
@@ -14,9 +15,17 @@ class Log:
         self._handler = logging.StreamHandler(self._text)
         self._handler.addFilter(CountRepeats(self._handler))
 
-    def write(self, text: str, at: float, level: int = logging.WARNING, name: str = "router.test") -> None:
-        """Log a message at a time in seconds."""
-        record = logging.LogRecord(name, level, "", 0, text, (), None)
+    def write(
+        self,
+        text: str,
+        at: float,
+        level: int = logging.WARNING,
+        name: str = "router.test",
+        error: Exception | None = None,
+    ) -> None:
+        """Log a message, and the error with it, at a time in seconds."""
+        about = None if error is None else (type(error), error, error.__traceback__)
+        record = logging.LogRecord(name, level, "", 0, text, (), about)
         record.created = at
         self._handler.handle(record)
 
@@ -75,3 +84,25 @@ def test_only_so_many_messages_are_remembered() -> None:
     for number in range(MESSAGES):
         log.write(f"number {number}", 0)
     assert log.lines.count("first (once more in 0 s)") == 1
+
+
+def test_another_error_is_no_repeat() -> None:
+    """Under the same text, the traceback of another kind of error is written, too."""
+    log = Log()
+    for error in (ValueError("a"), ValueError("b"), KeyError("c")):
+        log.write("it failed", 1.0, error=error)
+    assert [line for line in log.lines if "Error" in line] == ["ValueError: a", "KeyError: 'c'"]
+
+
+def test_what_is_remembered_holds_no_traceback() -> None:
+    """The frames of an error, which may hold the body of a call, are gone once it is logged."""
+
+    class Body:
+        pass
+
+    log, body = Log(), Body()
+    gone = weakref.ref(body)
+    error = ValueError("broken", body)
+    log.write("it failed", 1.0, error=error)
+    del body, error
+    assert gone() is None

@@ -12,7 +12,8 @@ export class Decisions {
   /** Add the decisions of a frame, and show all. */
   show(frame) {
     // After a restart of the scheduler the numbers begin anew.
-    const last = Math.min(this.#kept[0]?.number ?? 0, frame.decisions.at(-1)?.number ?? Infinity);
+    const known = this.#kept[0]?.number ?? 0;
+    const last = (frame.decisions.at(-1)?.number ?? known) < known ? 0 : known;
     const added = frame.decisions.filter((decision) => decision.number > last).reverse();
     this.#kept = [...added, ...this.#kept].slice(0, KEPT);
     byId("decisions-empty").hidden = this.#kept.length > 0;
