@@ -310,6 +310,20 @@ async def test_a_decode_worker_that_fails_frees_its_prefill_worker(connector: st
 
 
 @BOTH
+async def test_a_prefill_worker_is_not_blamed_for_a_decode_worker_that_stands_still(connector: str) -> None:
+    """It waits for the decode worker, too, and its time is over first. The other decode worker gets the call."""
+    settings: dict[str, Any] = {"first_token_timeout": 0.3, "poll_interval": 30}
+    async with legs(connector, decode=2, **settings) as fleet, fleet.router.post(chat()) as post:
+        pair = await both(fleet)
+        fleet.decode[pair.numbers[1]].ignores_polls = True
+        again = await both(fleet)
+        assert again.numbers[1] != pair.numbers[1]
+        await prefilled(again.prefill)
+        await again.decode.answer()
+        assert (await post.response()).status == 200
+
+
+@BOTH
 async def test_a_refusal_is_the_clients_error_whichever_worker_says_it(connector: str) -> None:
     """As with one engine; the other worker is freed, and nothing is tried again."""
     for leg in ("prefill", "decode"):

@@ -14,7 +14,7 @@ from router.channel.client import SchedulerClient
 from router.channel.messages import PrefillBeside, UnreachableWorker
 from router.core.model.events import Fault, HandoffLost, Prefilled
 from router.core.model.request import Leg, RequestId, Usage, WorkerId
-from router.errors import RouterError, WorkerBroke
+from router.errors import RouterError, WorkerBroke, WorkerHung
 from router.front.handoff.releases import HeldPrompt
 from router.front.handoff.upkeep import Handoffs
 from router.front.outgoing import OutgoingCall
@@ -125,12 +125,24 @@ class BothLegs:
             prefilled = self._prefill.result()
             if isinstance(prefilled, FailedAttempt):
                 if not self.has_tokens:
+                    prefilled = await self._blame_for_silence(prefilled)
+                if not self.has_tokens:
                     return prefilled
                 self._report(None)  # what it would have said of the prompt, the decode worker will say
         failed = await decode
         if isinstance(failed, FailedAttempt) and not self.has_tokens and failed.fault in (Fault.ERROR, Fault.BROKEN):
             return await self._blame(failed)
         return failed
+
+    async def _blame_for_silence(self, failed: FailedAttempt) -> FailedAttempt:
+        """Return the failure of a silent prefill worker as that of the decode worker, if that gives no sign of life: an
+        SGLang begins with a prompt only when its decode worker has room for it.
+        """
+        worker = self._decode_worker
+        if not isinstance(failed.error, WorkerHung) or await self._releases.is_alive(worker, MODELS_PATH):
+            return failed
+        self._scheduler_client.report(UnreachableWorker(worker))
+        return replace(failed, leg=Leg.DECODE)
 
     async def _blame(self, failed: FailedAttempt) -> FailedAttempt:
         """Return the failure of a decode worker as that of the prefill worker, if that has answered and died since: the
