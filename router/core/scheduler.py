@@ -326,9 +326,11 @@ class Scheduler:
     def _take_back(self, request: Request, carried: Sequence[ChargedRequest], now: float) -> None:
         """Queue again a request that an earlier run meant for workers, but whose front never learned that."""
         workers = [row.worker for row in carried if row.worker is not None]
-        for row, worker, partner in zip(carried, workers, (*workers[1:], None), strict=True):
+        partners = workers[::-1] if len(workers) > 1 else [None]
+        for row, worker, partner in zip(carried, workers, partners, strict=True):
             self._resume(Resumed(request, worker, row.charged.cached, leg=row.leg, partner=partner), row, now)
-        self._queue_retry(Returned(request.id, accepted=False, fault=Fault.FULL), now)
+        # Of the prompt, so that neither of two workers has computed anything.
+        self._queue_retry(Returned(request.id, accepted=False, fault=Fault.FULL, leg=carried[0].leg), now)
 
     def _resume(self, event: Resumed, carried: ChargedRequest | None, now: float) -> None:
         """Take over a request that a worker has, for which an earlier run may have charged already.

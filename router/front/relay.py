@@ -313,17 +313,22 @@ class Relay:
         except (NoWorker, KeyError):  # KeyError: it has left
             error = NoWorker("The prefill worker has left.", reason=Refusal.NO_WORKER)
             return FailedAttempt(Fault.BROKEN, False, error, leg=Leg.PREFILL)
-        both = asyncio.ensure_future(legs.run(asyncio.ensure_future(self._send_and_relay(assignment, headers))))
+        decode = asyncio.ensure_future(self._send_and_relay(assignment, headers))
+        outcome = asyncio.ensure_future(legs.outcome(decode))
+        complete = False
         try:
-            await self._beat(both, heartbeat, lambda: legs.has_tokens)
-            failed = await both
+            await self._beat(outcome, heartbeat, lambda: legs.has_tokens)
+            failed = await outcome
+            complete = failed is None
             if failed is not None and not legs.has_tokens and self._outgoing.continuation is None:
                 self._reader = None  # the client has nothing of this answer
             return failed
         finally:
-            self._legs = None
-            both.cancel()
-            await asyncio.wait([both])
+            outcome.cancel()
+            try:
+                await legs.close(decode, complete=complete)  # here, as a task may be cancelled before it begins
+            finally:
+                self._legs = None
 
     def _attempt(self, assignment: Assignment, headers: HeaderList) -> Awaitable[FailedAttempt | HandoffLost | None]:
         """Try one worker. If its engine goes on without the client (background), ignore disconnects too."""
@@ -487,6 +492,7 @@ class Relay:
         if failed is not None:
             return failed
         if not all_here:
+            self._trust_answer()
             return await self._relay_long(upstream, assignment, headers, body, before)
         answer = self._family.read_whole(self._call, body)
         if answer.error is not None or answer.aborted:
@@ -494,10 +500,16 @@ class Relay:
             return FailedAttempt(fault, True, headers=headers, body=body)
         if not (answer.usage and answer.usage.output_tokens) and (failed := await self._failed_prefill()) is not None:
             return failed
+        self._trust_answer()
         if not self._notify_keeper(answer, assignment):
             self._settle(Finished(self._request.id, answer.usage, answer.answer_keys, answer.ended_turn))
         await self._exchange.respond(upstream.status, headers, body)
         return None
+
+    def _trust_answer(self) -> None:
+        """Send this answer to the client from now on, whatever becomes of a prefill worker."""
+        if self._legs is not None:
+            self._legs.trust_answer()
 
     def _notify_keeper(self, answer: Answer, assignment: Assignment) -> bool:
         """Report the response in a whole answer to the keeper. Returns whether the engine is still computing it."""

@@ -293,8 +293,9 @@ class WorkerProbe:
         return read_models(body)
 
     async def _on_models(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:
-        """Report a worker that has become healthy, or whose list of models has changed, as joined."""
-        if models != self._endpoint.models or not self._endpoint.healthy or self._endpoint.assumed:
+        """Report a worker that has become healthy, or whose list of models or engines has changed, as joined."""
+        known = self._endpoint.healthy and not self._endpoint.assumed
+        if models != self._endpoint.models or not known or await self._has_other_engines(client):
             info = await self._read_engine_info(client)
             vocabulary = await self._read_vocabulary(client, models, info)
             reported = await self._read_ranks(client, info)
@@ -351,6 +352,13 @@ class WorkerProbe:
         except (httpx.HTTPError, WorkerBroke) as error:
             log.debug("%s: %s", endpoint.id, error)
             return {}
+
+    async def _has_other_engines(self, client: httpx.AsyncClient) -> bool:
+        """Return whether a prefill worker was started anew between two polls: decode workers must be told its new ids,
+        as they wait in vain for an engine that is gone.
+        """
+        engines = await self._read_transfer_engines(client, self._info)
+        return bool(engines) and engines != self._engines
 
     def _join(self, reported: frozenset[int] | None) -> None:
         """Report the URL as joined, or it and its ranks. A rank that the engine no longer has has left.

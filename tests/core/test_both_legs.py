@@ -228,9 +228,9 @@ def test_a_client_that_leaves_pays_for_its_prompt_and_what_was_computed(prefille
 # When another run of the scheduler takes over
 
 
-def take_over(first: Scene, *, saved: bool) -> Scene:
+def take_over(first: Scene, *, saved: bool, policy: str = "dlpm_home") -> Scene:
     """Return a second run, held, which starts from what the first one saved, if it has saved anything."""
-    second = Scene("dlpm_home", workers=(), settings=OPEN)
+    second = Scene(policy, workers=(), settings=OPEN)
     second.requests = dict(first.requests)
     charged = tuple(first.scheduler.charged_requests()) if saved else ()
     if saved:
@@ -269,11 +269,17 @@ def test_both_attempts_survive_the_scheduler(saved: bool, prefilled_before: bool
         assert not list(scene.scheduler.charged_requests())
 
 
-def test_a_request_whose_front_never_learned_of_its_workers_is_sent_again() -> None:
-    """What both were charged is taken back, and charged once for the new attempts."""
-    first = fleet()
+@pytest.mark.parametrize("policy", NAMES)
+@pytest.mark.parametrize("cached", [0, INPUT])
+def test_a_request_whose_front_never_learned_of_its_workers_is_sent_again(policy: str, cached: int) -> None:
+    """What both were charged is taken back, and charged once for the new attempts, by what these find in the cache."""
+    first = fleet(policy)
+    if cached:
+        before = first.arrive("bob", "document")
+        first.prefill(before)
+        first.finish(before)
     request = first.arrive("ada", "document", limit=50)
-    second = take_over(first, saved=True)
+    second = take_over(first, saved=True, policy=policy)
     second.feed(Arrived(first.requests[request], again=True))
     second.feed(Released())
     second.wait(5.0)  # it looks as if they had been full

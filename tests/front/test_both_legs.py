@@ -3,13 +3,15 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import aiohttp
 import pytest
 
+from router.api.handoff.legs import Rendezvous
+from router.core.model.request import WorkerId
 from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, scripted_engine, usage
 from tests.support.workers_http import eventually, series, worker
@@ -308,6 +310,20 @@ async def test_a_decode_worker_that_fails_frees_its_prefill_worker(connector: st
 
 
 @BOTH
+async def test_a_prefill_worker_is_not_blamed_for_a_decode_worker_that_stands_still(connector: str) -> None:
+    """It waits for the decode worker, too, and its time is over first. The other decode worker gets the call."""
+    settings: dict[str, Any] = {"first_token_timeout": 0.3, "poll_interval": 30}
+    async with legs(connector, decode=2, **settings) as fleet, fleet.router.post(chat()) as post:
+        pair = await both(fleet)
+        fleet.decode[pair.numbers[1]].ignores_polls = True
+        again = await both(fleet)
+        assert again.numbers[1] != pair.numbers[1]
+        await prefilled(again.prefill)
+        await again.decode.answer()
+        assert (await post.response()).status == 200
+
+
+@BOTH
 async def test_a_refusal_is_the_clients_error_whichever_worker_says_it(connector: str) -> None:
     """As with one engine; the other worker is freed, and nothing is tried again."""
     for leg in ("prefill", "decode"):
@@ -364,6 +380,51 @@ async def test_a_prefill_worker_that_dies_after_the_first_token_changes_nothing(
         await pair.decode.write(DONE)
         await pair.decode.end()
         assert b"ly" in await content.read()
+
+
+@BOTH
+async def test_an_answer_that_is_being_sent_needs_the_prefill_worker_no_more(connector: str) -> None:
+    """A client that reads a long answer slowly gets all of it, though the prefill worker dies meanwhile."""
+    async with legs(connector) as fleet, fleet.router.post(chat()) as post:
+        pair = await both(fleet)
+        choice = {"index": 0, "message": {"role": "assistant", "content": "x" * 2**24}, "finish_reason": "stop"}
+        answer = json.dumps({"choices": [choice], "usage": usage(10, 5)}).encode()
+        sending = asyncio.ensure_future(pair.decode.respond(200, answer))
+        assert (await post.response()).status == 200
+        pair.prefill.reset()
+        await asyncio.wait([sending], timeout=0.2)  # it is sent no further than the client reads
+        assert await post.read() == answer
+        await sending
+        await fleet.router.until_all_ended()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_before_its_calls_begin_leaves_nothing(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its call may be cancelled in the turn of the event loop in which its two tasks are made."""
+    async with legs() as fleet:
+        ends, meet = fleet.router.loose_ends, fleet.router.loose_ends.meet
+
+        def meet_and_leave(prefill: WorkerId) -> Rendezvous:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            return meet(prefill)
+
+        monkeypatch.setattr(ends, "meet", meet_and_leave)
+        async with fleet.router.post(chat(stream=stream)) as post:
+            with suppress(aiohttp.ClientError):
+                await post.response()
+        monkeypatch.undo()
+        await fleet.router.until_all_ended()
+        await until(lambda: not ends.open)
+        async with fleet.router.post(chat("next")) as post:
+            pair = await both(fleet)
+            assert all(b"next" in call.body for call in (pair.prefill, pair.decode))
+            await prefilled(pair.prefill)
+            await pair.decode.answer()
+            assert (await post.response()).status == 200
 
 
 async def test_a_stream_whose_decode_worker_dies_goes_on_through_another_prefill() -> None:

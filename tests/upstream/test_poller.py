@@ -260,7 +260,9 @@ async def test_a_role_that_does_not_fit_is_named_once(mode: str, caplog: pytest.
 
 
 async def test_a_prefill_worker_with_mooncake_is_known_by_its_engines_id(caplog: pytest.LogCaptureFixture) -> None:
-    """Decode workers are told the id, so without an answer of its bootstrap server the worker is of no use."""
+    """Decode workers are told the id, so without an answer of its bootstrap server the worker is of no use. A restart
+    that no poll has seen changes the id.
+    """
     async with watched() as watch, scripted_engine() as bootstrap:
         bootstrap.poll_answers["/query"] = (404, b"")
         watch.backend.named_role, watch.backend.named_connector = Role.PREFILL, Connector.MOONCAKE
@@ -275,6 +277,11 @@ async def test_a_prefill_worker_with_mooncake_is_known_by_its_engines_id(caplog:
         assert isinstance(joined, WorkerJoined)
         assert (joined.worker.role, joined.worker.connector) == (Role.PREFILL, Connector.MOONCAKE)
         assert watch.backend.card().transfer_engine == "abc"
+        for answer in ((200, b'{"0":{"engine_id":"restarted"}}'), (404, b"")):
+            bootstrap.poll_answers["/query"] = answer
+            for _ in range(POLLS_PER_MODEL_LIST):
+                await probe.poll_health(watch.client)
+            assert watch.backend.card().transfer_engine == "restarted"
 
 
 async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from router.channel.client import SchedulerClient
 from router.channel.messages import PrefillBeside, UnreachableWorker
 from router.core.model.events import Fault, HandoffLost, Prefilled
 from router.core.model.request import Leg, RequestId, Usage, WorkerId
-from router.errors import RouterError, WorkerBroke
+from router.errors import RouterError, WorkerBroke, WorkerHung
 from router.front.handoff.releases import HeldPrompt
 from router.front.handoff.upkeep import Handoffs
 from router.front.outgoing import OutgoingCall
@@ -76,9 +76,13 @@ class BothLegs:
         """
         self._output_tokens, self._earlier_tokens = output_tokens, output_tokens()
 
+    def trust_answer(self) -> None:
+        """Note that the decode worker has sent an answer that is not streamed, or the beginning of a long one."""
+        self._has_tokens = True
+
     @property
     def has_tokens(self) -> bool:
-        """Whether the decode worker has sent a token of its stream."""
+        """Whether the decode worker has sent a token that is to be believed."""
         if not self._has_tokens and self._output_tokens is not None:
             self._has_tokens = self._output_tokens() > self._earlier_tokens
         return self._has_tokens
@@ -110,26 +114,18 @@ class BothLegs:
     def _encode(self, worker: WorkerId, path: str, body: bytes) -> bytes:
         return self._rendezvous.prefill_body(self._outgoing.steered(worker, path, body))
 
-    async def run(self, decode: "asyncio.Task[End]") -> End:
-        """Wait for the end of the request, or for the failure of either call. `decode`: the decode worker's call.
+    async def outcome(self, decode: "asyncio.Task[End]") -> End:
+        """Wait for the end of the request, or for the failure of either call; then call `close`, as also if this is
+        cancelled. `decode`: the decode worker's call.
 
-        Returns None if the answer is complete. In any case nothing is left of either call that nobody looks after.
+        Returns None if the answer is complete.
         """
-        complete = False
-        try:
-            failed = await self._outcome(decode)
-            complete = failed is None
-            return failed
-        finally:
-            decode.cancel()
-            await asyncio.wait([decode])  # it gives back what it holds before the call's own hold is closed
-            await self._tie_up(complete=complete)
-
-    async def _outcome(self, decode: "asyncio.Task[End]") -> End:
         await asyncio.wait([self._prefill, decode], return_when=asyncio.FIRST_COMPLETED)
         if not decode.done():
             prefilled = self._prefill.result()
             if isinstance(prefilled, FailedAttempt):
+                if not self.has_tokens:
+                    prefilled = await self._blame_for_silence(prefilled)
                 if not self.has_tokens:
                     return prefilled
                 self._report(None)  # what it would have said of the prompt, the decode worker will say
@@ -138,13 +134,22 @@ class BothLegs:
             return await self._blame(failed)
         return failed
 
+    async def _blame_for_silence(self, failed: FailedAttempt) -> FailedAttempt:
+        """Return the failure of a silent prefill worker as that of the decode worker, if that gives no sign of life: an
+        SGLang begins with a prompt only when its decode worker has room for it.
+        """
+        worker = self._decode_worker
+        if not isinstance(failed.error, WorkerHung) or await self._releases.is_alive(worker, MODELS_PATH):
+            return failed
+        self._scheduler_client.report(UnreachableWorker(worker))
+        return replace(failed, leg=Leg.DECODE)
+
     async def _blame(self, failed: FailedAttempt) -> FailedAttempt:
         """Return the failure of a decode worker as that of the prefill worker, if that has answered and died since: the
         decode worker could not fetch the prompt then.
         """
-        answered = self._prefill.done() and not isinstance(self._prefill.result(), FailedAttempt)
         worker = self._beside.worker
-        if not answered or await self._releases.is_alive(worker, MODELS_PATH):
+        if not self._is_prefilled or await self._releases.is_alive(worker, MODELS_PATH):
             return failed
         self._scheduler_client.report(UnreachableWorker(worker))
         return replace(failed, fault=Fault.BROKEN, leg=Leg.PREFILL)
@@ -165,22 +170,43 @@ class BothLegs:
         error = WorkerBroke("The decode worker has answered without its prompt.")
         return FailedAttempt(Fault.ERROR, True, error, leg=Leg.DECODE)
 
-    async def _tie_up(self, *, complete: bool) -> None:
-        """Let the prefill worker's answer be read to its end if all is well; else abort what is left of both calls."""
-        self._ended = True
-        if complete:
-            self._loose_ends.read_on(self._prefill, self._rendezvous)
-            return
-        prefilled = self._prefill.done() and not isinstance(self._prefill.result(), FailedAttempt)
+    async def close(self, decode: "asyncio.Task[End]", *, complete: bool) -> None:
+        """Leave nothing of either call that nobody looks after, even if this is cancelled.
+
+        `complete`: whether the answer is; then the prefill worker's answer is read to its end. Else what is left of
+        both calls is aborted.
+        """
+        decode.cancel()
+        try:
+            await asyncio.wait([decode])  # it gives back what it holds before the call's own hold is closed
+        finally:
+            self._ended = True
+            if complete:
+                self._loose_ends.read_on(self._prefill, self._rendezvous)
+            else:
+                await self._abort()
+
+    @property
+    def _is_prefilled(self) -> bool:
+        """Whether the prefill worker has answered that the prompt is computed."""
+        prefill = self._prefill
+        if not prefill.done() or prefill.cancelled() or prefill.exception() is not None:
+            return False
+        return not isinstance(prefill.result(), FailedAttempt)
+
+    async def _abort(self) -> None:
+        prefilled = self._is_prefilled
         self._prefill.cancel()
-        await asyncio.wait([self._prefill])
-        workers = [self._decode_worker] if prefilled else [self._decode_worker, self._beside.worker]
-        self._loose_ends.abort(self._rendezvous, *workers)
-        if prefilled and not self.has_tokens and (params := self._rendezvous.kept_params) is not None:
-            now = self._scheduler_client.clock()
-            self._releases.release(
-                HeldPrompt(self._beside.worker, params, now), self._call.model, now, self._decode_worker
-            )
+        try:
+            await asyncio.wait([self._prefill])
+        finally:
+            workers = [self._decode_worker] if prefilled else [self._decode_worker, self._beside.worker]
+            self._loose_ends.abort(self._rendezvous, *workers)
+            if prefilled and not self.has_tokens and (params := self._rendezvous.kept_params) is not None:
+                now = self._scheduler_client.clock()
+                self._releases.release(
+                    HeldPrompt(self._beside.worker, params, now), self._call.model, now, self._decode_worker
+                )
 
 
 async def _read_whole(upstream: WorkerResponse) -> tuple[bytes, bool]:
