@@ -166,10 +166,17 @@ class SessionGate(Policy):
         else:
             if session.worker is not None and len(session.calls) == 1:
                 self._trim(session.worker, session)
-            if session.worker is not None and session.worker in self._view.able(request):
-                self._let_in_at(request, session.worker, now)
+            worker = session.worker
+            if worker is not None and worker in self._view.able(request):
+                self._let_in_at(request, worker, now)
+            elif worker is not None or not self._is_shared(session, request):
+                self._let_in(request, now)  # while it waited, its session would keep the place that others wait for
             else:
                 self._pause(session, request, now)
+
+    def _is_shared(self, session: Session, request: Request) -> bool:
+        """Return whether any worker that a call may go to gives places to its session."""
+        return not self._view.able(request).keys().isdisjoint(self._pools(session.model).workers)
 
     def _let_in(self, request: Request, now: float) -> None:
         self._inside += 1
@@ -236,17 +243,20 @@ class SessionGate(Policy):
         self._follow(request, worker, now)
 
     def _follow(self, request: Request, worker: WorkerId, now: float) -> None:
-        """Let the place of a session follow a call that is dispatched to a worker. Where the answer is computed apart
-        from the prompt, the place is where the prompt is computed.
+        """Let the place of a session follow a call that is dispatched to a worker of its pool. Where the answer is
+        computed apart from the prompt, the place is where the prompt is computed.
         """
         session = self._sessions.get(request.id)
         if session is None or request.prefilled or session.worker == worker:
+            return
+        if worker not in self._pools(session.model).workers:
             return
         if session.worker is None:
             self._give_place(session, request, worker, now)
         else:
             self.places.clear(session)
             self.places.give(session, worker)
+            self._changed = True
 
     def request_charged(self, charge: Charge) -> None:
         self.inner.request_charged(charge)
@@ -408,7 +418,11 @@ class SessionGate(Policy):
         session.prefilled = session.displaced = False
         self._widen_gap(client)
         for paused in tuple(session.paused):
-            self._let_in_at(self._unpause(session, paused, now), worker, now)
+            call = self._unpause(session, paused, now)
+            if worker in self._view.able(call):
+                self._let_in_at(call, worker, now)
+            else:
+                self._let_in(call, now)
 
     def _take_place(self, session: Session, reason: Loss) -> None:
         client = session.client
@@ -499,10 +513,10 @@ class SessionGate(Policy):
 
     def _rooms(self, session: Session, kept: Mapping[WorkerId, None]) -> Iterator[tuple[WorkerId, float]]:
         """Yield the workers that a waiting session may go to, each with the tokens that sessions may have there."""
-        request = next(iter(session.paused.values()))
+        request, shared = next(iter(session.paused.values())), self._pools(session.model).workers
         for worker in self._view.able(request):
             capacity = self._view.kv_tokens(worker)
-            if capacity is not None and worker not in kept:
+            if capacity is not None and worker in shared and worker not in kept:
                 yield worker, self.parameters.fill * capacity
 
     def _roomiest(self, session: Session, kept: Mapping[WorkerId, None]) -> WorkerId | None:
@@ -636,7 +650,7 @@ class SessionGate(Policy):
             self._displace(session)
         for client in tuple(self._waiting):
             for _, session in tuple(client.waiting):
-                unserved = [call for call in session.paused.values() if not self._view.able(call)]
+                unserved = [call for call in session.paused.values() if not self._is_shared(session, call)]
                 orphans += [self._unpause(session, call.id, now) for call in unserved]
         return orphans
 
