@@ -82,8 +82,6 @@ class SessionClient:
     """Its hot sessions; it is active while it has one."""
     sessions: int = 0
     """Its remembered sessions."""
-    waiting: list[tuple[tuple[bool, float, int], Session]] = field(default_factory=list)
-    """Its sessions with paused calls, by rank."""
     spent: dict[Session, None] = field(default_factory=dict)
     """Its sessions with a place, a spent turn and no call."""
     admitted_tokens: int = 0

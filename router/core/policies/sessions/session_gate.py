@@ -39,6 +39,7 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups
 from router.core.policies.base import Choice, Policy, PolicyFactory
 from router.core.policies.context import PolicyContext
+from router.core.policies.sessions.paused_calls import PausedCalls
 from router.core.policies.sessions.places import Places
 from router.core.policies.sessions.pools import SessionPool, SessionPools
 from router.core.policies.sessions.session_parameters import SessionParameters
@@ -79,10 +80,7 @@ class SessionGate(Policy):
         self.table = SessionTable(parameters.limit, by_label=parameters.by_label, by_prefix=parameters.by_prefix)
         self.places = Places()
         self.losses: dict[Loss, int] = dict.fromkeys(Loss, 0)
-        self.pauses = 0
-        """How many calls were held back and are not any more."""
-        self.pause_seconds = 0.0
-        """For how long these were held back in total."""
+        self.paused = PausedCalls()
         self.recomputed_tokens = 0
         """Tokens of the contexts of sessions that got a place again which its worker did not hold any more."""
         self.parameters = parameters
@@ -93,8 +91,6 @@ class SessionGate(Policy):
         self._backlog = context.backlog
         self._pools = SessionPools(context.view)
         self._clients = self.table.clients
-        self._waiting: dict[SessionClient, None] = {}
-        """The clients with paused calls."""
         self._spenders: dict[SessionClient, None] = {}
         """The clients with sessions that have a place, a spent turn and no call."""
         self._sessions: dict[RequestId, Session] = {}
@@ -110,18 +106,6 @@ class SessionGate(Policy):
         self._changed = False
         """Whether anything has happened since the last look at the waiting sessions that may let one of them in."""
         self._most_admitted = 0
-
-    @property
-    def paused(self) -> int:
-        """How many calls are held back."""
-        return sum([len(session.paused) for client in self._waiting for _, session in client.waiting])
-
-    def waiting_sessions(self) -> Iterator[Session]:
-        """Yield the sessions with paused calls in the order in which they are considered for places."""
-        order = [(client.served + client.unspent / client.weight, client.number, client) for client in self._waiting]
-        order.sort()
-        for _, _, client in order:
-            yield from [session for _, session in client.waiting]
 
     def is_open(self, model: str, now: float) -> bool:
         """Return whether calls to this model go to the policy as they arrive."""
@@ -187,29 +171,14 @@ class SessionGate(Policy):
         self._let_in(replace(request, worker=worker), now)
 
     def _pause(self, session: Session, request: Request, now: float) -> None:
-        client = session.client
-        if not session.paused:
-            session.paused_since = now
-            client.waiting.append((session.rank, session))
-            client.waiting.sort(key=_rank)
-            self._waiting[client] = None
-        session.paused[request.id] = request
-        self._backlog.add(None, client.name, now)
+        self.paused.add(session, request, now)
+        self._backlog.add(None, session.client.name, now)
         self._changed = True
 
     def _unpause(self, session: Session, request: RequestId, now: float) -> Request:
         """Stop holding back a call, and return it."""
-        client = session.client
-        call = session.paused.pop(request)
-        self.pauses += 1
-        self.pause_seconds += now - session.paused_since
-        self._backlog.remove(None, client.name, now)
-        if not session.paused:
-            session.passed = 0
-            client.waiting = [entry for entry in client.waiting if entry[1] is not session]
-            if not client.waiting:
-                del self._waiting[client]
-        return call
+        self._backlog.remove(None, session.client.name, now)
+        return self.paused.remove(session, request, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
         session = self._sessions.get(request)
@@ -223,7 +192,7 @@ class SessionGate(Policy):
 
     def next(self, now: float) -> Choice | None:
         self._advance(now)
-        if self._changed and self._waiting:
+        if self._changed and len(self.paused):
             self._changed = False
             self._admit(now)
         if not self._inside or (choice := self.inner.next(now)) is None:
@@ -383,7 +352,7 @@ class SessionGate(Policy):
     def next_deadline(self) -> float:
         """The earlier of the inner policy's deadline and the end of the next idle limit."""
         deadline = self.inner.next_deadline if self._inside else inf
-        if self._waiting:
+        if len(self.paused):
             parameters = self.parameters
             for idle, limit in ((self._idle, parameters.idle), (self._idle_after_turn, parameters.idle_after_turn)):
                 if idle:
@@ -415,7 +384,7 @@ class SessionGate(Policy):
         client.admitted_tokens += session.reserved
         session.turn_left = self.parameters.turn * self._cost.extend * session.context
         client.unspent += session.turn_left
-        session.prefilled = session.displaced = False
+        session.prefilled = False
         self._widen_gap(client)
         for paused in tuple(session.paused):
             call = self._unpause(session, paused, now)
@@ -423,6 +392,7 @@ class SessionGate(Policy):
                 self._let_in_at(call, worker, now)
             else:
                 self._let_in(call, now)
+        session.displaced = False
 
     def _take_place(self, session: Session, reason: Loss) -> None:
         client = session.client
@@ -481,7 +451,7 @@ class SessionGate(Policy):
 
     def _let_all_in(self, now: float) -> None:
         """Let the paused calls in whose gate is open."""
-        for session in tuple(self.waiting_sessions()):
+        for session in tuple(self.paused.sessions):
             if self._is_open(self._pools(session.model), now):
                 for request in tuple(session.paused):
                     self._let_in(self._unpause(session, request, now), now)
@@ -493,7 +463,7 @@ class SessionGate(Policy):
         """
         outlooks = {pool: self._outlook(pool) for pool in self._pools}
         richest = max([client.account for client in self._spenders], default=-inf)
-        for session in self.waiting_sessions():
+        for session in self.paused.sessions:
             if session in blocked:
                 continue
             outlook = outlooks[self._pools(session.model)]
@@ -648,10 +618,9 @@ class SessionGate(Policy):
         self._pools.find_anew(self._count_hot)
         for session in tuple(self.places.at(worker)):
             self._displace(session)
-        for client in tuple(self._waiting):
-            for _, session in tuple(client.waiting):
-                unserved = [call for call in session.paused.values() if not self._is_shared(session, call)]
-                orphans += [self._unpause(session, call.id, now) for call in unserved]
+        for session in tuple(self.paused.by_client):
+            unserved = [call for call in session.paused.values() if not self._is_shared(session, call)]
+            orphans += [self._unpause(session, call.id, now) for call in unserved]
         return orphans
 
     def _count_hot(self) -> None:
@@ -685,8 +654,9 @@ class SessionGate(Policy):
         self.inner.restore(counters)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the places contradict the sessions."""
+        """Raise AssertionError if the places or the paused calls contradict the sessions."""
         sessions = list(self.table)
+        self.paused.check_integrity(sessions)
         for worker, reserved in self.places:
             own = [each for each in sessions if each.worker == worker]
             assert reserved == sum([each.reserved for each in own]), f"{worker}: {reserved} reserved"
@@ -701,10 +671,6 @@ class SessionGate(Policy):
             assert client.hot == sum(each.hot for each in own), f"{client.name}: {client.hot} hot sessions"
             assert client.admitted_tokens == sum([each.reserved for each in placed]), f"{client.name}: admitted"
             assert abs(client.unspent - sum([each.turn_left for each in placed])) < 1.0, f"{client.name}: unspent"
-            assert (client in self._waiting) == bool(client.waiting), f"{client.name}: waiting"
-            assert {each for _, each in client.waiting} == {each for each in own if each.paused}, (
-                f"{client.name}: paused"
-            )
         assert not any(each.calls and not each.hot for each in sessions), "a session with a call is not hot"
         hot = sum([each.reserved for each in sessions if each.hot])
         assert hot == sum([pool.hot_tokens for pool in self._pools]), f"{hot} hot tokens"
@@ -728,7 +694,3 @@ def _by_account(session: Session) -> tuple[float, bool, float]:
     these the spent ones, and then the youngest.
     """
     return -session.client.account, session.turn_left > 0.0, -session.since
-
-
-def _rank(entry: tuple[tuple[bool, float, int], Session]) -> tuple[bool, float, int]:
-    return entry[0]

@@ -207,7 +207,7 @@ def test_sessions_of_a_worker_that_left_go_first() -> None:
     assert set(scene.reserved) == {stays}
     back = scene.call("ada", "aaaaaa", "a")
     assert scene.is_paused(back)
-    assert [session.label for session in scene.gate.waiting_sessions()] == ["a", "c"]
+    assert [session.label for session in scene.gate.paused.sessions] == ["a", "c"]
     scene.come("w3")
     assert scene.worker_of(back) == "w3"
 
