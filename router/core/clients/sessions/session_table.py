@@ -109,11 +109,7 @@ class SessionTable:
             if not self._by_head[begin]:
                 del self._by_head[begin]
         del self._without_place[session]
-        session.client.sessions -= 1
-
-    def sessions_of(self, client: ClientId) -> list[Session]:
-        """Return a client's sessions."""
-        return [session for session in self if session.client.name == client]
+        del session.client.sessions[session]
 
     def _continued(self, owner: Owner, prompt: PromptKey) -> Session | None:
         anchored, hashes = self._by_anchor.get(owner), prompt.hashes
@@ -130,11 +126,10 @@ class SessionTable:
         if client is None:
             client = self.clients[request.client] = SessionClient(request.client, self._numbers)
         self._numbers += 1
-        client.sessions += 1
         session = Session(client, request.model, owner[2], request.parent, self._numbers, now, _head(prompt))
         if session.label is not None:
             self._by_head.setdefault((owner, session.head), {})[session] = None
-        self._without_place[session] = None
+        self._without_place[session] = client.sessions[session] = None
         return session
 
     def _anchor(self, session: Session, anchors: tuple[bytes, ...]) -> None:

@@ -640,8 +640,8 @@ class SessionGate(Policy):
     def forget(self, client: ClientId) -> None:
         self.inner.forget(client)
         known = self._clients.pop(client, None)
-        if known is not None and known.sessions:
-            for session in self.table.sessions_of(client):
+        if known is not None:
+            for session in tuple(known.sessions):
                 self._forget_session(session)
 
     def forget_worker(self, worker: WorkerId) -> None:
@@ -667,7 +667,7 @@ class SessionGate(Policy):
         for client in self._clients.values():
             own = [each for each in sessions if each.client is client]
             placed = [each for each in own if each.worker is not None]
-            assert client.sessions == len(own), f"{client.name}: {client.sessions} sessions"
+            assert set(client.sessions) == set(own), f"{client.name}: {len(client.sessions)} sessions"
             assert client.hot == sum(each.hot for each in own), f"{client.name}: {client.hot} hot sessions"
             assert client.admitted_tokens == sum([each.reserved for each in placed]), f"{client.name}: admitted"
             assert abs(client.unspent - sum([each.turn_left for each in placed])) < 1.0, f"{client.name}: unspent"
