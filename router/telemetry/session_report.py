@@ -98,7 +98,7 @@ def gate_report(gate: SessionGate | None, now: float, shown: int = SHOWN) -> Gat
     """Return the report of a gate, with at most `shown` sessions; an empty one without a gate."""
     if gate is None:
         return GateReport({}, {}, dict.fromkeys(SessionState, 0), dict.fromkeys(Loss, 0), 0, 0.0, 0, [])
-    waiting = list(gate.waiting_sessions())
+    waiting = list(gate.paused.sessions)
     rest = [session for session in gate.table if not session.paused]
     states = dict.fromkeys(SessionState, 0)
     for session in (*waiting, *rest):
@@ -114,8 +114,8 @@ def gate_report(gate: SessionGate | None, now: float, shown: int = SHOWN) -> Gat
         dict(gate.places),
         states,
         dict(gate.losses),
-        gate.pauses,
-        gate.pause_seconds,
+        gate.paused.ended,
+        gate.paused.seconds,
         gate.recomputed_tokens,
         entries,
     )
@@ -128,7 +128,7 @@ def session_entry(gate: SessionGate | None, request: RequestId, now: float) -> S
         return None
     if not session.paused:
         return entry_of(session, now)
-    waiting = list(gate.waiting_sessions())
+    waiting = list(gate.paused.sessions)
     position = waiting.index(session)
     return entry_of(session, now, position, waiting[position - 1] if position else None)
 

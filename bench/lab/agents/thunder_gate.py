@@ -39,7 +39,7 @@ class ThunderGate(SessionGate):
         if session is None:
             self._let_in(request, now)
             return
-        if session.worker is None and not self._waiting and (worker := self._roomiest_for(session, request)):
+        if session.worker is None and not len(self.paused) and (worker := self._roomiest_for(session, request)):
             self._give_place(session, request, worker, now)
         if session.worker is None:
             self._pause(session, request, now)
@@ -65,7 +65,7 @@ class ThunderGate(SessionGate):
     @property
     def next_deadline(self) -> float:
         inner = self.inner.next_deadline if self._inside else inf
-        return min(inner, self._next_look) if self._waiting else inner
+        return min(inner, self._next_look) if len(self.paused) else inner
 
     def _look(self, now: float) -> None:
         for worker, _ in list(self.places):
@@ -73,7 +73,7 @@ class ThunderGate(SessionGate):
                 self._take_place(self.places.coldest(worker), Loss.ENDED)
         for worker, _ in list(self.places):
             self._relieve(worker)
-        waiting = sorted(self.waiting_sessions(), key=lambda session: (session.reserved, session.number))
+        waiting = sorted(self.paused.sessions, key=lambda session: (session.reserved, session.number))
         for session in waiting:
             request = next(iter(session.paused.values()))
             if (roomiest := self._roomiest_for(session, request)) is not None:

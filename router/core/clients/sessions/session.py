@@ -80,10 +80,8 @@ class SessionClient:
     """What is left of the turns of its sessions that have places, in cost units."""
     hot: int = 0
     """Its hot sessions; it is active while it has one."""
-    sessions: int = 0
+    sessions: dict[Session, None] = field(default_factory=dict)
     """Its remembered sessions."""
-    waiting: list[tuple[tuple[bool, float, int], Session]] = field(default_factory=list)
-    """Its sessions with paused calls, by rank."""
     spent: dict[Session, None] = field(default_factory=dict)
     """Its sessions with a place, a spent turn and no call."""
     admitted_tokens: int = 0

@@ -35,7 +35,8 @@ class SessionTable:
         self._by_label = by_label
         self._by_prefix = by_prefix
         self._numbers = 0
-        self._sessions: dict[Owner, dict[Session, None]] = {}
+        self._by_head: dict[tuple[Owner, bytes], dict[Session, None]] = {}
+        """The sessions with a label whose prompts begin alike: a client may have thousands under one label."""
         self._by_anchor: dict[Owner, dict[bytes, Session]] = {}
         # Not plain dicts, which find their first key by walking past all keys removed before it.
         self._without_place: OrderedDict[Session, None] = OrderedDict()
@@ -102,16 +103,13 @@ class SessionTable:
     def drop(self, session: Session) -> None:
         """Forget a session that has no call and no place."""
         self._anchor(session, ())
-        owner = _owner(session)
-        del self._sessions[owner][session]
-        if not self._sessions[owner]:
-            del self._sessions[owner]
+        if session.label is not None:
+            begin = _owner(session), session.head
+            del self._by_head[begin][session]
+            if not self._by_head[begin]:
+                del self._by_head[begin]
         del self._without_place[session]
-        session.client.sessions -= 1
-
-    def sessions_of(self, client: ClientId) -> list[Session]:
-        """Return a client's sessions."""
-        return [session for session in self if session.client.name == client]
+        del session.client.sessions[session]
 
     def _continued(self, owner: Owner, prompt: PromptKey) -> Session | None:
         anchored, hashes = self._by_anchor.get(owner), prompt.hashes
@@ -120,10 +118,7 @@ class SessionTable:
                 session = anchored.get(hashes[end - HASH_BYTES : end])
                 if session is not None:
                     return session
-        if owner[2] is None or owner not in self._sessions:
-            return None
-        head = _head(prompt)
-        alike = [session for session in self._sessions[owner] if session.head == head and not session.calls]
+        alike = [session for session in self._by_head.get((owner, _head(prompt)), ()) if not session.calls]
         return max(alike, key=_idle_since) if alike else None
 
     def _begin(self, owner: Owner, request: Request, prompt: PromptKey, now: float) -> Session:
@@ -131,10 +126,10 @@ class SessionTable:
         if client is None:
             client = self.clients[request.client] = SessionClient(request.client, self._numbers)
         self._numbers += 1
-        client.sessions += 1
         session = Session(client, request.model, owner[2], request.parent, self._numbers, now, _head(prompt))
-        self._sessions.setdefault(owner, {})[session] = None
-        self._without_place[session] = None
+        if session.label is not None:
+            self._by_head.setdefault((owner, session.head), {})[session] = None
+        self._without_place[session] = client.sessions[session] = None
         return session
 
     def _anchor(self, session: Session, anchors: tuple[bytes, ...]) -> None:

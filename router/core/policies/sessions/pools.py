@@ -1,6 +1,6 @@
 """Which workers share their KV caches among the sessions of which models, and how full these are."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from router.core.model.request import WorkerId
 from router.core.policies.context import FleetView
@@ -14,7 +14,7 @@ class SessionPool:
 
     __slots__ = ("_as_of", "_capacity", "_view", "hot_tokens", "workers")
 
-    def __init__(self, view: FleetView, workers: tuple[WorkerId, ...]) -> None:
+    def __init__(self, view: FleetView, workers: Collection[WorkerId]) -> None:
         self._view = view
         self._capacity: int | None = None
         self._as_of: float | None = None
@@ -51,7 +51,7 @@ class SessionPools:
         pool = self._pools.get(model)
         if pool is None:
             models, workers = self._connected(model)
-            pool = SessionPool(self._view, tuple(workers))
+            pool = SessionPool(self._view, workers)
             for each in models:
                 self._pools[each] = pool
         return pool

@@ -39,6 +39,7 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups
 from router.core.policies.base import Choice, Policy, PolicyFactory
 from router.core.policies.context import PolicyContext
+from router.core.policies.sessions.paused_calls import PausedCalls
 from router.core.policies.sessions.places import Places
 from router.core.policies.sessions.pools import SessionPool, SessionPools
 from router.core.policies.sessions.session_parameters import SessionParameters
@@ -79,10 +80,7 @@ class SessionGate(Policy):
         self.table = SessionTable(parameters.limit, by_label=parameters.by_label, by_prefix=parameters.by_prefix)
         self.places = Places()
         self.losses: dict[Loss, int] = dict.fromkeys(Loss, 0)
-        self.pauses = 0
-        """How many calls were held back and are not any more."""
-        self.pause_seconds = 0.0
-        """For how long these were held back in total."""
+        self.paused = PausedCalls()
         self.recomputed_tokens = 0
         """Tokens of the contexts of sessions that got a place again which its worker did not hold any more."""
         self.parameters = parameters
@@ -93,8 +91,6 @@ class SessionGate(Policy):
         self._backlog = context.backlog
         self._pools = SessionPools(context.view)
         self._clients = self.table.clients
-        self._waiting: dict[SessionClient, None] = {}
-        """The clients with paused calls."""
         self._spenders: dict[SessionClient, None] = {}
         """The clients with sessions that have a place, a spent turn and no call."""
         self._sessions: dict[RequestId, Session] = {}
@@ -110,18 +106,6 @@ class SessionGate(Policy):
         self._changed = False
         """Whether anything has happened since the last look at the waiting sessions that may let one of them in."""
         self._most_admitted = 0
-
-    @property
-    def paused(self) -> int:
-        """How many calls are held back."""
-        return sum([len(session.paused) for client in self._waiting for _, session in client.waiting])
-
-    def waiting_sessions(self) -> Iterator[Session]:
-        """Yield the sessions with paused calls in the order in which they are considered for places."""
-        order = [(client.served + client.unspent / client.weight, client.number, client) for client in self._waiting]
-        order.sort()
-        for _, _, client in order:
-            yield from [session for _, session in client.waiting]
 
     def is_open(self, model: str, now: float) -> bool:
         """Return whether calls to this model go to the policy as they arrive."""
@@ -166,10 +150,17 @@ class SessionGate(Policy):
         else:
             if session.worker is not None and len(session.calls) == 1:
                 self._trim(session.worker, session)
-            if session.worker is not None and session.worker in self._view.able(request):
-                self._let_in_at(request, session.worker, now)
+            worker = session.worker
+            if worker is not None and worker in self._view.able(request):
+                self._let_in_at(request, worker, now)
+            elif worker is not None or not self._is_shared(session, request):
+                self._let_in(request, now)  # while it waited, its session would keep the place that others wait for
             else:
                 self._pause(session, request, now)
+
+    def _is_shared(self, session: Session, request: Request) -> bool:
+        """Return whether any worker that a call may go to gives places to its session."""
+        return not self._view.able(request).keys().isdisjoint(self._pools(session.model).workers)
 
     def _let_in(self, request: Request, now: float) -> None:
         self._inside += 1
@@ -180,29 +171,14 @@ class SessionGate(Policy):
         self._let_in(replace(request, worker=worker), now)
 
     def _pause(self, session: Session, request: Request, now: float) -> None:
-        client = session.client
-        if not session.paused:
-            session.paused_since = now
-            client.waiting.append((session.rank, session))
-            client.waiting.sort(key=_rank)
-            self._waiting[client] = None
-        session.paused[request.id] = request
-        self._backlog.add(None, client.name, now)
+        self.paused.add(session, request, now)
+        self._backlog.add(None, session.client.name, now)
         self._changed = True
 
     def _unpause(self, session: Session, request: RequestId, now: float) -> Request:
         """Stop holding back a call, and return it."""
-        client = session.client
-        call = session.paused.pop(request)
-        self.pauses += 1
-        self.pause_seconds += now - session.paused_since
-        self._backlog.remove(None, client.name, now)
-        if not session.paused:
-            session.passed = 0
-            client.waiting = [entry for entry in client.waiting if entry[1] is not session]
-            if not client.waiting:
-                del self._waiting[client]
-        return call
+        self._backlog.remove(None, session.client.name, now)
+        return self.paused.remove(session, request, now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
         session = self._sessions.get(request)
@@ -216,7 +192,7 @@ class SessionGate(Policy):
 
     def next(self, now: float) -> Choice | None:
         self._advance(now)
-        if self._changed and self._waiting:
+        if self._changed and len(self.paused):
             self._changed = False
             self._admit(now)
         if not self._inside or (choice := self.inner.next(now)) is None:
@@ -236,17 +212,20 @@ class SessionGate(Policy):
         self._follow(request, worker, now)
 
     def _follow(self, request: Request, worker: WorkerId, now: float) -> None:
-        """Let the place of a session follow a call that is dispatched to a worker. Where the answer is computed apart
-        from the prompt, the place is where the prompt is computed.
+        """Let the place of a session follow a call that is dispatched to a worker of its pool. Where the answer is
+        computed apart from the prompt, the place is where the prompt is computed.
         """
         session = self._sessions.get(request.id)
         if session is None or request.prefilled or session.worker == worker:
+            return
+        if worker not in self._pools(session.model).workers:
             return
         if session.worker is None:
             self._give_place(session, request, worker, now)
         else:
             self.places.clear(session)
             self.places.give(session, worker)
+            self._changed = True
 
     def request_charged(self, charge: Charge) -> None:
         self.inner.request_charged(charge)
@@ -373,7 +352,7 @@ class SessionGate(Policy):
     def next_deadline(self) -> float:
         """The earlier of the inner policy's deadline and the end of the next idle limit."""
         deadline = self.inner.next_deadline if self._inside else inf
-        if self._waiting:
+        if len(self.paused):
             parameters = self.parameters
             for idle, limit in ((self._idle, parameters.idle), (self._idle_after_turn, parameters.idle_after_turn)):
                 if idle:
@@ -405,10 +384,15 @@ class SessionGate(Policy):
         client.admitted_tokens += session.reserved
         session.turn_left = self.parameters.turn * self._cost.extend * session.context
         client.unspent += session.turn_left
-        session.prefilled = session.displaced = False
+        session.prefilled = False
         self._widen_gap(client)
         for paused in tuple(session.paused):
-            self._let_in_at(self._unpause(session, paused, now), worker, now)
+            call = self._unpause(session, paused, now)
+            if worker in self._view.able(call):
+                self._let_in_at(call, worker, now)
+            else:
+                self._let_in(call, now)
+        session.displaced = False
 
     def _take_place(self, session: Session, reason: Loss) -> None:
         client = session.client
@@ -467,7 +451,7 @@ class SessionGate(Policy):
 
     def _let_all_in(self, now: float) -> None:
         """Let the paused calls in whose gate is open."""
-        for session in tuple(self.waiting_sessions()):
+        for session in tuple(self.paused.sessions):
             if self._is_open(self._pools(session.model), now):
                 for request in tuple(session.paused):
                     self._let_in(self._unpause(session, request, now), now)
@@ -479,7 +463,7 @@ class SessionGate(Policy):
         """
         outlooks = {pool: self._outlook(pool) for pool in self._pools}
         richest = max([client.account for client in self._spenders], default=-inf)
-        for session in self.waiting_sessions():
+        for session in self.paused.sessions:
             if session in blocked:
                 continue
             outlook = outlooks[self._pools(session.model)]
@@ -499,10 +483,10 @@ class SessionGate(Policy):
 
     def _rooms(self, session: Session, kept: Mapping[WorkerId, None]) -> Iterator[tuple[WorkerId, float]]:
         """Yield the workers that a waiting session may go to, each with the tokens that sessions may have there."""
-        request = next(iter(session.paused.values()))
+        request, shared = next(iter(session.paused.values())), self._pools(session.model).workers
         for worker in self._view.able(request):
             capacity = self._view.kv_tokens(worker)
-            if capacity is not None and worker not in kept:
+            if capacity is not None and worker in shared and worker not in kept:
                 yield worker, self.parameters.fill * capacity
 
     def _roomiest(self, session: Session, kept: Mapping[WorkerId, None]) -> WorkerId | None:
@@ -634,10 +618,9 @@ class SessionGate(Policy):
         self._pools.find_anew(self._count_hot)
         for session in tuple(self.places.at(worker)):
             self._displace(session)
-        for client in tuple(self._waiting):
-            for _, session in tuple(client.waiting):
-                unserved = [call for call in session.paused.values() if not self._view.able(call)]
-                orphans += [self._unpause(session, call.id, now) for call in unserved]
+        for session in tuple(self.paused.by_client):
+            unserved = [call for call in session.paused.values() if not self._is_shared(session, call)]
+            orphans += [self._unpause(session, call.id, now) for call in unserved]
         return orphans
 
     def _count_hot(self) -> None:
@@ -657,8 +640,8 @@ class SessionGate(Policy):
     def forget(self, client: ClientId) -> None:
         self.inner.forget(client)
         known = self._clients.pop(client, None)
-        if known is not None and known.sessions:
-            for session in self.table.sessions_of(client):
+        if known is not None:
+            for session in tuple(known.sessions):
                 self._forget_session(session)
 
     def forget_worker(self, worker: WorkerId) -> None:
@@ -671,8 +654,9 @@ class SessionGate(Policy):
         self.inner.restore(counters)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the places contradict the sessions."""
+        """Raise AssertionError if the places or the paused calls contradict the sessions."""
         sessions = list(self.table)
+        self.paused.check_integrity(sessions)
         for worker, reserved in self.places:
             own = [each for each in sessions if each.worker == worker]
             assert reserved == sum([each.reserved for each in own]), f"{worker}: {reserved} reserved"
@@ -683,14 +667,10 @@ class SessionGate(Policy):
         for client in self._clients.values():
             own = [each for each in sessions if each.client is client]
             placed = [each for each in own if each.worker is not None]
-            assert client.sessions == len(own), f"{client.name}: {client.sessions} sessions"
+            assert set(client.sessions) == set(own), f"{client.name}: {len(client.sessions)} sessions"
             assert client.hot == sum(each.hot for each in own), f"{client.name}: {client.hot} hot sessions"
             assert client.admitted_tokens == sum([each.reserved for each in placed]), f"{client.name}: admitted"
             assert abs(client.unspent - sum([each.turn_left for each in placed])) < 1.0, f"{client.name}: unspent"
-            assert (client in self._waiting) == bool(client.waiting), f"{client.name}: waiting"
-            assert {each for _, each in client.waiting} == {each for each in own if each.paused}, (
-                f"{client.name}: paused"
-            )
         assert not any(each.calls and not each.hot for each in sessions), "a session with a call is not hot"
         hot = sum([each.reserved for each in sessions if each.hot])
         assert hot == sum([pool.hot_tokens for pool in self._pools]), f"{hot} hot tokens"
@@ -714,7 +694,3 @@ def _by_account(session: Session) -> tuple[float, bool, float]:
     these the spent ones, and then the youngest.
     """
     return -session.client.account, session.turn_left > 0.0, -session.since
-
-
-def _rank(entry: tuple[tuple[bool, float, int], Session]) -> tuple[bool, float, int]:
-    return entry[0]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow
 from router.core.model.events import Arrived, Finished, WorkerJoined
-from router.core.model.request import ClientId, Request, RequestId, SessionId, Usage, Worker, WorkerId
+from router.core.model.request import ClientId, Request, RequestId, SessionId, Takes, Usage, Worker, WorkerId
 from router.core.policies.registry import POLICIES
 from router.core.policies.sessions.session_gate import SessionGate, gated
 from router.core.policies.sessions.session_parameters import SessionParameters
@@ -49,18 +49,25 @@ class GatedScene(Scene):
         """The chunks reserved at each worker."""
         return {worker: tokens // CHUNK_TOKENS for worker, tokens in self.gate.places}
 
-    def come(self, worker: str) -> None:
+    def come(self, worker: str, takes: Takes = Takes.ALL) -> None:
         """Let a worker join that reports its capacity."""
-        self.feed(WorkerJoined(Worker(WorkerId(worker), frozenset([MODEL]), self._kv_tokens)))
+        self.feed(WorkerJoined(Worker(WorkerId(worker), frozenset([MODEL]), self._kv_tokens, takes=takes)))
 
     def call(
-        self, client: str, prompt: str, session: str | None = None, *, weight: float = 1.0, last: bool = False
+        self,
+        client: str,
+        prompt: str,
+        session: str | None = None,
+        *,
+        weight: float = 1.0,
+        last: bool = False,
+        pinned: bool = True,
     ) -> RequestId:
         """Let a client's session make a call."""
         name = RequestId(f"{client}{len(self.requests) + 1}")
         request = Request(name, ClientId(client), MODEL, (key(prompt),), weight=weight)
         label = None if session is None else SessionId(session)
-        self.requests[name] = replace(request, session=label, last_of_session=last)
+        self.requests[name] = replace(request, session=label, last_of_session=last, pinned=pinned)
         self.feed(Arrived(self.requests[name]))
         return name
 

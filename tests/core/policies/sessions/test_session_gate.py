@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from router.core.clients.queue_limits import WaitingLimits
-from router.core.model.request import ClientId, WorkerId
+from router.core.model.request import ClientId, Takes, WorkerId
 from router.core.policies.sessions.session_gate import PATIENCE, Loss
 from tests.core.policies.sessions.scenes import ROOM, SMALL, GatedScene
 
@@ -207,7 +207,7 @@ def test_sessions_of_a_worker_that_left_go_first() -> None:
     assert set(scene.reserved) == {stays}
     back = scene.call("ada", "aaaaaa", "a")
     assert scene.is_paused(back)
-    assert [session.label for session in scene.gate.waiting_sessions()] == ["a", "c"]
+    assert [session.label for session in scene.gate.paused.sessions] == ["a", "c"]
     scene.come("w3")
     assert scene.worker_of(back) == "w3"
 
@@ -260,3 +260,54 @@ def test_new_labels_cost_bounded_memory() -> None:
         scene.answer(scene.call("ada", chr(ord("a") + number % 26), f"{number}"))
         scene.gate.check_integrity()
     assert len(scene.gate.table) <= 6
+
+
+def test_a_call_that_may_not_go_where_its_session_has_its_place_is_not_held_back() -> None:
+    """A call that cannot name a rank goes to the URL as a whole, though its session has a place at a rank: held back,
+    it would keep that place, for which others wait, for ever.
+    """
+    scene = GatedScene(kv_chunks=10, workers=())
+    scene.come("rank", takes=Takes.PINNED)
+    scene.come("url", takes=Takes.UNPINNED)
+    scene.answer(scene.call("ada", "a" * 8, "x"), "a" * 8)
+    waits = scene.call("bob", "b" * 8, "y")
+    assert scene.is_paused(waits)
+    unpinned = scene.call("ada", "a" * 9, "x", pinned=False)
+    assert scene.worker_of(unpinned) == "url"
+    assert scene.reserved == {"rank": 9}
+    scene.answer(unpinned)
+    scene.wait(50.0)
+    assert scene.worker_of(waits) == "rank"
+    scene.gate.check_integrity()
+
+
+def test_the_calls_of_one_session_go_only_where_each_may_go() -> None:
+    """When a session gets a place, its paused calls go there, but for one that this worker may not be sent."""
+    scene = GatedScene(kv_chunks=10, workers=())
+    scene.come("rank", takes=Takes.PINNED)
+    scene.come("url", takes=Takes.UNPINNED)
+    scene.come("both")
+    running = [scene.call(client, client[0] * 8, "x") for client in ("ada", "bob")]
+    calls = [scene.call("eve", "e" * 9, "y", pinned=pinned) for pinned in (True, False)]
+    assert all(map(scene.is_paused, calls))
+    scene.call("dan", "d" * 9, "x")
+    scene.cancel(next(request for request in running if scene.worker_of(request) == "rank"))
+    scene.wait(50.0)
+    assert scene.worker_of(calls[0]) == "rank"
+    assert scene.worker_of(calls[1]) != "rank"
+    scene.gate.check_integrity()
+
+
+def test_a_paused_call_that_no_worker_with_places_may_be_sent_any_more_goes() -> None:
+    """When the last rank leaves that a paused call might have gone to, it goes to the URL as a whole."""
+    scene = GatedScene(kv_chunks=10, workers=())
+    scene.come("rank", takes=Takes.PINNED)
+    scene.come("url", takes=Takes.UNPINNED)
+    scene.come("both")
+    for client in ("ada", "bob"):
+        scene.call(client, client[0] * 8, "x")
+    paused = scene.call("eve", "e" * 9, "x", pinned=False)
+    assert scene.is_paused(paused)
+    scene.leave("both")
+    assert scene.worker_of(paused) == "url"
+    scene.gate.check_integrity()
