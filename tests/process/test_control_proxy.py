@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Scope
 
 from router.front.byte_budget import ByteBudget
 from router.front.drain import Drain
@@ -53,7 +54,7 @@ async def test_a_path_reaches_the_scheduler_as_the_front_checked_it(tmp_path: Pa
         ControlProxy(socket, ByteBudget(1 << 20), Drain(1.0)) as proxy,
     ):
         for path in ("/v1/models/../../metrics", "/./metrics", "/v1/models/a b"):
-            call = {"type": "http", "method": "GET", "path": path, "query_string": b"a=/../b", "headers": []}
+            call: Scope = {"type": "http", "method": "GET", "path": path, "query_string": b"a=/../b", "headers": []}
             await proxy(call, receive, send)
     assert asked == [
         "GET /v1/models/../../metrics?a=/../b HTTP/1.1",
