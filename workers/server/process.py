@@ -31,12 +31,23 @@ class WorkerServer:
 
     def die(self) -> None:
         """End `run` like a process that is killed: no connection is answered any more. Called in its event loop."""
-        for listening in self._server.servers:
-            listening.close()
+        loop = asyncio.get_running_loop()
+        for server in self._server.servers:
+            for listener in server.sockets:
+                loop.remove_reader(listener)
+        # What has just been accepted gets its transport first: asyncio loses such a socket once the server is closed.
+        loop.call_soon(self._cut)
+
+    def _cut(self) -> None:
+        for server in self._server.servers:
+            server.close()
+        self._close_connections()
+        self.stop()
+
+    def _close_connections(self) -> None:
         for connection in list(self._server.server_state.connections):
             if connection.transport is not None:
                 connection.transport.close()
-        self.stop()
 
     async def run(self) -> None:
         """Serve until `stop` is called. Raises the exception of a task of the engine that failed."""
@@ -47,6 +58,7 @@ class WorkerServer:
         for task in tasks:
             task.add_done_callback(self.stop)
         await self._server.serve(self._listeners)
+        self._close_connections()  # those that came while it ended
         for task in tasks:
             if task.done():
                 task.result()

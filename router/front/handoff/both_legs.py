@@ -26,7 +26,7 @@ PREFILL_BYTES: Final = 2**16
 """Bytes of a prefill worker's answer that are looked at. The rest is read and dropped."""
 
 CONFIRM_SECONDS: Final = 0.5
-"""How long a prefill worker may take to answer after its decode worker has."""
+"""How long a prefill worker may take to answer, or to fail, after its decode worker has."""
 End = FailedAttempt | HandoffLost | None
 """How the call to a decode worker ends; None if the answer is complete."""
 
@@ -145,11 +145,16 @@ class BothLegs:
         return replace(failed, leg=Leg.DECODE)
 
     async def _blame(self, failed: FailedAttempt) -> FailedAttempt:
-        """Return the failure of a decode worker as that of the prefill worker, if that has answered and died since: the
-        decode worker could not fetch the prompt then.
+        """Return the failure of a decode worker as that of the prefill worker, if that has failed as well, or has died
+        since it answered: the decode worker could not fetch the prompt then, and may have noticed first.
         """
         worker = self._beside.worker
-        if not self._is_prefilled or await self._releases.is_alive(worker, MODELS_PATH):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CONFIRM_SECONDS):
+                prefilled = await asyncio.shield(self._prefill)
+            if isinstance(prefilled, FailedAttempt):
+                return prefilled
+        if await self._releases.is_alive(worker, MODELS_PATH):
             return failed
         self._scheduler_client.report(UnreachableWorker(worker))
         return replace(failed, fault=Fault.BROKEN, leg=Leg.PREFILL)
