@@ -1,17 +1,11 @@
 """The command `d2lpm top`: what it shows of a router, in a terminal and to scripts, and what its keys do."""
 
 import asyncio
-import fcntl
-import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -25,50 +19,9 @@ from router.telemetry.report import ClientReport, FairnessReport, Service, Worke
 from tests.support.running import TIMEOUT_S, RunningRouter, chat, running_router
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine
 
-LINES, COLUMNS = 30, 150
-CODES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-HOME: Final = "\x1b[H"
-"""Begins each frame: all of the screen is painted anew."""
-SHOWN: Final = ("client", "weight", "waiting", "running", "wait p50", "wait p95", "lag", "deficit", "cost")
-"""Columns of clients that stand still while the router is at rest."""
-
 
 def client(cost: float = 0.0, queued: int = 0, lag: float = 0.0) -> ClientReport:
     return ClientReport(1.0, Service(0, 0, 0, cost), queued, 0, None, None, {}, service_lag=lag)
-
-
-class Terminal:
-    """A pseudo-terminal with `d2lpm top` in it."""
-
-    def __init__(self, url: str) -> None:
-        self._side, its_side = pty.openpty()
-        fcntl.ioctl(its_side, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-        command = [sys.executable, "-m", "router", "top", url, "--interval", "0.2"]
-        environment = {**os.environ, "TERM": "xterm-256color"}
-        self.process = subprocess.Popen(
-            command, stdin=its_side, stdout=its_side, stderr=its_side, env=environment, start_new_session=True
-        )
-        os.close(its_side)
-        self._written = ""
-
-    def press(self, keys: bytes) -> None:
-        """Press keys. Only what is painted from now on counts."""
-        self._written = ""
-        os.write(self._side, keys)
-
-    async def until(self, condition: Callable[[list[str]], bool]) -> list[str]:
-        """Return the lines of the first whole frame of which this holds."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while True:
-                for frame in reversed(self._written.split(HOME)[1:-1]):
-                    if condition(lines := [CODES.sub("", line).rstrip() for line in frame.splitlines()]):
-                        return lines
-                self._written += (await asyncio.to_thread(os.read, self._side, 65536)).decode()
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(TIMEOUT_S)
-        os.close(self._side)
 
 
 @asynccontextmanager
@@ -85,52 +38,6 @@ async def served(*users: str) -> AsyncIterator[tuple[ScriptedEngine, RunningRout
 
 def cells(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
-
-
-def expected(name: str, fairness: Mapping[str, Any]) -> dict[str, str]:
-    """The cells of a client's row, worked out from the JSON of /fairness."""
-    entry = fairness["clients"][name]
-    texts = {
-        "client": name,
-        "weight": compact(entry["weight"]),
-        "waiting": compact(entry["queued"]),
-        "running": compact(entry["running"]),
-        "wait p50": seconds(entry["wait_p50_s"]),
-        "wait p95": seconds(entry["wait_p95_s"]),
-        "lag": compact(entry["service_lag"]),
-        "deficit": compact(min(deficit["order"] for deficit in entry["deficit"].values())),
-        "cost": compact(entry["service"]["cost"]),
-    }
-    assert tuple(texts) == SHOWN
-    return texts
-
-
-async def test_a_terminal_shows_what_fairness_reports() -> None:
-    """The tables have each client and worker of /fairness with its figures, and details have every field; q ends it."""
-    async with served("ann", "bob", "eve") as (_, router):
-        fairness = await router.fairness()
-        (worker,) = fairness["workers"]
-        terminal = Terminal(router.url)
-        try:
-            lines = await terminal.until(lambda lines: any(line.startswith(worker) for line in lines))
-            head = next(line for line in lines if line.startswith("client "))
-            titles = [title.removesuffix(" ▼") for title in cells(head)]
-            rows = {cells(line)[0]: dict(zip(titles, cells(line), strict=True)) for line in lines if "user-" in line}
-            assert rows.keys() == fairness["clients"].keys()
-            for name, row in rows.items():
-                assert {title: row[title] for title in SHOWN} == expected(name, fairness)
-            terminal.press(b"\t\r")
-            lines = await terminal.until(lambda lines: any(line.startswith("kv_tokens") for line in lines))
-            details = dict(cells(line)[:2] for line in lines if len(cells(line)) >= 2)
-            report = fairness["workers"][worker]
-            assert details["url"] == report["url"]
-            assert details["window requests"] == str(report["window"]["requests"])
-            assert details["service_gap_bound"] == str(report["service_gap_bound"])
-            assert details["cache believed"] == str(report["cache"]["believed"])
-            terminal.press(b"q")
-            assert await asyncio.to_thread(terminal.process.wait, TIMEOUT_S) == 0
-        finally:
-            terminal.close()
 
 
 async def test_one_frame_is_printed_for_scripts() -> None:
@@ -217,9 +124,9 @@ def test_details_show_a_name_as_it_is() -> None:
     screen.show(FairnessReport("dlpm", None, {}, Service(0, 0, 0, 0.0), {WorkerId(name): worker}))
     for key in ("tab", "enter"):
         screen.press(key)
-    console = Console(width=COLUMNS)
+    console = Console(width=150)
     with console.capture() as shown:
-        console.print(screen.render(LINES))
+        console.print(screen.render(30))
     assert name in shown.get().splitlines()[2]
 
 
