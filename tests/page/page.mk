@@ -1,5 +1,6 @@
-# The live page in a real browser, and `d2lpm top` in a pseudo-terminal: Chromium of the distribution (apt-get install chromium; CHROMIUM=PATH names another),
-# driven by Playwright from an environment of its own, which sees the packages of .venv.
+# The live page in a real browser, and `d2lpm top` in a pseudo-terminal. Chromium is that of the distribution (apt-get
+# install chromium; CHROMIUM=PATH names another), driven by Playwright from an environment of its own, which sees the
+# packages of .venv.
 .PHONY: test-page page-pictures page-cost
 PAGE_VENV := .venv-page
 export CHROMIUM ?= chromium
