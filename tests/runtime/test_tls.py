@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import trustme
 
 from router.config.settings import Settings
 from router.errors import ConfigError
@@ -18,9 +19,6 @@ from router.process.server import build_tls
 from router.runtime.tls import Tls
 from tests.cli.test_main import PATIENCE, serving
 from tests.support.running import emulated_workers
-
-trustme = pytest.importorskip("trustme", reason="make dev installs it")
-"""Makes certificates."""
 
 
 class Authority:
