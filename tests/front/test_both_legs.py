@@ -618,11 +618,18 @@ async def test_an_engine_that_fails_costs_no_answer_and_leaves_its_partner_free(
             await fleet.arm((fleet.prefill if leg == "prefill" else fleet.decode)[0], **{fault: 1})
             bodies = [chat(f"{number} {LONG}", max_tokens=8, stream=True) for number in range(4)]
             answers = await asyncio.gather(*(answer_to(fleet.router, body) for body in bodies))
-            assert [status for status, _ in answers if status != 200] == ([400] if fault == "refuse" else [])
-            for (status, answer), body in zip(answers, bodies, strict=True):
-                # An empty answer is believed if the prefill has succeeded, which with Mooncake needs no decode worker.
-                believed = fault == "empty_length" and connector == "mooncake" and not answer
-                assert status == 400 or believed or answer == (await answer_to(fleet.router, body))[1]
+            # Asked again, since the four need not visit both workers: the fault may strike one of these.
+            again = [await answer_to(fleet.router, body) for body in bodies]
+            refused = [status for status, _ in [*answers, *again] if status != 200]
+            assert refused == ([400] if fault == "refuse" else [])
+            differ = [
+                {first, second}
+                for (status, first), (status_again, second) in zip(answers, again, strict=True)
+                if status == status_again and first != second
+            ]
+            # An empty answer is believed if the prefill has succeeded, which with Mooncake needs no decode worker.
+            believed = fault == "empty_length" and connector == "mooncake"
+            assert not differ or (believed and len(differ) == 1 and "" in differ[0])
             await fleet.until_free()
         await until(lambda: not fleet.router.loose_ends.open)
 
