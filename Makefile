@@ -73,7 +73,7 @@ $(SERVING): pyproject.toml constraints-image.txt constraints-build.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "This needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.13" >&2; \
 		exit 1; }
-	@echo "This happens once: a Python environment in $(VENV), with the 30 or so packages that serving needs (70 MB)."
+	@echo "This happens once: a Python environment in $(VENV), with the 45 or so packages that serving needs (85 MB)."
 	$(PYTHON) -m venv $(VENV)
 	$(HASHED) --requirement constraints-build.txt --requirement constraints-image.txt
 	$(VENV)/bin/python -m pip install --quiet --no-build-isolation --no-deps --editable .
@@ -81,7 +81,7 @@ $(SERVING): pyproject.toml constraints-image.txt constraints-build.txt
 	@touch $@
 
 $(STAMP): $(SERVING) constraints.txt
-	@echo "This happens once: the tools of development, also in $(VENV) (450 MB)."
+	@echo "This happens once: the tools of development, also in $(VENV) (460 MB)."
 	$(HASHED) --requirement constraints.txt
 	$(VENV)/bin/python -m pip check
 	@touch $@
@@ -94,7 +94,7 @@ lock:
 	cp constraints.txt $(VENV)-lock/all.txt
 	printf 'hatchling\neditables\n' > $(VENV)-lock/build.in
 	$(LOCK) $(ARGS) --extra dev pyproject.toml $(VENV)-lock/build.in --output-file $(VENV)-lock/all.txt
-	$(LOCK) --extra events --constraint $(VENV)-lock/all.txt pyproject.toml --output-file $(VENV)-lock/image.txt
+	$(LOCK) --extra events --extra otel --constraint $(VENV)-lock/all.txt pyproject.toml --output-file $(VENV)-lock/image.txt
 	$(LOCK) --constraint $(VENV)-lock/all.txt $(VENV)-lock/build.in --output-file $(VENV)-lock/build.txt
 	for each in constraints:all constraints-image:image constraints-build:build; do \
 		{ grep '^#' $${each%:*}.txt; cat $(VENV)-lock/$${each#*:}.txt; } > $(VENV)-lock/new.txt && mv $(VENV)-lock/new.txt $${each%:*}.txt; \
