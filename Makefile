@@ -94,7 +94,7 @@ lock:
 	cp constraints.txt $(VENV)-lock/all.txt
 	printf 'hatchling\neditables\n' > $(VENV)-lock/build.in
 	$(LOCK) $(ARGS) --extra dev pyproject.toml $(VENV)-lock/build.in --output-file $(VENV)-lock/all.txt
-	$(LOCK) --extra events --extra otel --constraint $(VENV)-lock/all.txt pyproject.toml --output-file $(VENV)-lock/image.txt
+	$(LOCK) --extra cluster --extra events --extra otel --constraint $(VENV)-lock/all.txt pyproject.toml --output-file $(VENV)-lock/image.txt
 	$(LOCK) --constraint $(VENV)-lock/all.txt $(VENV)-lock/build.in --output-file $(VENV)-lock/build.txt
 	for each in constraints:all constraints-image:image constraints-build:build; do \
 		{ grep '^#' $${each%:*}.txt; cat $(VENV)-lock/$${each#*:}.txt; } > $(VENV)-lock/new.txt && mv $(VENV)-lock/new.txt $${each%:*}.txt; \
