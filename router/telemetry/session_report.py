@@ -12,7 +12,8 @@ from pydantic import with_config
 from router.core.clients.sessions.session import Session
 from router.core.model.request import ClientId, RequestId, SessionId, WorkerId
 from router.core.policies.base import Policy
-from router.core.policies.sessions.session_gate import Loss, SessionGate
+from router.core.policies.sessions.places import Loss
+from router.core.policies.sessions.session_gate import SessionGate
 
 SHOWN: Final = 1000
 """Sessions in a report at most, the paused ones first."""
@@ -113,7 +114,7 @@ def gate_report(gate: SessionGate | None, now: float, shown: int = SHOWN) -> Gat
         {model: gate.is_open(model, now) for model in models},
         dict(gate.places),
         states,
-        dict(gate.losses),
+        dict(gate.places.losses),
         gate.paused.ended,
         gate.paused.seconds,
         gate.recomputed_tokens,

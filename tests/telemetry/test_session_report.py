@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from router.core.model.request import RequestId
-from router.core.policies.sessions.session_gate import Loss
+from router.core.policies.sessions.places import Loss
 from router.telemetry.session_report import GateMetrics, SessionState, gate_report, session_entry
 from tests.core.policies.sessions.scenes import GatedScene
 

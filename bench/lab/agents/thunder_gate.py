@@ -14,7 +14,8 @@ from router.core.clients.sessions.session import Session
 from router.core.model.request import Request, WorkerId
 from router.core.policies.base import Choice, Policy, PolicyFactory
 from router.core.policies.context import PolicyContext
-from router.core.policies.sessions.session_gate import Loss, SessionGate
+from router.core.policies.sessions.places import Loss
+from router.core.policies.sessions.session_gate import SessionGate
 from router.core.policies.sessions.session_parameters import SessionParameters
 
 SECONDS: Final = 5.0
@@ -52,7 +53,7 @@ class ThunderGate(SessionGate):
         if session is not None and not session.calls and session in self._marked:
             del self._marked[session]
             if session.worker is not None:
-                self._take_place(session, Loss.OVERFULL)
+                self.places.revoke(session, Loss.OVERFULL)
 
     def next(self, now: float) -> Choice | None:
         self._advance(now)
@@ -70,7 +71,7 @@ class ThunderGate(SessionGate):
     def _look(self, now: float) -> None:
         for worker, _ in list(self.places):
             while self.places.cold_tokens(worker):
-                self._take_place(self.places.coldest(worker), Loss.ENDED)
+                self.places.revoke(self.places.coldest(worker), Loss.ENDED)
         for worker, _ in list(self.places):
             self._relieve(worker)
         waiting = sorted(self.paused.sessions, key=lambda session: (session.reserved, session.number))
@@ -86,7 +87,7 @@ class ThunderGate(SessionGate):
             if self.places.reserved(worker) <= capacity:
                 return
             if not session.calls:
-                self._take_place(session, Loss.OVERFULL)
+                self.places.revoke(session, Loss.OVERFULL)
         excess = self.places.reserved(worker) - capacity
         excess -= sum(session.reserved for session in self.places.at(worker) if session in self._marked)
         for session in smallest:

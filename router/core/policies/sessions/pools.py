@@ -1,6 +1,6 @@
 """Which workers share their KV caches among the sessions of which models, and how full these are."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 from router.core.model.request import WorkerId
 from router.core.policies.context import FleetView
@@ -60,10 +60,9 @@ class SessionPools:
         """Iterate over the pools that are known."""
         return iter(dict.fromkeys(self._pools.values()))
 
-    def find_anew(self, count_all: Callable[[], None]) -> None:
-        """Find the pools anew. `count_all`: counts the hot sessions in their pools."""
+    def clear(self) -> None:
+        """Forget the pools, since the workers have changed; they are found anew when they are asked for."""
         self._pools.clear()
-        count_all()
 
     def _connected(self, model: str) -> tuple[dict[str, None], dict[WorkerId, None]]:
         """Return the models and workers that are connected with a model: a worker with its models, a model with the

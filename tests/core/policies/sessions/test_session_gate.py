@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.model.request import ClientId, Takes, WorkerId
-from router.core.policies.sessions.session_gate import PATIENCE, Loss
+from router.core.policies.sessions.places import Loss
+from router.core.policies.sessions.session_admission import PATIENCE
 from tests.core.policies.sessions.scenes import ROOM, SMALL, GatedScene
 
 W1 = WorkerId("w1")
@@ -29,7 +30,7 @@ def test_a_session_that_does_not_fit_waits_for_room() -> None:
     assert scene.is_paused(second)
     scene.wait(2.0)
     assert scene.order == [first, second]
-    assert scene.gate.losses[Loss.IDLE] == 0  # then all that is hot fits, and the gate is open
+    assert scene.gate.places.losses[Loss.IDLE] == 0  # then all that is hot fits, and the gate is open
 
 
 def test_a_session_whose_turn_ended_gives_way_sooner() -> None:
@@ -69,7 +70,7 @@ def test_a_spent_turn_gives_way_to_a_client_with_less_service() -> None:
     assert scene.is_paused(second)  # not while a call is under way
     scene.finish(again, 300, cached=192)
     assert scene.worker_of(second) == W1
-    assert scene.gate.losses[Loss.TURN] == 1
+    assert scene.gate.places.losses[Loss.TURN] == 1
 
 
 def test_the_client_with_the_least_service_is_next() -> None:
@@ -218,7 +219,7 @@ def test_a_session_loses_its_place_with_the_cache() -> None:
     scene.answer(scene.call("ada", "aaaa", "one"))
     scene.evict("w1")
     assert scene.reserved == {}
-    assert scene.gate.losses[Loss.WORKER] == 1
+    assert scene.gate.places.losses[Loss.WORKER] == 1
 
 
 def test_the_last_call_of_a_session_frees_its_place() -> None:
@@ -250,7 +251,7 @@ def test_where_contexts_outgrow_the_cache_some_sessions_wait() -> None:
     grown = scene.call("ada", "aaaaabbb", "one")
     assert scene.is_paused(grown)
     assert not scene.is_paused(scene.call("bob", "bbbbb", "two"))
-    assert scene.gate.losses[Loss.OVERFULL] == 1
+    assert scene.gate.places.losses[Loss.OVERFULL] == 1
 
 
 def test_new_labels_cost_bounded_memory() -> None:
