@@ -34,6 +34,7 @@ from router.core.model.events import (
     EVENTS,
     Arrived,
     Cancelled,
+    DayBegan,
     Event,
     Failed,
     Finished,
@@ -235,10 +236,17 @@ class OpenRequest:
 class SchedulerHost:
     """Connects the scheduler, which never blocks, with the fronts that wait for its decisions."""
 
-    def __init__(self, scheduler: Scheduler, observers: Sequence[Observer], clock: Callable[[], float]) -> None:
-        """`clock` returns seconds and never goes backwards."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        observers: Sequence[Observer],
+        clock: Callable[[], float],
+        today: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`clock` returns seconds and never goes backwards; `today` the day (UTC), in days since 1970-01-01."""
         self.scheduler = scheduler
         self.clock = clock
+        self._today = today
         self._services: FrontServices = NoServices()
         self._observers: list[Observer] = []
         self._observers_by_type: dict[type[Event], list[Observer]] = {kind: [] for kind in EVENTS}
@@ -281,7 +289,15 @@ class SchedulerHost:
         self._services = services
 
     def feed(self, event: Event) -> None:
-        """Pass an event to the scheduler, notify the observers and carry out the scheduler's commands."""
+        """Pass an event to the scheduler, notify the observers and carry out the scheduler's commands.
+
+        The first event of a day is preceded by one that says which day it is.
+        """
+        if (day := self._today()) != self.scheduler.ledger.usage.day:
+            self._feed(DayBegan(day))
+        self._feed(event)
+
+    def _feed(self, event: Event) -> None:
         now = self.clock()
         commands = self.scheduler.handle(event, now)
         for observer in self._observers_by_type[type(event)]:

@@ -55,7 +55,10 @@ SECTIONS: Final = (
     Section(
         "Clients",
         ("clients", "admin_key"),
-        ("admin_on_public", "identity", "trusted_header", "trusted_proxy", "isolate", "response_headers", "strict"),
+        (
+            *("admin_on_public", "identity", "trusted_header", "trusted_proxy", "usage_days"),
+            *("isolate", "response_headers", "strict"),
+        ),
     ),
     Section(
         "Prefix cache",

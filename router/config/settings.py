@@ -378,6 +378,8 @@ class Settings(PolicyGroups):
     clients: Path | None = None
     """YAML file with keys, weights and limits of clients and groups (see `d2lpm keys`), read again when it
     changes. Without it, keys name clients but are not checked."""
+    usage_days: PositiveInt = 62
+    """Days (UTC) for which usage is kept by client and model, for /v1/usage and the operator's /usage."""
     isolate: Literal["none", "client", "group"] = "none"
     """Keep the cached prefixes of each client, or of each group, apart, so that timing does not reveal what others
     sent. Prefixes are then shared only within a client or group."""
@@ -471,7 +473,7 @@ class Settings(PolicyGroups):
     state_interval: PositiveFloat = 5.0
     """Seconds between two saves of the state; it is also saved at the end."""
     state_fresh: PositiveFloat = 600.0
-    """Seconds after which a saved state is too old to be restored."""
+    """Seconds after which a saved state is too old to be restored; the usage of past days is restored all the same."""
     journal: Path | None = None
     """File to which every scheduling decision is appended, for `d2lpm replay`. It contains the key of the prompt
     hashes."""

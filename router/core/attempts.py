@@ -104,7 +104,7 @@ class Attempts:
         back, as the new bill charges it again.
         """
         if carried is not None and carried.started:
-            self._ledger.take_back(carried.client, carried.charged)
+            self._ledger.take_back(carried, state.request.model)
         charged = NOTHING if carried is None else carried.charged
         worker = self._workers[event.worker]
         attempt = self._open(state, part, worker, event.leg, event.partner, now, event.cached_tokens, charged)
@@ -168,7 +168,7 @@ class Attempts:
         """
         if state.charged is None and leg is not Leg.DECODE:
             return self._ledger.open(part, worker, size, cached)
-        return self._ledger.open(part, worker, 0, 0)
+        return self._ledger.open(part, worker, 0, 0, pays_prompt=False)
 
     def _add_load(
         self,
@@ -399,7 +399,7 @@ class Attempts:
         computed output that nobody saw.
         """
         min_extend = 0
-        if state.charged is None and attempt.leg is not Leg.DECODE and (usage is None or usage.cached_tokens is None):
+        if attempt.bill.pays_prompt and (usage is None or usage.cached_tokens is None):
             size = attempt.bill.tokens.extend + attempt.bill.tokens.cached
             min_extend = attempt.worker.min_computed_tokens(attempt.flight, size)
         self._settle(state, attempt, usage, now, (), min_extend, charge_estimate=decoded and not broken)
@@ -419,18 +419,21 @@ class Attempts:
 
         `charge_estimate`: whether the estimated output of an unstreamed answer is charged if there is no usage.
         """
-        charged, output = state.charged, None
+        output = None
         if usage is None and state in self._unstreamed and attempt is state.attempt:
             output = self._unseen_output(state, attempt, now) if charge_estimate else 0
         if attempt.stage is Stage.SENT:
             self._start(state, attempt, now, seen=False)
-        pays_prompt = charged is None and attempt.leg is not Leg.DECODE
+        pays_prompt = attempt.bill.pays_prompt
+        said = usage
         if usage is not None and pays_prompt:
             usage = _cap_cached(state.request, attempt, usage)
         elif usage is not None:
             usage = Usage(0, max(0, usage.output_tokens - state.charged_output), 0)
         self._mirror.end(attempt.run, usage if pays_prompt else None, answers, now, computed=True)
-        charge = self._ledger.settle(attempt.bill, usage, min_extend, output=output)
+        charge = self._ledger.settle(
+            attempt.bill, usage, min_extend, output=output, cached_is_estimate=pays_prompt and usage != said
+        )
         if pays_prompt and usage is not None and usage.cached_tokens is not None:
             attempt.worker.set_computed_tokens(attempt.flight, charge.after.extend)
         state.add_charged(charge.after)

@@ -55,6 +55,7 @@ from router.core.clients.fairness import Fairness, Outstanding
 from router.core.clients.ledger import Ledger
 from router.core.clients.queue_limits import QueueLimits
 from router.core.clients.shares import Shares
+from router.core.clients.usage_days import UsageDays
 from router.core.fleet.cluster import Cluster
 from router.core.fleet_view import SchedulerView
 from router.core.handoffs import HandoffPool, PrefillGate
@@ -67,6 +68,7 @@ from router.core.model.events import (
     Cancelled,
     ChargedRequest,
     Credited,
+    DayBegan,
     Event,
     Failed,
     Fault,
@@ -113,7 +115,7 @@ class Scheduler:
         self.settings = settings
         self._requests: dict[RequestId, RequestState] = {}
         self.estimates = Estimates(measured_prefixes=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
-        self.ledger = Ledger(settings.cached_in_flight)
+        self.ledger = Ledger(settings.cached_in_flight, UsageDays(settings.usage_days, named=settings.named))
         outputs = self.estimates.outputs
         self.cluster = Cluster(
             settings.window, settings.health, settings.departed_limit, outputs, decode_alone=settings.decode_alone
@@ -220,7 +222,8 @@ class Scheduler:
             for attempt in attempts:
                 bill = attempt.bill
                 yield ChargedRequest(
-                    name, bill.client, bill.worker, bill.tokens, bill.started, state.charged, attempt.leg
+                    *(name, bill.client, bill.worker, bill.tokens, bill.started, state.charged, attempt.leg),
+                    day=self.ledger.usage.day,
                 )
             if not attempts and state.charged is not None:
                 yield ChargedRequest(name, state.request.client, None, NOTHING, started=False, earlier=state.charged)
@@ -247,14 +250,22 @@ class Scheduler:
                 self._end_attempt(event, now)
             case Returned() | Prefilled() | HandoffLost():
                 self._take_from_worker(event, now)
-            case Ticked():
-                self._expire(now)
+            case Ticked() | DayBegan():
+                self._pass_time(event, now)
             case Held() | Resumed() | Released():
                 self._take_over(event, now)
             case Credited() | Forgotten():
                 self.clients.apply(event)
             case _:
                 self._change_fleet(event, now)
+
+    def _pass_time(self, event: Ticked | DayBegan, now: float) -> None:
+        """Apply that time has passed."""
+        match event:
+            case Ticked():
+                self._expire(now)
+            case DayBegan(day):
+                self.ledger.usage.begin_day(day)
 
     def _take_from_worker(self, event: Returned | Prefilled | HandoffLost, now: float) -> None:
         """Take a request from a worker that is done with it, although it has not ended."""

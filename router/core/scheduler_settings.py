@@ -1,14 +1,17 @@
 """The settings of the scheduler, apart from the policy and its parameters."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.core.cache.engine_rules import TRACK_ALL, Tracking
 from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.queue_limits import WaitingLimits
+from router.core.clients.usage_days import KEPT_DAYS
 from router.core.fleet.cluster import DEPARTED_LIMIT
 from router.core.fleet.health import HealthRules
 from router.core.fleet.window import LearnedWindow, Window
 from router.core.model.cost import LinearCost
+from router.core.model.request import ClientId
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class SchedulerSettings:
     """Clients without a live request that are remembered; of the clients beyond them, only the debts are."""
     debtor_limit: int = DEBTOR_LIMIT
     """Debts of forgotten clients that each queue keeps; beyond this, the smallest are dropped."""
+    named: Callable[[ClientId], bool] = field(default=lambda _: False)
+    """Whether a client has a name that callers cannot choose freely; its usage is never added to that of others."""
+    usage_days: int = KEPT_DAYS
+    """Days of usage that are kept, the present one included."""
     departed_limit: int = DEPARTED_LIMIT
     """Workers remembered after they left."""
     handoff_seconds: float = 20.0

@@ -21,6 +21,7 @@ from router.core.model.saved import (
     Piece,
     Prefixes,
     SavedClient,
+    UsageRows,
     in_rows,
 )
 from router.core.scheduler import Scheduler
@@ -54,6 +55,7 @@ def books(scheduler: Scheduler) -> Iterator[Piece]:
         if client in weights
     )
     yield from map(Clients, in_rows(clients))
+    yield from scheduler.ledger.saved_usage()
     yield from scheduler.policy.saved()
     yield from map(LiveRequests, in_rows(scheduler.charged_requests()))
     if workers := tuple(state.worker for state in scheduler.cluster if not state.left):
@@ -77,6 +79,9 @@ def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
                     scheduler.clients.remember(client, weight)
                     if served != NOTHING:
                         scheduler.ledger.restore(client, served)
+            case UsageRows(used):
+                for usage in used:
+                    scheduler.ledger.usage.add(usage)
             case Counters() | Groups():
                 scheduler.policy.restore(piece)
                 for row in piece.rows:
@@ -102,6 +107,8 @@ def _check(pieces: Iterable[Piece]) -> None:
                 raise ValueError("a deficit is invalid")
             case LiveRequests(rows) if not all(min(row.charged) >= 0 for row in rows):
                 raise ValueError("a live request has an invalid charge")
+            case UsageRows(rows) if not all(min(row.counts) >= 0 for row in rows):
+                raise ValueError("a row of usage is negative")
             case Prefixes(_, touches) if not all(isfinite(touch.age) for touch in touches):
                 raise ValueError("a prefix has an invalid age")
 

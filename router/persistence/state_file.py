@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from router.channel.earlier_run import CoveredFront
 from router.core.fleet.stored_responses import Responses, StoredResponse
-from router.core.model.saved import Counters, Groups, Piece, Prefixes
+from router.core.model.saved import Counters, Groups, Piece, Prefixes, UsageRows
 from router.errors import ConfigError
 from router.persistence.tagged_json import JSON, ByName
 from router.runtime.atomic_file import replace_file
@@ -84,6 +84,8 @@ class SavedState(NamedTuple):
     """What the state covers of each front."""
     changes: OperatorChanges = OperatorChanges()
     """What the operator changed of the fleet."""
+    too_old: bool = False
+    """Whether it is only the usage in a state that is too old for anything else."""
 
 
 _HEADER: Final = TypeAdapter(StateHeader)
@@ -136,7 +138,8 @@ def _sorted_out(header: StateHeader, lines: Iterable[StateLine]) -> SavedState:
 
 
 def load(directory: Path, max_age: float, now: float) -> SavedState | None:
-    """Load the state saved in a directory, or None if there is none or it is too old.
+    """Load the state saved in a directory, or None if there is none. If it is too old, only its usage is loaded, which
+    is about the past.
 
     `max_age`: seconds; `now`: the wall clock in seconds since 1970. A damaged file is set aside with one line in the
     log. Raises ConfigError if the directory cannot be used.
@@ -161,8 +164,9 @@ def load(directory: Path, max_age: float, now: float) -> SavedState | None:
         return None
     age = now - state.header.saved
     if age > max_age:
-        log.warning("%s: not loaded, it is %.0f s old", path, age)
-        return None
+        log.warning("%s: not loaded but for the usage of past days, it is %.0f s old", path, age)
+        usage: list[Piece] = [piece for piece in state.pieces if isinstance(piece, UsageRows)]
+        return SavedState(state.header, usage, too_old=True)
     return state
 
 
@@ -214,6 +218,8 @@ class StateFile(PeriodicTask):
         self._header = header
         self._on_saved = on_saved
         self._failing = False
+        self._usage: dict[int, tuple[StateLine, bytes]] = {}
+        """The lines of usage in the last save, each with its piece, by the id of that: past days do not change."""
         self.failures = 0
 
     @property
@@ -231,10 +237,15 @@ class StateFile(PeriodicTask):
         await self._run_once()
 
     async def _run_once(self) -> None:
-        lines = [_HEADER.dump_json(self._header()) + b"\n"]
+        lines, usage = [_HEADER.dump_json(self._header()) + b"\n"], {}
         for piece in self._pieces():
-            lines.append(encode(piece))
+            _, line = self._usage.get(id(piece), (piece, b""))
+            line = line or encode(piece)
+            if isinstance(piece, UsageRows):
+                usage[id(piece)] = piece, line
+            lines.append(line)
             await asyncio.sleep(0)
+        self._usage = usage
         try:
             await asyncio.to_thread(_write, self._path, lines)
             self._failing = False

@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from router.auth.identity import is_allowed_name
 from router.channel.earlier_run import CoveredFront
 from router.channel.host import Observer, SchedulerHost
 from router.config.settings import Settings, WorkerAddress
@@ -41,6 +42,11 @@ from router.upstream.flag_rules import RouterNeeds
 from router.upstream.poller import Poller
 from router.upstream.ranks.rank_rules import RankRules
 from router.upstream.worker_registry import OperatorChanges, WorkerDrain, WorkerRegistry, endpoint_of
+
+
+def today() -> int:
+    """Return the day (UTC), in days since 1970-01-01."""
+    return int(time.time() // 86400)
 
 
 class SchedulerSide(NamedTuple):
@@ -91,7 +97,7 @@ def build_scheduler(
     secret, scheduler, restored, responses, saved = initial_state(settings, now, left_in)
     journal = _journal(settings, secret, now, restored)
     first = [] if journal is None else [journal]
-    host = SchedulerHost(scheduler, [*first, *observers(scheduler)], time.monotonic)
+    host = SchedulerHost(scheduler, [*first, *observers(scheduler)], time.monotonic, today)
     directory = WorkerDirectory(aliases=settings.aliases(), announce=host.announce)
     kv_events = build_kv_events(settings, directory, host, secret)
     workers = _worker_services(settings, directory, host, resolve, saved)
@@ -160,6 +166,8 @@ def new_scheduler(settings: Settings) -> Scheduler:
         kv_tokens=settings.kv_tokens_default,
         handoff_seconds=settings.handoff_seconds,
         decode_alone=settings.pd_fallback,
+        named=is_allowed_name,
+        usage_days=settings.usage_days,
     )
     parameters = Parameters(*settings.parameters().values())
     policy, sessions = POLICIES[settings.policy], _session_parameters(settings)
@@ -309,7 +317,9 @@ def initial_state(settings: Settings, now: float, left_in: Path | None = None) -
         set_aside(folder, error)
         return InitialState(secret or secrets.token_bytes(32), new_scheduler(settings), [])
     run = None if left_in is None else _saved_run(found)
-    return InitialState(secret or saved, scheduler, pieces, found.responses, run)
+    return InitialState(
+        secret or (secrets.token_bytes(32) if found.too_old else saved), scheduler, pieces, found.responses, run
+    )
 
 
 def _saved_run(found: SavedState) -> SavedRun:

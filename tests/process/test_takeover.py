@@ -1,10 +1,10 @@
 """The scheduler dies and another run takes over: what waits waits on, what runs goes on, all of it is charged once."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -56,6 +56,20 @@ class Call:
             self.charged = Tokens(size - usage.cached_tokens, usage.cached_tokens, 0)
         self.charged = self.charged._replace(output=max(self.charged.output, self.output))
         return usage
+
+
+@dataclass
+class Expected:
+    """What clients must have been charged in the end."""
+
+    served: defaultdict[ClientId, Tokens] = field(default_factory=lambda: defaultdict(Tokens))
+    calls: Counter[ClientId] = field(default_factory=Counter)
+
+    def ended(self, call: Call) -> None:
+        """Add a call that has ended."""
+        client = call.request.client
+        self.served[client] = self.served[client].plus(call.charged)
+        self.calls[client] += 1
 
 
 class Runs:
@@ -110,9 +124,21 @@ class Runs:
         return client
 
     def served(self) -> dict[ClientId, Tokens]:
-        """What each client was served, by the present run's books."""
-        accounts = self.side.host.scheduler.ledger.accounts
-        return {client: account.served for client, account in accounts.items() if account.served != NOTHING}
+        """What each client was served, by the present run's books. Its usage of the day is the same."""
+        ledger = self.side.host.scheduler.ledger
+        served = {client: account.served for client, account in ledger.accounts.items() if account.served != NOTHING}
+        used = {row.client: row for piece in ledger.saved_usage() for row in piece.rows}
+        assert {
+            client: Tokens(row.input_tokens - row.cached_tokens, row.cached_tokens, row.output_tokens)
+            for client, row in used.items()
+            if row[4:7] != (0, 0, 0)
+        } == served
+        return served
+
+    def calls(self) -> dict[ClientId, int]:
+        """How many calls of each client count, by the present run's books."""
+        pieces = self.side.host.scheduler.ledger.saved_usage()
+        return {row.client: row.calls for piece in pieces for row in piece.rows}
 
 
 async def _no_address(host: str, port: int) -> list[str]:
@@ -205,7 +231,7 @@ async def test_a_front_that_is_gone_keeps_nobody_waiting(tmp_path: Path) -> None
 async def test_the_books_are_exact_however_often_the_scheduler_dies(tmp_path: Path, seed: int) -> None:
     """Each call is charged what its workers reported, once, whatever was saved, in flight or lost when a run died."""
     random = Random(seed)
-    expected: defaultdict[ClientId, Tokens] = defaultdict(Tokens)
+    expected = Expected()
     async with runs_in(tmp_path) as runs:
         fronts = [await runs.front(1), await runs.front(2)]
         calls: list[Call] = []
@@ -221,7 +247,8 @@ async def test_the_books_are_exact_however_often_the_scheduler_dies(tmp_path: Pa
         assert runs.count > 2
         assert scheduler.live == 0
         assert not list(scheduler.charged_requests())
-        assert runs.served() == {client: tokens for client, tokens in expected.items() if tokens != NOTHING}
+        assert runs.served() == {client: tokens for client, tokens in expected.served.items() if tokens != NOTHING}
+        assert runs.calls() == expected.calls
 
 
 async def _move(
@@ -229,7 +256,7 @@ async def _move(
     runs: Runs,
     fronts: list[SchedulerClient],
     calls: list[Call],
-    expected: dict[ClientId, Tokens],
+    expected: Expected,
     step: int,
 ) -> None:
     """Let one thing happen: a call arrives, starts, streams, fails or ends, the state is saved, or a run dies."""
@@ -253,8 +280,8 @@ async def _move(
         _drive(random, what, random.choice(placed), calls, expected)
 
 
-def _drive(random: Random, what: str, call: Call, calls: list[Call], expected: dict[ClientId, Tokens]) -> None:
-    name, client = call.request.id, call.request.client
+def _drive(random: Random, what: str, call: Call, calls: list[Call], expected: Expected) -> None:
+    name = call.request.id
     if what == "start" and not call.started:
         call.started = True
         call.front.start_stream(name, lambda: call.output)
@@ -266,7 +293,7 @@ def _drive(random: Random, what: str, call: Call, calls: list[Call], expected: d
         usage = call.usage(random)
         call.front.settle(Finished(name, usage) if what == "finish" else Cancelled(name, usage))
         calls.remove(call)
-        expected[client] = expected[client].plus(call.charged)
+        expected.ended(call)
 
 
 async def test_a_front_that_a_live_run_has_given_up_ends(tmp_path: Path) -> None:

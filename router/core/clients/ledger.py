@@ -2,16 +2,20 @@
 
 A request's bill is opened at dispatch with an estimate (rule "reserve"), grows with every streamed output token, and is
 settled with the engine's own usage when the request ends. Every change is returned as a `Charge`, from which each
-policy updates its own deficits or counters at its own cost.
+policy updates its own deficits or counters at its own cost. What is settled also counts as usage of the day.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Final
 
+from router.core.clients.usage_days import UsageDays
 from router.core.model.cost import NOTHING, Charge, Tokens
+from router.core.model.events import ChargedRequest
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
+from router.core.model.saved import DailyUsage, UsageRows
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +26,9 @@ class Bill:
     request: RequestId
     client: ClientId
     worker: WorkerId
+    model: str
+    pays_prompt: bool
+    """Whether it charges for the prompt, which one bill of a request does."""
     tokens: Tokens
     """Tokens charged so far."""
     trusted: int
@@ -32,6 +39,10 @@ class Bill:
     def change_from(self, before: Tokens) -> Charge:
         """Return the change of the bill from these tokens to those that it has now."""
         return Charge(self.request, self.client, self.worker, before, self.tokens)
+
+    def usage_on(self, day: int, estimated: Tokens) -> DailyUsage:
+        """Return the usage for which the bill charges, on a day. `estimated`: which of its tokens are estimates."""
+        return daily_usage(day, self.client, self.model, self.tokens, estimated, pays_prompt=self.pays_prompt)
 
 
 @dataclass(slots=True)
@@ -72,9 +83,10 @@ class Account:
 class Ledger:
     """The account of every client, with the bills of its requests in flight."""
 
-    def __init__(self, cached_in_flight_limit: int) -> None:
-        """`cached_in_flight_limit`: tokens per client, see `open`."""
+    def __init__(self, cached_in_flight_limit: int, usage: UsageDays | None = None) -> None:
+        """`cached_in_flight_limit`: tokens per client, see `open`; `usage`: counts what is settled."""
         self._limit = cached_in_flight_limit
+        self.usage: Final = UsageDays() if usage is None else usage
         self._accounts: defaultdict[ClientId, Account] = defaultdict(Account)
         self.forgotten = NOTHING
         """Tokens served to clients whose accounts were closed."""
@@ -104,22 +116,34 @@ class Ledger:
         """Open a client's account with what it was served before a restart."""
         self._accounts[client] = Account(*served)
 
-    def take_back(self, client: ClientId, served: Tokens) -> None:
-        """Subtract restored service that will be charged again, as far as the client's account still has it."""
+    def take_back(self, charged: ChargedRequest, model: str) -> None:
+        """Subtract restored service and usage that will be charged again, as far as they are still there."""
+        served, client = charged.charged, charged.client
         if (account := self._accounts.get(client)) is not None:
             account.serve(Tokens(*map(min, served, account.served)), NOTHING)
+        self.usage.take_back(daily_usage(charged.day, client, model, served, served, pays_prompt=charged.pays_prompt))
 
-    def open(self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int) -> Bill:
+    def saved_usage(self) -> list[UsageRows]:
+        """Return the rows of the state file about usage. They include what started bills charge so far, as the saved
+        accounts do.
+        """
+        return self.usage.saved([bill.usage_on(self.usage.day, bill.tokens) for bill in self.bills if bill.started])
+
+    def open(
+        self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int, *, pays_prompt: bool = True
+    ) -> Bill:
         """Reserve a dispatched request's input. Returns the bill; its first change is `change_from(NOTHING)`.
 
         Predicted cached tokens are not charged, which is a promise to the client. The debt that a client may run up
         through wrong predictions is bounded: while its predicted cached tokens in flight exceed the limit, further
         input is reserved as if it was not cached, and refunded when the engine's usage shows that it was.
+
+        `pays_prompt`: as in `Bill`.
         """
         account = self._accounts[request.client]
         trusted = min(cached_tokens, max(0, self._limit - account.trusted))
         tokens = Tokens(input_tokens - trusted, trusted, 0)
-        bill = Bill(account, request.id, request.client, worker, tokens, trusted)
+        bill = Bill(account, request.id, request.client, worker, request.model, pays_prompt, tokens, trusted)
         account.bills[bill] = None
         account.trusted += trusted
         return bill
@@ -139,21 +163,35 @@ class Ledger:
         bill.account.serve(before, after)
         return bill.change_from(before)
 
-    def settle(self, bill: Bill, usage: Usage | None, min_extend: int = 0, *, output: int | None = None) -> Charge:
+    def settle(
+        self,
+        bill: Bill,
+        usage: Usage | None,
+        min_extend: int = 0,
+        *,
+        output: int | None = None,
+        cached_is_estimate: bool = False,
+    ) -> Charge:
         """Close a started request's bill with the engine's usage, or without usage with what was charged so far.
 
         `min_extend`: if the engine does not report cached tokens, at least this many input tokens count as computed,
         or all of them if there are fewer. `output`: output tokens to bill if there is no usage; None for those charged
-        so far.
+        so far. `cached_is_estimate`: whether the cached tokens of `usage` are not the engine's own.
         """
-        after = bill.tokens
+        after, said = bill.tokens, usage
         if usage is None:
             usage = Usage(after.extend + after.cached, after.output if output is None else output)
         cached = usage.cached_tokens
         if cached is None:
             cached = min(after.cached, max(0, usage.input_tokens - min_extend))
+            cached_is_estimate = True
         cached = min(cached, usage.input_tokens)
-        return _close(bill, Tokens(usage.input_tokens - cached, cached, usage.output_tokens))
+        charge = _close(bill, Tokens(usage.input_tokens - cached, cached, usage.output_tokens))
+        estimated = Tokens(
+            extend=usage.input_tokens if cached_is_estimate else 0, output=usage.output_tokens if said is None else 0
+        )
+        self.usage.add(bill.usage_on(self.usage.day, estimated))
+        return charge
 
     def refund(self, bill: Bill) -> Charge:
         """Close the bill of a request that the engine refused before it accepted it. Nothing is charged."""
@@ -168,6 +206,17 @@ class Ledger:
             assert owned, f"{client}: a bill of another account"
             assert account.trusted == sum(bill.trusted for bill in account.bills), f"{client}: trusted without a bill"
             assert min(account.served) >= 0, f"{client}: {account}"
+
+
+def daily_usage(
+    day: int, client: ClientId, model: str, tokens: Tokens, estimated: Tokens, *, pays_prompt: bool
+) -> DailyUsage:
+    """Return one bill's tokens as usage of a day. `estimated`: which of the tokens are estimates."""
+    input_tokens, estimated_input = tokens.extend + tokens.cached, estimated.extend + estimated.cached
+    return DailyUsage(
+        *(day, client, model, int(pays_prompt)),
+        *(input_tokens, tokens.cached, tokens.output, estimated_input, estimated.output),
+    )
 
 
 def _close(bill: Bill, after: Tokens) -> Charge:

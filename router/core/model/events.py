@@ -147,6 +147,13 @@ class ChargedRequest(NamedTuple):
     leg: Leg = Leg.WHOLE
     """What the worker computed of it. A request that two workers had at once has two rows, that for the prompt first.
     """
+    day: int = 0
+    """The day on which the saved usage has this charge, in days since 1970-01-01."""
+
+    @property
+    def pays_prompt(self) -> bool:
+        """Whether the present attempt pays for the prompt."""
+        return self.earlier is None and self.leg is not Leg.DECODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +345,14 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class DayBegan:
+    """From now on, usage counts on this day. Decides nothing."""
+
+    day: int
+    """Days since 1970-01-01 (UTC)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time has passed. Sent at the time of the last `WakeAt`."""
 
@@ -365,6 +380,7 @@ Event = (
     | BlocksLost
     | Credited
     | Forgotten
+    | DayBegan
     | Ticked
 )
 EVENTS: Final[tuple[type[Event], ...]] = get_args(Event)

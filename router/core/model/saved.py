@@ -6,6 +6,7 @@ Each part of the core with state to save produces pieces and takes them back; `s
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import sub
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from router.core.model.cost import Tokens
@@ -67,6 +68,50 @@ class SavedTouch(NamedTuple):
     """Seconds."""
 
 
+class DailyUsage(NamedTuple):
+    """What one client used of one model, summed over its calls that ended on one day (UTC)."""
+
+    day: int
+    """Days since 1970-01-01."""
+    client: ClientId
+    model: str
+    """The name that the workers list, not an alias."""
+    calls: int = 0
+    """Calls that a worker accepted; one that was tried again at another worker counts once."""
+    input_tokens: int = 0
+    """All input tokens, cached or not."""
+    cached_tokens: int = 0
+    """Input tokens that were found in a prefix cache."""
+    output_tokens: int = 0
+    estimated_input: int = 0
+    """Input tokens of calls whose engine did not say how many they were, or how many of them were cached."""
+    estimated_output: int = 0
+    """Output tokens of calls whose engine did not say how many they were."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """All fields but the day, the client and the model."""
+        return self[3:]
+
+    def plus(self, other: "DailyUsage") -> "DailyUsage":
+        """Return the sum, field by field, under this day, client and model."""
+        return DailyUsage(
+            self.day,
+            self.client,
+            self.model,
+            self.calls + other.calls,
+            self.input_tokens + other.input_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+            self.estimated_input + other.estimated_input,
+            self.estimated_output + other.estimated_output,
+        )
+
+    def minus(self, other: "DailyUsage") -> "DailyUsage":
+        """Return the difference, field by field and not below 0, under this day, client and model."""
+        return DailyUsage(*self[:3], *[max(0, left) for left in map(sub, self.counts, other.counts)])
+
+
 @dataclass(frozen=True, slots=True)
 class Clients:
     """Clients of the ledger."""
@@ -123,7 +168,14 @@ class Fleet:
     workers: tuple[Worker, ...]
 
 
-Piece = Clients | Counters | Groups | Prefixes | Cache | LiveRequests | Fleet
+@dataclass(frozen=True, slots=True)
+class UsageRows:
+    """Usage of some days, with what `LiveRequests` were charged until then."""
+
+    rows: tuple[DailyUsage, ...]
+
+
+Piece = Clients | Counters | Groups | Prefixes | Cache | LiveRequests | Fleet | UsageRows
 
 
 def in_rows(rows: Iterable[Row]) -> Iterator[tuple[Row, ...]]:
