@@ -17,6 +17,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from router.auth.prices import NO_PRICES, PriceList
 from router.core.clients.rate_limits import ClientLimits
 from router.core.model.request import ClientId, GroupId
 from router.errors import ConfigError, InvalidKey
@@ -118,6 +119,7 @@ class ClientDirectory(NamedTuple):
     anonymous: AnonymousPolicy = AnonymousPolicy()
     checks: bool = False
     """True if unknown keys are refused; otherwise each unknown key is a client of its own."""
+    prices: PriceList = NO_PRICES
 
 
 class Identifier:

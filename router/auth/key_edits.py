@@ -86,10 +86,13 @@ def _edit(path: Path, name: str, change: Callable[[str, ClientsFile], str]) -> N
 
 def _check(before: ClientsFile, after: ClientsFile, name: str) -> None:
     """Raise ConfigError unless the edit changed this client and nothing else."""
-    others = {each: entry for each, entry in before.clients.items() if each != name}
-    now = {each: entry for each, entry in after.clients.items() if each != name}
-    if name not in after.clients or (others, before.groups, before.anonymous) != (now, after.groups, after.anonymous):
+    if name not in after.clients or _without(before, name) != _without(after, name):
         raise ConfigError("the file's layout is not supported by this command; edit the file by hand")
+
+
+def _without(file: ClientsFile, name: str) -> ClientsFile:
+    """Return the content of a file without one client."""
+    return file.model_copy(update={"clients": {each: entry for each, entry in file.clients.items() if each != name}})
 
 
 @contextmanager

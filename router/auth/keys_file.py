@@ -5,13 +5,18 @@
     groups:
       research: {weight: 4, limits: {tokens_per_minute: 100000}}
     anonymous: {weight: 1, new_per_minute: 10}
+    prices:
+      currency: EUR
+      models:
+        llama: {input: 0.20, cached_input: 0.05, output: 0.60}
 
 The file holds only hashes of keys, so that reading it does not let anybody call as one of the clients.
 """
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -38,6 +43,7 @@ from router.auth.identity import (
     ResolvedClient,
     is_allowed_name,
 )
+from router.auth.prices import NO_PRICES, Price, PriceList
 from router.core.clients.rate_limits import ClientLimits
 from router.core.model.request import ClientId, GroupId
 from router.errors import ConfigError
@@ -104,11 +110,25 @@ def _expiry(given: object) -> object:
     return _seconds(given) if isinstance(given, str) else given
 
 
+def _day(given: object) -> object:
+    try:
+        return date.fromisoformat(given) if isinstance(given, str) else given
+    except ValueError:
+        raise ValueError(f"{str(given)[:40]!r} is not a day such as 2027-01-31") from None
+
+
 def _nothing(given: object) -> object:
     """Read a name without a value, as in `clients:`, as an empty mapping."""
     return {} if given == "" else given
 
 
+def _listed(given: object) -> object:
+    """Read a single entry as a list of it."""
+    return given if isinstance(given, list | tuple) else [given]
+
+
+Amount = Annotated[Decimal, Field(ge=0, le=10**9, decimal_places=9)]
+"""A price in the currency of the file."""
 Name = Annotated[str, AfterValidator(valid_name)]
 Models = tuple[Annotated[str, Field(min_length=1)], ...] | None
 
@@ -173,12 +193,62 @@ class AnonymousEntry(FileSection):
     """New anonymous clients per minute from one address."""
 
 
+class PriceEntry(FileSection):
+    """Prices of a model, per million tokens."""
+
+    input: Amount
+    """Of input tokens that are computed."""
+    cached_input: Amount | None = None
+    """Of input tokens found in a prefix cache; by default the same."""
+    output: Amount
+    since: Annotated[date, BeforeValidator(_day)] = date.min
+    """The first day (UTC) on which they hold."""
+
+    @property
+    def price(self) -> Price:
+        """The same prices as the router uses them."""
+        return Price(
+            self.input, self.input if self.cached_input is None else self.cached_input, self.output, self.since
+        )
+
+
+def _prices(entries: tuple[PriceEntry, ...]) -> tuple[PriceEntry, ...]:
+    days = [entry.since for entry in entries]
+    if len(set(days)) < len(days):
+        raise ValueError("two prices hold from the same day on; give each its `since`")
+    return entries
+
+
+class PricesEntry(FileSection):
+    """The prices of all models."""
+
+    currency: Annotated[str, Field(pattern=r"^[A-Za-z]{1,12}$")]
+    """Such as EUR."""
+    models: Annotated[
+        dict[
+            Annotated[str, Field(min_length=1)],
+            Annotated[tuple[PriceEntry, ...], BeforeValidator(_listed), Field(min_length=1), AfterValidator(_prices)],
+        ],
+        BeforeValidator(_nothing),
+    ] = {}
+
+    @property
+    def prices(self) -> PriceList:
+        """The same prices as the router uses them."""
+        by_day = {
+            model: tuple(sorted([entry.price for entry in entries], key=lambda price: price.since, reverse=True))
+            for model, entries in self.models.items()
+        }
+        return PriceList(self.currency, by_day)
+
+
 class ClientsFile(FileSection):
     """The whole file."""
 
     clients: Annotated[dict[Name, ClientEntry], BeforeValidator(_nothing)] = {}
     groups: Annotated[dict[Name, GroupEntry], BeforeValidator(_nothing)] = {}
     anonymous: AnonymousEntry = AnonymousEntry(allowed=False)
+    prices: PricesEntry | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> "ClientsFile":
@@ -220,8 +290,9 @@ def parse(text: str) -> ClientsFile:
         raise ConfigError(" ".join(str(error).split())) from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = [str(part) for part in first["loc"] if part != "[key]"]
-        raise ConfigError(": ".join([*where, first["msg"].removeprefix("Value error, ")])) from None
+        place = [part for part in first["loc"] if part != "[key]"]
+        line = [f"line {yaml_file.line_of(text, place)}"] if place else []
+        raise ConfigError(": ".join([*line, *map(str, place), first["msg"].removeprefix("Value error, ")])) from None
 
 
 def build_directory(file: ClientsFile) -> ClientDirectory:
@@ -234,7 +305,8 @@ def build_directory(file: ClientsFile) -> ClientDirectory:
         for key in client.key:
             ends = [time for time in (client.expires, key.until) if time is not None]
             keys[key.digest] = ResolvedClient(identity, min(ends, default=None))
-    return ClientDirectory(keys, names, _anonymous(file.anonymous), checks=True)
+    prices = NO_PRICES if file.prices is None else file.prices.prices
+    return ClientDirectory(keys, names, _anonymous(file.anonymous), checks=True, prices=prices)
 
 
 def _identity(name: str, client: ClientEntry, groups: Mapping[str, GroupEntry]) -> Identity:

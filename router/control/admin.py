@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 from router.config.settings import Settings, WorkerAddress
 from router.config.sources import refusal
 from router.control.operator_access import has_key
+from router.control.usage_export import UsageLookup, add_export
 from router.core.model.events import Credited, Event, Forgotten
 from router.core.model.request import ClientId, WorkerId
 from router.errors import BadRequest, BodyTooLarge, ClientBusy, Unauthorized, UnknownClient, UnknownWorker, WorkerExists
@@ -47,6 +48,8 @@ class Operations(NamedTuple):
     handle_event: Callable[[Event], None]
     known_clients: Container[ClientId]
     """The clients that the scheduler remembers."""
+    usage: UsageLookup
+    """Returns the usage of all clients."""
 
 
 def needs_key(settings: Settings) -> Callable[..., None]:
@@ -75,6 +78,7 @@ def administration(operations: Operations) -> APIRouter:
     _maintenance(routes, operations)
     _clients(routes, operations)
     _state(routes, operations)
+    add_export(routes, operations.usage)
     return routes
 
 

@@ -237,7 +237,8 @@ class StateFile(PeriodicTask):
         await self._run_once()
 
     async def _run_once(self) -> None:
-        lines, usage = [_HEADER.dump_json(self._header()) + b"\n"], {}
+        lines = [_HEADER.dump_json(self._header()) + b"\n"]
+        usage: dict[int, tuple[StateLine, bytes]] = {}
         for piece in self._pieces():
             _, line = self._usage.get(id(piece), (piece, b""))
             line = line or encode(piece)

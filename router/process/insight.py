@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from functools import partial
 from typing import Final
 
@@ -16,6 +17,7 @@ from router.control.admin import Operations, needs_key
 from router.control.operator_access import admin_api_is_open
 from router.control.page.feed import PageFeed
 from router.control.page.routes import Page
+from router.control.usage_export import UsageExport
 from router.core.model.cost import LinearCost
 from router.core.model.request import RequestId, WorkerId
 from router.core.scheduler import Scheduler
@@ -33,6 +35,7 @@ from router.telemetry.report import (
     UsageReport,
     WorkerReport,
     fairness_report,
+    usage_of_all,
     usage_report,
     worker_reports,
 )
@@ -129,7 +132,18 @@ class Insight:
     def usage(self, headers: Mapping[bytes, bytes], address: str | None) -> UsageReport:
         """Return the usage of the client that calls. Raises InvalidKey."""
         who = self._identifier.identify(headers, None, address)
-        return usage_report(self._side.host.scheduler, who.client, who.weight, who.shared_group, who.group_weight)
+        return usage_report(self._side.host.scheduler, who, self._identifier.directory.prices, self._bases())
+
+    def usage_of_all(self, first: date, last: date) -> UsageExport:
+        """Return the usage of all clients from the first to the last day, both included."""
+        prices = self._identifier.directory.prices
+        batches = usage_of_all(self._side.host.scheduler, first, last, prices, self._bases())
+        return UsageExport(prices.currency, batches)
+
+    def _bases(self) -> Mapping[str, str]:
+        """Return the base model of each adapter."""
+        endpoints = self._side.directory.endpoints
+        return {adapter: base for endpoint in endpoints for adapter, base in endpoint.parents.items()}
 
     def _unusable_answers(self) -> Mapping[WorkerId, int]:
         return self._side.workers.poller.unusable_answers()
@@ -142,7 +156,7 @@ def build_operations(settings: Settings, side: SchedulerSide, insight: Insight) 
     workers, host = side.workers, side.host
     return Operations(
         *(side.directory, workers.registry, workers.drain, workers.poller.flush, insight.history),
-        *(settings, host.feed, host.scheduler.weights),
+        *(settings, host.feed, host.scheduler.weights, insight.usage_of_all),
     )
 
 

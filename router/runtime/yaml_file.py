@@ -3,7 +3,7 @@
 This module writes nothing, so the comments and positions that ruamel.yaml preserves would be of no use.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import IO
 
 import yaml
@@ -12,6 +12,31 @@ import yaml
 def read(source: str | IO[bytes]) -> object:
     """Return the document, made of mappings, lists and strings; None if it is empty. Raises yaml.YAMLError."""
     return yaml.load(source, _Loader)
+
+
+def line_of(source: str, place: Sequence[object]) -> int:
+    """Return the line, from 1, of the value at a place in a document: the names and indexes that lead to it. Where that
+    does not exist, it is the line of the innermost mapping or list around it.
+    """
+    node, line = yaml.compose(source, yaml.BaseLoader), 1
+    for step in place:
+        found = _inside(node, step)
+        if found is None:
+            break
+        start, node = found
+        line = start.start_mark.line + 1
+    return line
+
+
+def _inside(node: yaml.Node | None, step: object) -> tuple[yaml.Node, yaml.Node] | None:
+    """Return where the entry of this name or index begins, and its value."""
+    match node:
+        case yaml.MappingNode(value=pairs):
+            return next((pair for pair in pairs if pair[0].value == step), None)
+        case yaml.SequenceNode(value=items) if isinstance(step, int) and step < len(items):
+            return items[step], items[step]
+        case _:
+            return None
 
 
 class _Loader(yaml.BaseLoader):

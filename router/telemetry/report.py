@@ -4,10 +4,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter
 
+from router.auth.identity import Identity
+from router.auth.prices import PricedUsage, PriceList, day_of
 from router.core.clients.ledger import Account
 from router.core.clients.turns import ClientTurns
 from router.core.fleet.engine_work import EngineWork
@@ -89,6 +92,10 @@ class UsageReport:
     """Requests at workers."""
     wait_p95_s: float | None
     """95th percentile of the wait in the router's queue of its last 256 requests, in seconds; None before the first."""
+    currency: str | None
+    """The currency of amounts; None without prices."""
+    usage: list[PricedUsage]
+    """What it used by day (UTC) and model, oldest first; a call counts on the day on which it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,21 +292,34 @@ def _client(
     )
 
 
-def usage_report(
-    scheduler: Scheduler, client: ClientId, weight: float, group: GroupId | None, group_weight: float
-) -> UsageReport:
-    """Build the report for a client with this weight, in this group; changes nothing."""
+def usage_report(scheduler: Scheduler, who: Identity, prices: PriceList, bases: Mapping[str, str]) -> UsageReport:
+    """Build the report for a client; changes nothing. `bases`: as in `PriceList`."""
+    client, weight, group = who.client, who.weight, who.shared_group
     account = scheduler.ledger.accounts.get(client, Account())
     return UsageReport(
         client,
         weight,
         group,
         _service(account.served, scheduler),
-        scheduler.shares.fleet_share(client, weight, group, group_weight),
+        scheduler.shares.fleet_share(client, weight, group, who.group_weight),
         scheduler.backlog.of_client(client),
         scheduler.ledger.in_flight(client),
         scheduler.fairness.waits(client)[1],
+        prices.currency,
+        list(prices.priced(scheduler.ledger.usage.rows_of(client), bases)),
     )
+
+
+def usage_of_all(
+    scheduler: Scheduler, first: date, last: date, prices: PriceList, bases: Mapping[str, str]
+) -> Iterator[Sequence[PricedUsage]]:
+    """Yield the usage of all clients from the first to the last day, both included, in batches, by day, client and
+    model. Each day is as it is when its first batch is asked for. `bases`: as in `PriceList`.
+    """
+    for day, rows in scheduler.ledger.usage.days():
+        if first <= day_of(day) <= last:
+            for batch in _batches(sorted(rows)):
+                yield list(prices.priced(batch, bases))
 
 
 async def worker_reports(

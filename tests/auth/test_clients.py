@@ -74,7 +74,10 @@ async def test_a_valid_key_is_served_and_sees_its_own_usage(path: Path) -> None:
         async with router.post(chat(), **bearer(BOB)) as post:
             call = await engine.call()
             body = await usage(router, ALICE)
+            (day,) = body.pop("usage")
+            assert (day["model"], day["calls"], day["input_tokens"], day["output_tokens"]) == ("m", 1, 10, 3)
             assert body == {
+                "currency": None,
                 **{"client": "alice", "weight": 2.0, "group": None, "share": pytest.approx(2 / 3)},
                 "service": {"extend": 10, "cached": 0, "output": 3, "cost": 16.0},
                 **{"queued": 0, "running": 0, "wait_p95_s": pytest.approx(0.0, abs=1.0)},

@@ -25,6 +25,9 @@ clients:
 # and now for the others
 anonymous:
   allowed: true
+prices:
+  currency: EUR   # one for all
+  models: {{llama: {{input: 0.20, output: 0.60}}}}
 """
 
 

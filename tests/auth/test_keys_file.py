@@ -1,5 +1,7 @@
 """The clients file: what it defines, and every mistake that it can contain."""
 
+from datetime import date
+from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 from router.auth.identity import ClientGroup
 from router.auth.keys_file import build_directory, hash_of, load, parse
+from router.auth.prices import PriceList
 from router.core.clients.rate_limits import ClientLimits
 from router.errors import ConfigError
 
@@ -31,6 +34,10 @@ anonymous:
   each: {{in_flight: 2}}
   new_per_minute: 10
 """
+
+
+EUR = "prices:\n  currency: EUR\n  models:\n    m"
+"""The beginning of the prices, up to those of the model `m`."""
 
 
 def test_the_file_defines_the_known_clients() -> None:
@@ -91,6 +98,16 @@ def test_a_key_may_have_its_own_expiry() -> None:
         ("clients: {anonymous: {}}", "'anonymous'"),
         ("groups: {anonymous: {}}", "'anonymous'"),
         ("anonymous: {allowed: perhaps}", "anonymous: allowed"),
+        ("prices: {models: {}}", "prices: currency"),
+        ("prices: {currency: 3 EUR}", "prices: currency"),
+        (f"{EUR}: {{input: 1}}", "prices: models: m: 0: output: Field required"),
+        (f"{EUR}: {{input: -1, output: 1}}", "prices: models: m: 0: input"),
+        (f"{EUR}: {{input: inf, output: 1}}", "prices: models: m: 0: input"),
+        (f"{EUR}: {{input: 1e-10, output: 1}}", "prices: models: m: 0: input"),
+        (f"{EUR}: {{input: 1, outputs: 1}}", "unknown key outputs; did you mean output?"),
+        (f"{EUR}: {{input: 1, output: 1, since: soon}}", "'soon' is not a day such as"),
+        (f"{EUR}: []", "prices: models: m"),
+        (f"{EUR}: [{{input: 1, output: 1}}, {{input: 2, output: 1}}]", "hold from the same day on"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(text: str, message: str) -> None:
@@ -100,6 +117,34 @@ def test_a_mistake_is_reported_in_one_line(text: str, message: str) -> None:
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "sk-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("clients:\n  a: {weight: 2}\n  b:\n    key: revoked\n    weight: 0\n", 5),
+        ("clients:\n  a: {weight: 2}\n  b:\n    key: revoked\n    wieght: 1\n", 3),
+        (f"{EUR}:\n      - {{input: 1, output: 1}}\n      - {{input: -1, output: 1, since: 2027-01-01}}\n", 6),
+        (f"{EUR}:\n      input: 1\n", 4),
+    ],
+)
+def test_a_mistake_is_found_in_its_line(text: str, line: int) -> None:
+    """The line is that of the value, or of the entry that lacks a value or has one too many."""
+    with pytest.raises(ConfigError, match=rf"^line {line}: "):
+        parse(text)
+
+
+def test_the_file_has_prices() -> None:
+    """Cached input costs what other input costs, unless the file says otherwise; later prices come first."""
+    prices = build_directory(
+        parse(f"{EUR}: [{{input: 1, output: 3}}, {{input: 2, output: 4, since: 2027-01-01}}]")
+    ).prices
+    new, old = prices.models["m"]
+    assert prices.currency == "EUR"
+    assert new == (Decimal(2), Decimal(2), Decimal(4), date(2027, 1, 1))
+    assert old == (Decimal(1), Decimal(1), Decimal(3), date.min)
+    assert build_directory(parse("prices: {currency: USD}")).prices == PriceList("USD", {})
+    assert build_directory(parse("")).prices == PriceList()
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -22,7 +22,17 @@ from router.channel.messages import (
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Command, Dispatch, WakeAt
-from router.core.model.events import Arrived, Cancelled, Event, Failed, Finished, Progressed, WorkerJoined
+from router.core.model.events import (
+    Arrived,
+    Cancelled,
+    DayBegan,
+    Event,
+    Failed,
+    Finished,
+    Progressed,
+    Ticked,
+    WorkerJoined,
+)
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
 from router.core.policies.context import Parameters
@@ -104,6 +114,18 @@ async def test_a_waiting_request_is_placed_when_the_one_before_is_settled() -> N
     assert (await second).worker == "w0"
     scene.client.settle(Finished(RequestId("2"), Usage(5, 1)))
     scene.check_at_rest()
+
+
+async def test_the_first_event_of_a_day_comes_after_the_day() -> None:
+    """So that usage counts on its day, and a journal replays to the same state."""
+    days = iter([20_000, 20_000, 20_001, 20_001])
+    recorder = Recorder()
+    scheduler = Scheduler(POLICIES["rr+fcfs"], SchedulerSettings(), Parameters(), Random(0))
+    host = SchedulerHost(scheduler, [recorder], lambda: 0.0, lambda: next(days))
+    for _ in range(4):
+        host.feed(Ticked())
+    assert recorder.events == [DayBegan(20_000), Ticked(), Ticked(), DayBegan(20_001), Ticked(), Ticked()]
+    assert scheduler.ledger.usage.day == 20_001
 
 
 async def test_refusals_are_raised_as_errors() -> None:

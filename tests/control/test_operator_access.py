@@ -19,6 +19,7 @@ OPERATORS = [
     "/explain/x",
     "/sessions",
     "/config",
+    "/usage",
     "//metrics",
 ]
 EVERYONE = ["/health", "/ready", "/v1/models", "/v1/usage", "/docs", "/openapi.json", "/metricsx", "/"]

@@ -25,6 +25,7 @@ from router.core.model.saved import (
     SavedGroup,
     SavedNode,
     SavedTouch,
+    UsageRows,
 )
 from router.core.policies.context import Parameters
 from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters, DlpmParameters
@@ -77,7 +78,7 @@ def scene_of(policy: str, history: list[tuple[str, str, int]]) -> Scene:
 
 def counted(pieces: Iterable[Piece]) -> list[Piece]:
     """Return all pieces but the prefixes, whose workers may be in another order."""
-    return [piece for piece in pieces if isinstance(piece, Clients | Counters | Groups)]
+    return [piece for piece in pieces if isinstance(piece, Clients | Counters | Groups | UsageRows)]
 
 
 def restored(policy: str, pieces: list[Piece], now: float, *workers: str) -> Scene:

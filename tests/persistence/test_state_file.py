@@ -21,6 +21,7 @@ from router.core.model.saved import (
     Cache,
     Clients,
     Counters,
+    DailyUsage,
     Groups,
     Piece,
     Prefixes,
@@ -29,6 +30,7 @@ from router.core.model.saved import (
     SavedGroup,
     SavedNode,
     SavedTouch,
+    UsageRows,
 )
 from router.errors import ConfigError
 from router.persistence.state_file import FILE_NAME, StateFile, decode, load, new_header
@@ -45,6 +47,7 @@ PIECES: list[Piece] = [
     Groups((SavedGroup(GroupId("g"), W, -7.5, 10.0),)),
     Cache(W, "m", CacheReport(born=1.0)),
     Prefixes((SavedNode(-1, b"\x00\xff345678"),), (SavedTouch(W, 0, 2.5),)),
+    UsageRows((DailyUsage(20_000, ClientId("a"), "m", 1, 20, 5, 7, 20, 0),)),
 ]
 
 
@@ -86,11 +89,14 @@ async def test_a_state_replaces_the_one_before_as_a_whole(tmp_path: Path) -> Non
 
 @pytest.mark.one_process("the test reads the router's log")
 async def test_a_state_is_loaded_while_it_is_fresh(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An older state is left in its place, with one line in the log."""
+    """An older state is left in its place, with one line in the log; only its usage, which is past, is loaded."""
     saved = decode((await write(tmp_path, PIECES)).read_bytes()).header.saved
     assert load(tmp_path, 10.0, saved + 10.0) is not None
     assert not caplog.messages
-    assert load(tmp_path, 10.0, saved + 10.1) is None
+    old = load(tmp_path, 10.0, saved + 10.1)
+    assert old is not None
+    assert old.too_old
+    assert old.pieces == [piece for piece in PIECES if isinstance(piece, UsageRows)] != []
     assert len(caplog.messages) == 1
     assert (tmp_path / FILE_NAME).exists()
 
@@ -146,7 +152,7 @@ async def test_under_another_policy_or_secret_the_rest_is_loaded(tmp_path: Path)
     """Deficits depend on the policy and hashes on the secret; service depends on neither."""
     await write(tmp_path, PIECES)
     begun = initial_state(Settings(state=tmp_path, policy="d2lpm", hash_secret=SecretStr("t" * 16)), 0.0)
-    assert [type(piece) for piece in begun.restored] == [Clients, Cache]
+    assert [type(piece) for piece in begun.restored] == [Clients, Cache, UsageRows]
     assert begun.secret == b"t" * 16
     begun = initial_state(Settings(state=tmp_path), 0.0)
     assert begun.restored == PIECES
