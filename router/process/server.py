@@ -76,10 +76,8 @@ def client_server_config(
     application has one.
     """
     config = _server_config(AccessLog(app) if access_log else app)
-    config.http = connection_class(connections)
+    config.http = connection_class(connections, tls)
     config.lifespan = "on" if lifespan else "off"
-    if tls is not None:
-        config.ssl_context_factory = lambda *_: tls.context
     return config
 
 

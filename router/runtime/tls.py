@@ -15,18 +15,17 @@ CHECK_TICKS: Final = 10
 
 
 class Tls:
-    """The TLS context of a server. A new certificate counts for the connections that come after it."""
+    """The TLS context of a server. A new certificate counts for the handshakes that begin after it."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Read the files. Raises ConfigError if they are no certificate with its key."""
         self._files = (certificate, key)
         self._versions = self._look()
         try:
-            self.context: Final = self._load()
+            self.context = self._load()
+            """What to begin a handshake with: another one once the files have changed."""
         except OSError as error:  # ssl.SSLError is one
             raise ConfigError(f"tls_cert: {certificate} and {key} cannot be used: {error}") from None
-        self._latest = self.context
-        self.context.sni_callback = self._present
 
     def reload_if_changed(self) -> None:
         """Read the files again if one has changed. If they do not fit each other, the earlier certificate stays."""
@@ -36,15 +35,11 @@ class Tls:
         try:
             # Not into the context in use: a failure would leave half of it there, and a certificate with another kind
             # of key would stand beside the earlier one.
-            self._latest = self._load()
+            self.context = self._load()
         except OSError as error:
             log.warning("%s: %s; the earlier certificate stays in use", self._files[0], error)
         else:
             log.info("%s: reloaded", self._files[0])
-
-    def _present(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Present the latest certificate, whatever name a client asks for, if any."""
-        connection.context = self._latest
 
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

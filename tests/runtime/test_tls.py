@@ -59,9 +59,10 @@ async def server(tls: Tls) -> AsyncIterator[int]:
     """Run a server that closes each connection after its handshake. Yields its port."""
 
     async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await writer.start_tls(tls.context)
         writer.close()
 
-    running = await asyncio.start_server(close, "127.0.0.1", 0, ssl=tls.context)
+    running = await asyncio.start_server(close, "127.0.0.1", 0)
     async with running:
         yield running.sockets[0].getsockname()[1]
 

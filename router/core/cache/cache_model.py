@@ -97,7 +97,8 @@ class Calibration:
         self.discount = 1.0
 
     def _add(self, predicted: int, actual: int, prompt: int) -> None:
-        error = abs(predicted - actual) / max(1, prompt)
+        # An engine's counters may rise for prompts of an earlier report: more hits than prompts are no larger error.
+        error = min(1.0, abs(predicted - actual) / max(1, prompt))
         self._recent.append((error, predicted, actual))
         self._error += error
         self._predicted += predicted

@@ -28,7 +28,9 @@ from router.front.http.http_errors import (
     parse_error,
 )
 from router.front.http.response_writer import CorkedTransport, StreamWriter, send
+from router.front.http.tls_handshake import TlsHandshake
 from router.runtime.fair_timer import GRACE_SECONDS, fired_late
+from router.runtime.tls import Tls
 
 EARLY_BYTES: Final = 64 * 1024
 """Bytes of later calls that a client can send while a call is in flight."""
@@ -409,8 +411,11 @@ def accept_sockets(listener: socket.socket) -> list[socket.socket]:
     return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
 
 
-def connection_class(connections: Connections) -> type[asyncio.Protocol]:
-    """Return the protocol class for `uvicorn.Config(http=...)`, whose instances count in `connections`."""
+def connection_class(connections: Connections, tls: Tls | None = None) -> type[asyncio.Protocol]:
+    """Return the protocol class for `uvicorn.Config(http=...)`, whose instances count in `connections`.
+
+    `tls`: the certificate to present; None for plain HTTP.
+    """
 
     class LimitedConnection(ClientConnection):
         def __init__(
@@ -422,4 +427,28 @@ def connection_class(connections: Connections) -> type[asyncio.Protocol]:
         ) -> None:
             super().__init__(config, server_state, app_state, _loop, connections)
 
-    return LimitedConnection
+    if tls is None:
+        return LimitedConnection
+    certificate = tls
+
+    class EncryptedConnection(LimitedConnection):
+        def __init__(self, handshake: TlsHandshake, config: Config, state: ServerState, app: dict[str, Any]) -> None:
+            super().__init__(config, state, app)
+            self._handshake = handshake
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            self._handshake.release()
+            super().connection_made(transport)
+
+    class Handshake(TlsHandshake):
+        def __init__(
+            self,
+            config: Config,
+            server_state: ServerState,
+            app_state: dict[str, Any],
+            _loop: asyncio.AbstractEventLoop | None = None,
+        ) -> None:
+            build = partial(EncryptedConnection, config=config, state=server_state, app=app_state)
+            super().__init__(build, certificate.context, connections)
+
+    return Handshake

@@ -62,3 +62,10 @@ def test_an_emptied_cache_resets_the_discount() -> None:
     calibration.reset()
     assert (calibration.error, calibration.discount, calibration.suspect) == (None, 1.0, False)
     assert calibration.totals.answers == MIN_ANSWERS
+
+
+def test_an_error_is_at_most_the_whole_prompt() -> None:
+    """Counters that rise for prompts of an earlier report, or of other callers, are no error of many prompts."""
+    calibration = Calibration()
+    calibration.record_totals(0, 5_000, 0)
+    assert calibration.error == 1.0
