@@ -58,6 +58,9 @@ class WorkerSettings:
     seed: Annotated[int, "seed of the answers"] = 0
     api_key: Annotated[str | None, "bearer key that callers must send"] = None
     hide_capacity: Annotated[bool, "do not report the size of the KV pool and the batch limit"] = False
+    hide_cached: Annotated[
+        bool, "vllm only: usage does not say what was cached, as without --enable-prompt-tokens-details"
+    ] = False
     measure: Annotated[
         bool,
         "measure the engine's own queue; GET /emulated/queue reads it, POST resets it; of ranks, sum up their loads "
@@ -202,6 +205,8 @@ def _check(settings: WorkerSettings) -> None:
         raise ValueError("ranks must be at least 1")
     if settings.dialect == "sglang" and settings.connector is not None:
         raise ValueError("connector is for vllm: sglang has a role alone")
+    if settings.dialect == "sglang" and settings.hide_cached:
+        raise ValueError("hide_cached is for vllm")
     if settings.kv_lease <= 0 or (settings.transfer_timeout is not None and settings.transfer_timeout <= 0):
         raise ValueError("kv_lease and transfer_timeout must be positive")
     settings.transfer_seconds()

@@ -2,7 +2,8 @@
 
 The role chunks come with the first token, and the finish reason with the last token's chunk. Usage per chunk also needs
 include_usage and counts one choice; only the last usage has the cached tokens. The fingerprint comes with the last
-usage, or, if no usage was requested, with the last chunk of each choice. Emulates --enable-prompt-tokens-details.
+usage, or, if no usage was requested, with the last chunk of each choice. Emulates --enable-prompt-tokens-details, or
+where `block_size` is None its absence.
 
 Left out: log probabilities, stop strings, tool and reasoning parsers, the system fingerprint's real value.
 """
@@ -43,7 +44,7 @@ def _ids(tokens: list[int] | None) -> bytes:
 class _Writer:
     """What chat and completion streams share: the last usage chunk."""
 
-    def __init__(self, answer: Answer, kind: str, block_size: int) -> None:
+    def __init__(self, answer: Answer, kind: str, block_size: int | None) -> None:
         self._call = answer.call
         self._opening = answer.opening(kind)
         self._block_size = block_size
@@ -61,7 +62,7 @@ class _Writer:
 
 
 class ChatWriter(_Writer):
-    def __init__(self, answer: Answer, block_size: int) -> None:
+    def __init__(self, answer: Answer, block_size: int | None) -> None:
         super().__init__(answer, "chat.completion.chunk", block_size)
         self._roles_sent = False
 
@@ -91,7 +92,7 @@ class ChatWriter(_Writer):
 
 
 class CompletionWriter(_Writer):
-    def __init__(self, answer: Answer, block_size: int) -> None:
+    def __init__(self, answer: Answer, block_size: int | None) -> None:
         super().__init__(answer, "text_completion", block_size)
 
     def update(self, choice: Choice) -> bytes:
@@ -118,7 +119,8 @@ class VllmWire:
     headers_at_once = True
     queue_full_in_band = False
 
-    def __init__(self, model: str, max_model_len: int, block_size: int) -> None:
+    def __init__(self, model: str, max_model_len: int, block_size: int | None) -> None:
+        """`block_size`: None if usage does not say what was cached."""
         self._model = model
         self._max_model_len = max_model_len
         self._block_size = block_size
@@ -178,29 +180,31 @@ class VllmWire:
         return b"data: %b\n\n" % self.error(error)
 
 
-def _usage(call: Call, choices: Sequence[Choice], block_size: int) -> dict[str, object]:
+def _usage(call: Call, choices: Sequence[Choice], block_size: int | None) -> dict[str, object]:
     """Return the usage at the end of a stream."""
     prompt, completion, cached = usage_totals(choices, call.n)
+    usage: dict[str, object] = {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+    }
+    if block_size is None:
+        return usage
     details = {"cached_tokens": cached}
     if call.chat:
         own = [choice for choice in choices[:: call.n] if not choice.pulled]
         full_blocks = sum(len(choice.prompt) // block_size * block_size for choice in own)
         details["created_cache_tokens"] = max(0, full_blocks - cached)
-    return {
-        "prompt_tokens": prompt,
-        "total_tokens": prompt + completion,
-        "completion_tokens": completion,
-        "prompt_tokens_details": details,
-    }
+    return usage | {"prompt_tokens_details": details}
 
 
-def _whole_usage(call: Call, choices: Sequence[Choice], block_size: int) -> dict[str, object]:
+def _whole_usage(call: Call, choices: Sequence[Choice], block_size: int | None) -> dict[str, object]:
     """Return the usage of a whole answer, which writes out fields that are not set."""
     usage = _usage(call, choices, block_size)
-    details = usage["prompt_tokens_details"]
-    assert isinstance(details, dict)
-    unset = dict.fromkeys(("created_cache_tokens", "multimodal_tokens"))
-    return usage | {"prompt_tokens_details": {**unset, **details}, "completion_tokens_details": None}
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict):
+        details = {**dict.fromkeys(("created_cache_tokens", "multimodal_tokens")), **details}
+    return usage | {"prompt_tokens_details": details, "completion_tokens_details": None}
 
 
 def _chat_choice(choice: Choice, call: Call) -> dict[str, object]:

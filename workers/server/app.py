@@ -113,7 +113,9 @@ class WorkerApp:
             self._routes = {**status.routes(), ("POST", "/abort_request"): self._abort_request}
         else:
             self.loop = EngineLoop(engines, settings.speed, steps, measure=settings.measure)
-            self._wire = VllmWire(settings.model, max_model_len, engine.config.block_size)
+            self._wire = VllmWire(
+                settings.model, max_model_len, None if settings.hide_cached else engine.config.block_size
+            )
             sources = {} if self.publisher is None else self.publisher.sources()
             leases: Sequence[Leases] = ()
             if side_port is not None:

@@ -19,6 +19,7 @@ Fault = Literal[
     "expire",
     "refuse",
     "unavailable",
+    "fail",
     "die_before",
     "die_during",
     "die_in_stream",
@@ -31,6 +32,7 @@ FAULTS: Mapping[Fault, str] = {
     "expire": "the lease of a prefill ends at once, and its blocks are overwritten",
     "refuse": "a call is answered 400",
     "unavailable": "a call is answered 503",
+    "fail": "a call is answered 500",
     "die_before": "the worker ends when a call arrives",
     "die_during": "the worker ends when its engine has a call",
     "die_in_stream": "the worker ends after the first chunk of a stream",
@@ -86,4 +88,6 @@ def refusal(fault: Fault | None) -> ApiError | None:
         return ApiError(400, "Refused on command.")
     if fault == "unavailable":
         return ApiError(503, "Unavailable on command.", "Service Unavailable")
+    if fault == "fail":
+        return ApiError(500, "Failed on command.", "InternalServerError")
     return None

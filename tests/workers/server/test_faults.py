@@ -68,7 +68,7 @@ async def test_a_hand_off_can_be_too_old_from_the_start(prefill: str, decode: st
     assert counts["vllm:nixl_num_notifications_after_expiry_total"] == 1
 
 
-@pytest.mark.parametrize(("fault", "status"), [("refuse", 400), ("unavailable", 503)])
+@pytest.mark.parametrize(("fault", "status"), [("refuse", 400), ("unavailable", 503), ("fail", 500)])
 async def test_a_decode_engine_that_refuses_releases(
     prefill: str, decode: str, http: aiohttp.ClientSession, fault: str, status: int
 ) -> None:

@@ -158,6 +158,16 @@ async def test_vllm_information(vllm: str, http: aiohttp.ClientSession) -> None:
     assert await call(http, f"{vllm}/v1/loads", {}, 404) == {"detail": "Not Found"}
 
 
+async def test_hidden_cached_tokens_are_in_no_usage(http: aiohttp.ClientSession) -> None:
+    """Without --enable-prompt-tokens-details, a whole answer has null details, and a stream has none."""
+    with worker(hide_cached=True) as url:
+        for path, body in ((CHAT, chat()), (TEXT, text())):
+            whole = (await call(http, url + path, body))["usage"]
+            *_, end = await stream(http, url + path, {**body, "stream_options": USAGE})
+            assert whole["prompt_tokens_details"] is None
+            assert set(end["usage"]) == {"prompt_tokens", "total_tokens", "completion_tokens"}
+
+
 async def test_vllm_metrics_count_tokens(http: aiohttp.ClientSession) -> None:
     """Queries, hits, prompt and generated tokens add up, and every counter has its *_created."""
     with worker() as url:
