@@ -17,7 +17,9 @@ COPY --from=build /opt/d2lpm /opt/d2lpm
 ENV PATH=/opt/d2lpm/bin:$PATH PYTHONUNBUFFERED=1 D2LPM_HOST=0.0.0.0
 USER 10001:10001
 EXPOSE 8000 9000
+# Where these variables, which override a file, change the port or add a certificate, the check follows. It does not verify
+# the certificate: that names the router as its clients know it.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=2)"]
+    CMD ["python", "-c", "import os, ssl, urllib.request; scheme = 'https' if 'D2LPM_TLS_CERT' in os.environ else 'http'; port = os.environ.get('D2LPM_PORT', '8000'); urllib.request.urlopen(f'{scheme}://127.0.0.1:{port}/health', timeout=2, context=ssl._create_unverified_context())"]
 ENTRYPOINT ["d2lpm"]
 CMD ["serve"]

@@ -1,5 +1,6 @@
 # Renders the Helm chart and the kustomize base with the real helm and kubectl, validates what they render, and starts the
-# rendered router natively. The tools are in an environment of their own.
+# rendered router natively. The tools are in an environment of their own. ARGS=--all renders all combinations of values,
+# which takes some minutes, and not only as many as have every pair of values.
 .PHONY: test-chart
 CHART_VENV := .venv-chart
 
@@ -10,4 +11,4 @@ $(CHART_VENV)/.installed: tests/chart/constraints.txt
 
 test-chart: $(STAMP) $(CHART_VENV)/.installed
 	@$(VENV)/bin/python -m tests.chart.environment
-	$(VENV)/bin/pytest tests/chart -q
+	$(VENV)/bin/pytest tests/chart -q $(ARGS)

@@ -5,6 +5,11 @@ import pytest
 from .environment import program, validator
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the long run."""
+    parser.addoption("--all", action="store_true", help="render every combination of values, not every pair of them")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def programs() -> None:
     """Stop the session if a tool is missing, rather than skip tests."""

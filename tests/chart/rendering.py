@@ -1,10 +1,11 @@
 """Renders the chart with the real helm, and the kustomize base with the real kubectl."""
 
+import itertools
 import json
 import subprocess
 from collections.abc import Iterable, Mapping
-from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import yaml
@@ -72,7 +73,7 @@ CHOICES: Final[Mapping[str, Mapping[str, Values]]] = {
 
 def combinations() -> Iterable[tuple[str, Values]]:
     """Yield every combination of the choices, by its name."""
-    for chosen in product(*(choices.items() for choices in CHOICES.values())):
+    for chosen in itertools.product(*(choices.items() for choices in CHOICES.values())):
         values: Values = {}
         scaling: Values = {}
         for topic, (_, given) in zip(CHOICES, chosen, strict=True):
@@ -84,6 +85,18 @@ def combinations() -> Iterable[tuple[str, Values]]:
             groups = {name: {**group, "autoscaling": scaling} for name, group in values.get("workers", {}).items()}
             values = {**values, "workers": groups}
         yield ", ".join(f"{topic}: {name}" for topic, (name, _) in zip(CHOICES, chosen, strict=True)), values
+
+
+def pairwise() -> Iterable[tuple[str, Values]]:
+    """Yield fewer combinations, in which every two choices of different topics are together at least once."""
+    seen: set[frozenset[str]] = set()
+    shuffled = list(combinations())
+    Random(0).shuffle(shuffled)
+    for name, values in shuffled:
+        pairs = {frozenset(pair) for pair in itertools.combinations(name.split(", "), 2)}
+        if not pairs <= seen:
+            seen |= pairs
+            yield name, values
 
 
 def render(folder: Path, values: Values) -> Objects:

@@ -27,6 +27,7 @@ from .rendering import (
     kustomized,
     mistakes,
     of_kind,
+    pairwise,
     render,
 )
 
@@ -45,8 +46,12 @@ def test_helm_finds_no_fault(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-def test_every_combination_is_valid(tmp_path: Path) -> None:
-    """Each object of each combination of values is valid, strictly, and its router accepts its configuration."""
+def test_every_combination_is_valid(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """Each object of each combination of values is valid, strictly, and its router accepts its configuration.
+
+    Without `--all`, these are only as many as have every two values together.
+    """
+    chosen = combinations() if pytestconfig.getoption("--all") else pairwise()
     found: dict[str, dict[str, Any]] = {}
     configurations: dict[str, str] = {}
 
@@ -57,7 +62,7 @@ def test_every_combination_is_valid(tmp_path: Path) -> None:
         return name, render(folder, values)
 
     with ThreadPoolExecutor(2) as pool:
-        for name, objects in pool.map(rendered, enumerate(combinations())):
+        for name, objects in pool.map(rendered, enumerate(chosen)):
             names = [(each["kind"], each["metadata"]["name"], each["metadata"].get("namespace")) for each in objects]
             assert len(set(names)) == len(names), name
             configurations.setdefault(of_kind(objects, "ConfigMap", NAME)["data"]["router.yaml"], name)
@@ -176,6 +181,41 @@ def test_workers_are_scaled_by_what_waits_in_the_router(tmp_path: Path) -> None:
     assert "replicas" not in of_kind(objects, "StatefulSet")["spec"], "helm would undo what was scaled"
 
 
+def test_an_hpa_scales_by_the_metric_that_is_named(tmp_path: Path) -> None:
+    """By default that counts the requests for all models; an adapter may serve one for the model."""
+    own = {"name": "queued", "selector": {"matchLabels": {"group": "a"}}}
+    for metric, expected in ((None, {"name": "d2lpm_client_queued_requests"}), (own, own)):
+        scaled = {**VLLM, "autoscaling": {"kind": "hpa", "metric": metric}}
+        objects = render(tmp_path, {"workers": {"a": scaled}})
+        assert of_kind(objects, "HorizontalPodAutoscaler")["spec"]["metrics"][0]["external"]["metric"] == expected
+        assert mistakes(objects) == ""
+
+
+def test_probes_and_services_follow_the_settings(tmp_path: Path) -> None:
+    """Ports and certificates that `config` sets are those of the container, and so of its probes and Services."""
+    monitored: dict[str, Any] = {"serviceMonitor": {"enabled": True}}
+    config = {"port": 8443, "admin_port": 9443, "tls_cert": "/certificates/a", "tls_key": "/certificates/b"}
+    for given, ports, scheme in (({}, [8000, 9000], "HTTP"), (config, [8443, 9443], "HTTPS")):
+        objects = render(tmp_path, {**monitored, "config": given})
+        container = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+        assert [one["containerPort"] for one in container["ports"]] == ports
+        probes = [container[name]["httpGet"] for name in container if name.endswith("Probe")]
+        assert [(probe["port"], probe["scheme"]) for probe in probes] == [("http", scheme)] * 3
+        targets = [port["targetPort"] for one in objects if one["kind"] == "Service" for port in one["spec"]["ports"]]
+        assert targets == ["http", "admin"]
+        endpoint = of_kind(objects, "ServiceMonitor")["spec"]["endpoints"][0]
+        assert endpoint.get("scheme") == (None if scheme == "HTTP" else "https")
+
+
+def test_a_scrape_verifies_the_certificate_if_it_is_said_how(tmp_path: Path) -> None:
+    """Without a way, the ServiceMonitor says that it does not verify; with one, nothing of that is left."""
+    own = {"serverName": "d2lpm.example", "ca": {"secret": {"name": "certificate", "key": "ca.crt"}}}
+    for given, expected in (({}, {"insecureSkipVerify": True}), (own, own)):
+        values = {"tls": {"existingSecret": "a"}, "serviceMonitor": {"enabled": True, "tlsConfig": given}}
+        endpoint = of_kind(render(tmp_path, values), "ServiceMonitor")["spec"]["endpoints"][0]
+        assert endpoint["tlsConfig"] == expected
+
+
 def test_no_key_is_in_a_configuration(tmp_path: Path) -> None:
     """Keys are in the Secret alone, from where the router gets them as environment variables or as a file."""
     objects = render(tmp_path, dict(CHOICES["keys"]["given"]))
@@ -207,6 +247,8 @@ def test_the_kustomize_base_is_valid() -> None:
     """The base has the objects of the manifest, and an overlay changes its image and its workers."""
     objects = kustomized(ROOT / "deploy/kubernetes")
     assert mistakes(objects) == ""
+    ports = {one["metadata"]["name"]: [port["port"] for port in one["spec"]["ports"]] for one in _services(objects)}
+    assert (ports["d2lpm"], ports["d2lpm-admin"]) == ([8000], [9000]), "operators have a Service of their own"
     manifest = list(yaml.safe_load_all((ROOT / "deploy/kubernetes/d2lpm.yaml").read_text("utf-8")))
     assert sorted((one["kind"], one["metadata"]["name"]) for one in objects) == sorted(
         (one["kind"], one["metadata"]["name"]) for one in manifest
@@ -216,3 +258,7 @@ def test_the_kustomize_base_is_valid() -> None:
     assert of_kind(overlaid, "StatefulSet")["spec"]["replicas"] == 4
     image = of_kind(overlaid, "Deployment")["spec"]["template"]["spec"]["containers"][0]["image"]
     assert image == "registry.example/d2lpm-router:0.1.0"
+
+
+def _services(objects: Objects) -> Objects:
+    return [one for one in objects if one["kind"] == "Service"]

@@ -43,7 +43,7 @@ d2lpm-router: {{ include "d2lpm.fullname" . }}
 {{- $_ := set $config "worker_kubernetes" (default (list $own) .Values.discovery.selectors) }}
 {{- with .Values.discovery.namespace }}{{ $_ := set $config "kubernetes_namespace" . }}{{ end }}
 {{- end -}}
-{{- toYaml (mergeOverwrite $config .Values.config) -}}
+{{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}
 {{- end -}}
 
 {{- define "d2lpm.secretName" -}}
