@@ -64,7 +64,9 @@ def control_plane(
     report of /sessions. `drained`: the workers that an operator drained. `operations`: what the admin API works on;
     None switches it off. `lifespan` starts and stops the router.
     """
-    app = Application(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan)
+    # FastAPI's own pages for the document load their scripts from elsewhere.
+    no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
+    app = Application(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan, **no_pages)
     _answer_errors(app)
     app.include_router(_models(directory))
     app.include_router(_usage(usage))

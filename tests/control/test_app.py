@@ -35,6 +35,15 @@ async def test_health_describes_the_router_and_ready_its_workers() -> None:
         assert await router.get_json("/ready") == {"workers": 1}
 
 
+async def test_no_page_loads_scripts_from_elsewhere() -> None:
+    """The API is described by its document alone: FastAPI's own pages for it are off."""
+    async with running_router("http://127.0.0.1:9") as router:
+        assert (await router.get_json("/openapi.json"))["openapi"]
+        for path in ("/docs", "/redoc"):
+            async with router.http.get(path) as response:
+                assert response.status == 404
+
+
 async def test_workers_are_listed_with_their_models_and_without_their_keys() -> None:
     """The list has every configured worker, reachable or not."""
     async with scripted_engine("m") as engine:

@@ -22,7 +22,7 @@ OPERATORS = [
     "/usage",
     "//metrics",
 ]
-EVERYONE = ["/health", "/ready", "/v1/models", "/v1/usage", "/docs", "/openapi.json", "/metricsx", "/"]
+EVERYONE = ["/health", "/ready", "/v1/models", "/v1/usage", "/openapi.json", "/metricsx", "/"]
 PUBLIC = "0.0.0.0"
 
 

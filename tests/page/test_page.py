@@ -63,6 +63,15 @@ NUMBERS_SHOWN: Final = """async (frames) => {
 """Returns the numbers of the decisions that are shown after frames with decisions of these numbers."""
 
 
+EMPTY_EDGES: Final = """(canvas) => {
+    const { width, height } = canvas;
+    const empty = (x, y, w, h) =>
+        canvas.getContext("2d").getImageData(x, y, w, h).data.every((value, index) => index % 4 !== 3 || value === 0);
+    return empty(width - 1, 0, 1, height) && empty(0, height - 1, width, 1) && empty(0, 0, 1, height);
+}"""
+"""Returns whether nothing is drawn at the left, the right and the lower edge of a chart."""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """One browser for all tests, with a new profile."""
@@ -138,6 +147,33 @@ def test_a_click_opens_a_client_a_worker_and_a_request(browser: Browser, busy: S
         assert sheet.locator(".stages i").count() >= 2
         page.locator("#close").click()
         expect(page.locator("#details")).to_be_hidden()
+        check(faults)
+
+
+@pytest.mark.parametrize("kind", ["client", "worker"])
+def test_an_open_sheet_keeps_the_focus(browser: Browser, busy: Stand, kind: str) -> None:
+    """While the sheet of a client or a worker is refreshed, what has the focus in it stays, and the facts change."""
+    with opened(browser, busy.url) as (page, faults):
+        until_live(page)
+        page.locator(f"#{kind}s tbody a").first.click()
+        sheet = page.locator("#details-body")
+        expect(sheet.locator("dl").first).to_be_visible()
+        kept = sheet.locator("dl div").first
+        kept.evaluate("(it) => { it.tabIndex = -1; it.focus(); window.kept = it; }")
+        before = sheet.text_content() or ""
+        expect(sheet).not_to_have_text(before)
+        assert page.evaluate("document.activeElement === window.kept && window.kept.isConnected")
+        check(faults)
+
+
+def test_labels_of_the_time_axis_are_whole(browser: Browser, busy: Stand) -> None:
+    """No label is cut at an edge of a chart: its outermost pixels, and those below the labels, are empty."""
+    with opened(browser, busy.url) as (page, faults):
+        until_live(page)
+        for chart in CHARTS:
+            canvas = page.locator(f"#{chart}-chart canvas")
+            expect(canvas).to_be_visible()
+            assert canvas.evaluate(EMPTY_EDGES), chart
         check(faults)
 
 

@@ -1,6 +1,7 @@
 """`d2lpm top` in a pseudo-terminal: what it shows is what /fairness reports."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import pty
@@ -52,6 +53,14 @@ class Terminal:
                         return lines
                 self._written += (await asyncio.to_thread(os.read, self._side, 65536)).decode()
 
+    async def ended(self) -> int:
+        """Return the exit status, and read what is painted until then: a full terminal blocks whoever writes to it."""
+        async with asyncio.timeout(TIMEOUT_S):
+            with contextlib.suppress(OSError):  # nobody has the other side open any more
+                while await asyncio.to_thread(os.read, self._side, 65536):
+                    pass
+            return await asyncio.to_thread(self.process.wait)
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait(TIMEOUT_S)
@@ -99,6 +108,6 @@ async def test_a_terminal_shows_what_fairness_reports() -> None:
             assert details["service_gap_bound"] == str(report["service_gap_bound"])
             assert details["cache believed"] == str(report["cache"]["believed"])
             terminal.press(b"q")
-            assert await asyncio.to_thread(terminal.process.wait, TIMEOUT_S) == 0
+            assert await terminal.ended() == 0
         finally:
             terminal.close()

@@ -1,6 +1,6 @@
 // The sheet that a click on a client, a worker or a request opens. What is open stands in the URL: #client=NAME.
 
-import { byId, detailsLink, el } from "./dom.js";
+import { become, byId, detailsLink, el } from "./dom.js";
 import { clock, compact, percent, seconds } from "./format.js";
 import { fillDecisions } from "./decisions.js";
 import { read } from "./router.js";
@@ -45,7 +45,7 @@ export class Details {
     const opened = this.#opened;
     if (opened === null || frame === null || opened.ended) return;
     const parts = await this[`_${opened.kind}`](opened, frame);
-    if (opened === this.#opened) this.#body.replaceChildren(...parts);
+    if (opened === this.#opened) become(this.#body, parts);
   }
 
   async _client({ name }, { fairness }) {

@@ -42,6 +42,31 @@ export function reconcile(parent, items, keyOf, create, update) {
   for (const child of old.values()) child.remove();
 }
 
+/**
+ * Make the children of `parent` look like `children`. What is alike stays, so that focus, selections and scroll positions
+ * do; elsewhere text and attributes are taken over, or nodes replaced. Elements must have no listeners of their own.
+ */
+export function become(parent, children) {
+  const old = [...parent.childNodes];
+  children.forEach((child, index) => {
+    const before = old[index];
+    if (before === undefined) parent.append(child);
+    else if (before.nodeName !== child.nodeName) before.replaceWith(child);
+    else if (before.nodeType === Node.TEXT_NODE) {
+      if (before.data !== child.data) before.data = child.data;
+    } else {
+      for (const { name } of [...before.attributes]) if (!child.hasAttribute(name)) before.removeAttribute(name);
+      for (const { name, value } of child.attributes) {
+        if (before.getAttribute(name) === value) continue;
+        if (name === "style") before.style.cssText = value; // as an attribute the page's policy forbids it
+        else before.setAttribute(name, value);
+      }
+      become(before, [...child.childNodes]);
+    }
+  });
+  for (const left of old.slice(children.length)) left.remove();
+}
+
 /** Return a link that opens the details of a client, worker or request. */
 export function detailsLink(kind, name, text = name) {
   return el("a", { href: detailsHash(kind, name), textContent: text, title: name });
