@@ -107,6 +107,8 @@ lock:
 # Targets test-compat and test-clients: vLLM's own API tests at the router, and the clients that people use.
 -include tests/compat/compat.mk
 
+# Target test-alerts: every alert fires because of a fault in a running stack.
+-include tests/alerts/alerts.mk
 # Target test-deploy: the commands of docker-compose.yml, with a real Prometheus.
 -include tests/deploy/deploy.mk
 # Targets test-page, page-pictures and page-cost: the live page in a real browser.
