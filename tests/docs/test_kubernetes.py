@@ -1,6 +1,7 @@
 """The Kubernetes manifest agrees with the workers, ports and launch-script flags that it names."""
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,12 +80,16 @@ def test_a_worker_has_the_flags_of_the_launch_script(tmp_path: Path) -> None:
     assert worker["args"] == done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("kind", "name"), [("Deployment", "d2lpm"), ("StatefulSet", "vllm")])
-def test_labels_and_ports_match(kind: str, name: str) -> None:
-    """A service selects its pods, and each of its ports is one that they open."""
-    spec = named(kind, name)["spec"]
+@pytest.mark.parametrize(
+    ("kind", "services"),
+    [("Deployment", ("d2lpm", "d2lpm-admin")), ("StatefulSet", ("vllm",))],
+    ids=["router", "worker"],
+)
+def test_labels_and_ports_match(kind: str, services: Sequence[str]) -> None:
+    """Services select their pods, and have each port that these open once: operators' in a Service of its own."""
+    spec = named(kind, services[0])["spec"]
     labels = spec["template"]["metadata"]["labels"]
-    service = named("Service", name)["spec"]
-    assert spec["selector"]["matchLabels"] == labels == service["selector"]
-    opened = {port["name"]: port["containerPort"] for port in container(kind, name)["ports"]}
-    assert {port["name"]: port["port"] for port in service["ports"]} == opened
+    served = [named("Service", name)["spec"] for name in services]
+    assert all(spec["selector"]["matchLabels"] == labels == service["selector"] for service in served)
+    opened = [(port["name"], port["containerPort"]) for port in container(kind, services[0])["ports"]]
+    assert [(port["name"], port["port"]) for service in served for port in service["ports"]] == opened
