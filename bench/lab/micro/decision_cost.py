@@ -5,6 +5,8 @@ time of the scheduler for the arrival and the dispatch. A short and a long queue
 their ratio is meaningful even on a noisy machine. So do a small fleet and larger ones, of which each worker's cache
 holds as much.
 
+With agent sessions, the cost with the gate before the policy is compared with that without it (`session_cost`).
+
 For policies that balance ranks which step together, the cost of the policy's choice alone is measured, too, each time
 after all running requests have made progress.
 """
@@ -18,6 +20,7 @@ from statistics import median
 from time import process_time_ns
 from typing import Final, cast
 
+from bench.lab.micro.session_cost import SESSIONS, WAITING, compare_gate
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Dispatch
@@ -271,6 +274,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=[*POLICIES],
         help="policies whose choices among ranks in step are measured (default: br0 brh dlpm_balance)",
     )
+    parser.add_argument(
+        "--gate",
+        nargs="*",
+        metavar="P",
+        default=["dlpm_home"],
+        choices=[*POLICIES],
+        help="policies whose cost with agent sessions is compared with and without the gate (default: dlpm_home)",
+    )
     parser.add_argument("--rounds", type=int, default=9, help="number of rounds; the median counts (default: 9)")
     parser.add_argument(
         "--report-seconds",
@@ -303,6 +314,12 @@ def run(options: argparse.Namespace) -> None:
         for name, (spent, ratio) in compare_growth(growth(policy), options.rounds, options.turns).items():
             print(f"{name:40}{spent:11.0f} us{ratio:8.2f}")
         print(f"{f'a prefix of {ALIKE:,} waiting is evicted':40}{evictions(policy, options.rounds):11.1f} ms")
+    if options.gate:
+        print(f"\nCPU time of an arrival and a dispatch with {SESSIONS:,} agent sessions, {WAITING} waiting calls")
+        print(f"{'policy':24}{'no gate':>14}{'gate':>14}{'ratio':>8}{'paused':>8}")
+    for policy in options.gate:
+        without, gate, ratio, paused = compare_gate(policy, options.rounds, options.turns)
+        print(f"{policy:24}{without:11.0f} us{gate:11.0f} us{ratio:8.2f}{paused:8}")
     if options.balance:
         print(f"\nCPU time of one choice before {RANKS} ranks in step, {RANK_PLACES} requests each")
         print(f"{'policy':24}{'clients':>8}" + "".join(f"{f'{waiting:,} wait':>14}" for waiting in POOLS))

@@ -6,6 +6,7 @@ from types import FrameType
 import pytest
 
 from bench.lab.micro.decision_cost import Fleet, Setting
+from bench.lab.micro.session_cost import SessionFleet, SessionSetting
 from router.core.model.request import BarrierId
 
 TURNS = 40
@@ -13,7 +14,10 @@ TURNS = 40
 
 def calls(setting: Setting) -> int:
     """Count the function calls of some arrivals and as many dispatches."""
-    fleet = Fleet(setting)
+    return calls_of(Fleet(setting))
+
+
+def calls_of(fleet: Fleet | SessionFleet) -> int:
     count = 0
 
     def watch(frame: FrameType, what: str, argument: object) -> None:  # noqa: ARG001 - the profiler's signature
@@ -53,3 +57,12 @@ def test_a_choice_among_ranks_in_step_does_not_cost_more_with_a_longer_queue(pol
         calls(Setting(policy, waiting, 5, 16, 8_000, 4, barrier=BarrierId("group"))) for waiting in (100, 3_000)
     )
     assert long <= 1.5 * short
+
+
+def test_the_gate_adds_at_most_half_to_a_decision() -> None:
+    """With agent sessions of which many wait, an arrival and a dispatch take at most 1.5 times the calls that they take
+    without the gate.
+    """
+    gate, alone = (SessionFleet(SessionSetting("dlpm_home", gate, 150, 40, 10, in_flight=8)) for gate in (True, False))
+    assert gate.paused > 10
+    assert calls_of(gate) <= 1.5 * calls_of(alone)
