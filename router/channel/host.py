@@ -19,6 +19,7 @@ from router.channel.messages import (
     Fact,
     FrontMessage,
     LaterEvent,
+    PlacementRecord,
     PrefillBeside,
     RanBefore,
     Saved,
@@ -242,9 +243,15 @@ class SchedulerHost:
         observers: Sequence[Observer],
         clock: Callable[[], float],
         today: Callable[[], int] = lambda: 0,
+        *,
+        traced: bool = False,
     ) -> None:
-        """`clock` returns seconds and never goes backwards; `today` the day (UTC), in days since 1970-01-01."""
+        """`clock`: returns seconds and never goes backwards; `today`: the day (UTC), in days since 1970-01-01.
+
+        `traced`: whether fronts learn why workers are chosen.
+        """
         self.scheduler = scheduler
+        self._traced = traced
         self.clock = clock
         self._today = today
         self._services: FrontServices = NoServices()
@@ -421,7 +428,7 @@ class SchedulerHost:
         match command:
             case Dispatch(request):
                 if (open_request := self._open.get(request)) is not None:
-                    self._assign(open_request, command)
+                    self._assign(open_request, command, now)
             case Reject(request):
                 if (open_request := self._open.get(request)) is not None:
                     open_request.replied = True
@@ -433,12 +440,13 @@ class SchedulerHost:
             case _:
                 assert_never(command)
 
-    def _assign(self, opened: OpenRequest, dispatch: Dispatch) -> None:
+    def _assign(self, opened: OpenRequest, dispatch: Dispatch, now: float) -> None:
         """Tell a front where to send a request. Two dispatches of one request at once make one assignment."""
         request, worker, cached_tokens, leg = dispatch.request, dispatch.worker, dispatch.cached_tokens, dispatch.leg
         timeouts = self._timeouts(worker, opened.output_limit)
+        placement = _placement(dispatch, now) if self._traced else None
         if leg is Leg.PREFILL and dispatch.partner is not None:
-            opened.prefill = PrefillBeside(worker, cached_tokens, timeouts)
+            opened.prefill = PrefillBeside(worker, cached_tokens, timeouts, placement)
             return
         prefill, opened.prefill = opened.prefill, None
         if prefill is not None:
@@ -446,7 +454,7 @@ class SchedulerHost:
         opened.replied = True
         own = opened.own_name
         known_as = None if own == request else request
-        opened.front.deliver(Assignment(own, worker, cached_tokens, timeouts, known_as, leg, prefill))
+        opened.front.deliver(Assignment(own, worker, cached_tokens, timeouts, known_as, leg, prefill, placement))
 
     def _timeouts(self, worker: WorkerId, output_limit: int | None) -> Timeouts:
         """Return how long the worker may be silent with a request for at most this many output tokens."""
@@ -456,6 +464,19 @@ class SchedulerHost:
     def _tick(self) -> None:
         self._wake_timer = None
         self.feed(Ticked())
+
+
+def _placement(dispatch: Dispatch, now: float) -> PlacementRecord:
+    decision = dispatch.decision
+    return PlacementRecord(
+        now,
+        dispatch.why,
+        decision.match.get(dispatch.worker, 0),
+        max(decision.match.values(), default=0),
+        decision.credit,
+        decision.load.requests,
+        len(decision.passed_over),
+    )
 
 
 def _one_after_the_other(prefill: Timeouts, decode: Timeouts) -> Timeouts:

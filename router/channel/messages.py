@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, Generic, NewType, TypeVar
 
 from router.core.clients.rate_limits import OwnerLimits, Shortage
-from router.core.model.commands import Reject
+from router.core.model.commands import Deficit, Reject
 from router.core.model.events import (
     Arrived,
     Cancelled,
@@ -234,6 +234,26 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementRecord:
+    """Why the scheduler chose a worker, and what it knew then; for traces."""
+
+    decided: float
+    """When, in seconds of the monotonic clock that all processes of a machine share."""
+    why: str
+    """What decided the worker and the turn, in one or two words."""
+    match_tokens: int
+    """Input tokens that this worker's prefix cache was believed to hold."""
+    longest_match_tokens: int
+    """The same of the worker that was believed to hold most."""
+    deficit: Deficit
+    """The client's deficits at this worker, before the request was charged."""
+    in_flight: int
+    """Requests in flight at this worker, without this one."""
+    passed_over: int
+    """Requests that were ahead in the queue and could not be sent."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillBeside:
     """The prefill worker that is to be sent a request together with the decode worker of its assignment."""
 
@@ -241,6 +261,8 @@ class PrefillBeside:
     cached_tokens: int
     """Input tokens that its prefix cache is predicted to hold."""
     timeouts: Timeouts
+    placement: PlacementRecord | None = None
+    """None unless calls are traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +281,8 @@ class Assignment:
     """What the worker computes of it."""
     prefill: PrefillBeside | None = None
     """The worker that computes the prompt at the same time; None unless this one waits for that."""
+    placement: PlacementRecord | None = None
+    """None unless calls are traced."""
 
 
 @dataclass(frozen=True, slots=True)

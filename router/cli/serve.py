@@ -72,9 +72,10 @@ def _run(settings: Settings, listeners: Sequence[socket.socket], on_ready: Calla
     if processes > 1:
         return supervise(settings, listeners, processes - 1, on_ready)
     check_files(settings)
-    app = build(settings)
-    config = client_server_config(app, app.connections, tls, access_log=settings.access_log, lifespan=True)
-    server = DrainingServer(config, app.drain, on_ready, tls)
+    router = build(settings)
+    app = router.front.recorded(router, access_log=settings.access_log)
+    config = client_server_config(app, router.connections, tls, lifespan=True)
+    server = DrainingServer(config, router.drain, on_ready, tls)
     server.run([each for listener in listeners for each in accept_sockets(listener)])
     return 0
 

@@ -484,6 +484,10 @@ class Settings(PolicyGroups):
     access_log: bool = False
     """Log every call when it has ended: its client, model, worker, tokens, times and outcome. Calls that failed or were
     refused are warnings, so `log_level` warning logs only these."""
+    otel: bool = False
+    """Send traces of calls, and metrics of the GenAI conventions, to an OpenTelemetry collector, by OTLP over HTTP. The
+    standard variables say where it is and what share of the calls is traced: OTEL_EXPORTER_OTLP_ENDPOINT, and so on.
+    Needs the extra otel."""
 
     @model_validator(mode="after")
     def _has_fitting_roles(self) -> "Settings":

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from router.core.model.events import Cancelled, Failed, Finished
+from router.channel.messages import Assignment
+from router.core.model.events import Cancelled, Failed, Finished, HandoffLost, Prefilled, Returned
+from router.core.model.request import Usage, WorkerId
 from router.errors import RouterError
 
 SCOPE_KEY: Final = "d2lpm.call_record"
@@ -24,11 +26,23 @@ class CallRecord:
     def note_queued(self) -> None:
         """Called when the call begins to wait for a worker."""
 
-    def note_sent(self, worker: str) -> None:
-        """Called when the call goes to a worker."""
+    def note_sent(self, assignment: Assignment) -> None:
+        """Called when the call goes to a worker, or to two at once."""
+
+    def headers_for(self, worker: WorkerId, headers: dict[str, str]) -> dict[str, str]:  # noqa: ARG002
+        """Return the headers that a worker gets. `headers`: those of the client that workers may get, by lower-case
+        name.
+        """
+        return headers
 
     def note_first_token(self) -> None:
         """Called when the answer of a worker begins to stream."""
+
+    def note_prefilled(self, usage: Usage | None) -> None:
+        """Called if a worker has computed the prompt for another one that has the call already."""
+
+    def note_waiting(self, event: Returned | Prefilled | HandoffLost) -> None:
+        """Called when an attempt has ended, and the call waits for another worker."""
 
     def note_end(self, ending: Finished | Failed | Cancelled) -> None:
         """Called once with what is reported to the scheduler of the end of the call, if it was queued."""

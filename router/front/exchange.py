@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.body.call import Head
 from router.api.families import error_shape_of
+from router.core.model.request import WorkerId
 from router.errors import BadRequest, BodyTooLarge, RouterError, UnsupportedEncoding
 from router.front.byte_budget import Hold
 from router.front.call_record import call_record
@@ -77,6 +78,13 @@ class Exchange:
         if len(self._all_headers) == len(self.headers):
             return False
         return sum([name == header for name, _ in self._all_headers]) > 1
+
+    def headers_for(self, worker: WorkerId) -> dict[str, str]:
+        """Return the headers of the client's call that a worker gets, in the context of the attempt there if the call
+        is traced. Names are in lower case.
+        """
+        passed = {name.decode(): self.headers[name].decode("latin-1") for name in TO_THE_WORKER if name in self.headers}
+        return self.record.headers_for(worker, passed)
 
     def charge_unread_to(self, owner: str) -> None:
         """Count bytes that the client does not read against this owner's part of the budget."""
@@ -199,11 +207,6 @@ class Exchange:
 def to_the_client(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     """Return the headers of an engine's answer that its client gets; names are in lower case."""
     return [(name, value) for name, value in headers.items() if name in TO_THE_CLIENT or name.startswith(RATE_LIMITS)]
-
-
-def to_the_worker(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Return the headers of a client's call that its worker gets; names are in lower case."""
-    return {name.decode(): headers[name].decode("latin-1") for name in TO_THE_WORKER if name in headers}
 
 
 def new_request_id() -> str:

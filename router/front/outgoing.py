@@ -15,7 +15,8 @@ from router.channel.messages import FieldsRefused, UnreachableWorker
 from router.core.model.request import RequestId, Role, WorkerId
 from router.errors import WorkerUnreachable
 from router.front.byte_budget import Hold
-from router.front.exchange import Exchange, to_the_worker
+from router.front.call_record import CallRecord
+from router.front.exchange import Exchange
 from router.front.parse_slots import INLINE_BYTES
 from router.upstream.accepted_fields import BAD_REQUEST
 from router.upstream.connections import WorkerConnections
@@ -48,6 +49,11 @@ class OutgoingCall:
         self._hold = hold
         self._scheduler_client = scheduler_client
         self._connections = connections
+
+    @property
+    def record(self) -> CallRecord:
+        """What the front notes of the call."""
+        return self._exchange.record
 
     def rest_of(self, reader: StreamReader) -> Continuation | None:
         """Ask for the rest of this answer from now on, and return what that is; None if nobody can continue it."""
@@ -90,7 +96,7 @@ class OutgoingCall:
                 *(worker, path, sent, self.known_as, timeouts),
                 method=self._call.method,
                 content_type=self._call.content_type,
-                passed=to_the_worker(self._exchange.headers),
+                passed=self._exchange.headers_for(worker),
                 once=once,
             )
         except WorkerUnreachable as error:

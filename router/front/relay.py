@@ -144,7 +144,7 @@ class Relay:
                 if outcome is None:
                     return
                 if not isinstance(outcome, FailedAttempt):
-                    pending = self._scheduler_client.resubmit(outcome)
+                    pending = self._resubmit(outcome)
                     continue
                 failed = outcome
                 if not await self._may_retry(failed, settings):
@@ -155,7 +155,7 @@ class Relay:
                     failed = before if before is not None and self._outgoing.continuation is not None else failed
                     break
                 begun = self._outgoing.continuation is not None
-                pending = self._scheduler_client.resubmit(
+                pending = self._resubmit(
                     Returned(self._request.id, failed.accepted, failed.fault, self._usage(), begun, failed.leg)
                 )
             if failed is not None and not isinstance(self._ending, Finished):
@@ -171,6 +171,11 @@ class Relay:
                 self._settled = True  # BackgroundResponses settles it
                 self._close_upstream()
             self._settle(self._ending or Cancelled(self._request.id, self._usage()))
+
+    def _resubmit(self, event: Returned | Prefilled | HandoffLost) -> "asyncio.Future[Assignment]":
+        """Queue the call again after an attempt. Returns a future as `SchedulerClient.submit` does."""
+        self._record.note_waiting(event)
+        return self._scheduler_client.resubmit(event)
 
     def _settle(self, ending: Finished | Failed | Cancelled) -> None:
         """Report the end to the scheduler, once: as soon as the worker is done, even if the client still reads."""
@@ -212,7 +217,7 @@ class Relay:
 
     def _begin_attempt(self, assignment: Assignment) -> None:
         self._sent = True
-        self._record.note_sent(assignment.worker)
+        self._record.note_sent(assignment)
         if assignment.known_as is not None:
             self._adopt_name(assignment.known_as)
 

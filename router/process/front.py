@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp
 
 from router.auth.admission import Admission
 from router.auth.identity import ClientDirectory, Identifier
@@ -24,6 +25,8 @@ from router.front.stored.background import BackgroundResponses
 from router.front.stored.calls import ResponseCalls
 from router.kv_events.setup import build_prompt_tokenizer
 from router.kv_events.tokenize import PromptTokenizer
+from router.telemetry.calls.recorded_call import RecordedCall
+from router.telemetry.calls.recorder import CallRecorder
 from router.telemetry.component_metrics import (
     AdmissionMetrics,
     BackgroundMetrics,
@@ -31,7 +34,12 @@ from router.telemetry.component_metrics import (
     LagMetrics,
     TokenMetrics,
 )
+from router.telemetry.logs.access_log import log_call
+from router.telemetry.otel.setup import build_open_telemetry
 from router.upstream.connections import WorkerConnections
+
+if TYPE_CHECKING:
+    from router.telemetry.otel.export import OpenTelemetry
 
 
 class Front(NamedTuple):
@@ -48,12 +56,15 @@ class Front(NamedTuple):
     handoffs: Handoffs
     tokenizer: PromptTokenizer
     session_labels: SessionLabels
+    otel: "OpenTelemetry | None"
+    """What traces calls; None if nothing does."""
     gateway: Gateway
 
     @property
     def running(self) -> list[AbstractAsyncContextManager[object]]:
         """The parts that run while their context is entered, in the order in which to enter them."""
-        return [self.keys, self.worker_connections, self.handoffs, self.tokenizer, self.background]
+        traced = [] if self.otel is None else [self.otel]
+        return [*traced, self.keys, self.worker_connections, self.handoffs, self.tokenizer, self.background]
 
     @property
     def collectors(self) -> list[Collector]:
@@ -66,7 +77,19 @@ class Front(NamedTuple):
             BackgroundMetrics(self.background),
             LagMetrics(lambda: self.scheduler_client.lag_refusals),
             LabelMetrics(lambda: self.session_labels.ignored),
+            *([] if self.otel is None else [self.otel.spans]),
         ]
+
+    def recorded(self, app: ASGIApp, *, access_log: bool) -> ASGIApp:
+        """Return an application that serves calls as this one does, and records them if that is of any use.
+
+        `access_log`: whether to log each call.
+        """
+        if self.otel is None and not access_log:
+            return app
+        clock = self.scheduler_client.clock
+        begin = (lambda _: RecordedCall(clock)) if self.otel is None else self.otel.begin
+        return CallRecorder(app, begin, log_call if access_log else None)
 
 
 def build_front(settings: Settings, secret: bytes, drain: Drain, clock: Callable[[], float]) -> Front:
@@ -114,6 +137,7 @@ def build_front(settings: Settings, secret: bytes, drain: Drain, clock: Callable
         handoffs,
         tokenizer,
         session_labels,
+        build_open_telemetry(settings, worker_connections),
         gateway,
     )
 

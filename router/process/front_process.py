@@ -108,7 +108,8 @@ async def _serve(plan: ProcessPlan) -> int:
     reports = FrontReports(front, drain, lag, channel, plan.restart)
     entry = Entry(front.gateway, proxy, OperatorAccess(settings), settings.cors_origins)
     tls = build_tls(settings)
-    config = client_server_config(entry, front.client_connections, tls, access_log=settings.access_log, lifespan=False)
+    app = front.recorded(entry, access_log=settings.access_log)
+    config = client_server_config(app, front.client_connections, tls, lifespan=False)
     server = DrainingServer(config, drain, report_ready, tls)
     on_supervisor_end(plan.folder, server.end_now)
     parts: list[AbstractAsyncContextManager[object]] = [lag, FullCollections(lambda: drain.idle), reports]

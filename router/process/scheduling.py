@@ -97,7 +97,7 @@ def build_scheduler(
     secret, scheduler, restored, responses, saved = initial_state(settings, now, left_in)
     journal = _journal(settings, secret, now, restored)
     first = [] if journal is None else [journal]
-    host = SchedulerHost(scheduler, [*first, *observers(scheduler)], time.monotonic, today)
+    host = SchedulerHost(scheduler, [*first, *observers(scheduler)], time.monotonic, today, traced=settings.otel)
     directory = WorkerDirectory(aliases=settings.aliases(), announce=host.announce)
     kv_events = build_kv_events(settings, directory, host, secret)
     workers = _worker_services(settings, directory, host, resolve, saved)

@@ -18,7 +18,6 @@ from router.front.http.connection_limits import Connections
 from router.runtime import open_files
 from router.runtime.gc_tuning import tune_collector
 from router.runtime.tls import CHECK_TICKS, Tls
-from router.telemetry.logs.access_log import AccessLog
 from router.telemetry.logs.log_format import set_up_log
 
 log = logging.getLogger("router")
@@ -67,15 +66,12 @@ def build_tls(settings: Settings) -> Tls | None:
     return Tls(settings.tls_cert, settings.tls_key)
 
 
-def client_server_config(
-    app: ASGIApp, connections: Connections, tls: Tls | None, *, access_log: bool, lifespan: bool
-) -> uvicorn.Config:
+def client_server_config(app: ASGIApp, connections: Connections, tls: Tls | None, *, lifespan: bool) -> uvicorn.Config:
     """Return the configuration of a server for clients.
 
-    `tls`: its certificate, None for plain HTTP; `access_log`: whether to log every call; `lifespan`: whether the
-    application has one.
+    `tls`: its certificate, None for plain HTTP; `lifespan`: whether the application has one.
     """
-    config = _server_config(AccessLog(app) if access_log else app)
+    config = _server_config(app)
     config.http = connection_class(connections, tls)
     config.lifespan = "on" if lifespan else "off"
     return config

@@ -22,6 +22,8 @@ from router.channel.messages import (
     FrontMetric,
     IsOfAnother,
     MetricKind,
+    PlacementRecord,
+    PrefillBeside,
     ProcessLoad,
     RanBefore,
     ResponseForgotten,
@@ -40,7 +42,7 @@ from router.channel.messages import (
 )
 from router.core.clients.rate_limits import ClientLimits, OwnerLimits, Shortage
 from router.core.model.block_key import BlockKey
-from router.core.model.commands import Refusal, Reject
+from router.core.model.commands import Deficit, Refusal, Reject
 from router.core.model.events import (
     Arrived,
     Cancelled,
@@ -55,7 +57,7 @@ from router.core.model.events import (
     Started,
 )
 from router.core.model.prompt_key import PromptKey
-from router.core.model.request import ClientId, GroupId, Request, RequestId, Usage, WorkerId
+from router.core.model.request import ClientId, GroupId, Leg, Request, RequestId, Usage, WorkerId
 
 NAME, ANN, WORKER = RequestId("r"), ClientId("ann"), WorkerId("w")
 REQUEST = Request(
@@ -122,9 +124,12 @@ CARD = WorkerCard(
     refused_fields={"/v1/completions": frozenset({"return_token_ids"})},
     block_tokens=16,
 )
+PLACEMENT = PlacementRecord(1.5, "longest match", 64, 96, Deficit(order=12.5), 3, 1)
+BESIDE = PrefillBeside(WORKER, 64, Timeouts(2.0), PLACEMENT)
 FROM_SCHEDULER: list[SchedulerMessage] = [
     Assignment(NAME, WORKER, 64, Timeouts(120.0, 30.0)),
     Assignment(NAME, WORKER, 64, Timeouts(), RequestId("r.2.1")),
+    Assignment(NAME, WORKER, 64, Timeouts(), leg=Leg.DECODE, prefill=BESIDE, placement=PLACEMENT),
     Reject(NAME, Refusal.QUEUE_FULL, 1.5),
     Withdrawn(NAME),
     WorkerChanged(CARD),

@@ -24,6 +24,7 @@ from router.telemetry.component_metrics import (
 )
 from router.telemetry.front_metrics import FrontMeasurements, ProcessMetrics
 from router.telemetry.loop_lag import LoopLag
+from router.telemetry.otel.span_counts import SpanCounts
 from router.telemetry.report import FairnessReport, Service
 from router.telemetry.request_metrics import ClientLabels, HandoffMetrics, RequestMetrics
 from router.telemetry.session_report import GateMetrics, gate_report
@@ -64,6 +65,7 @@ def metrics() -> list[Family]:
     registry.register(BackgroundMetrics(()))
     registry.register(LagMetrics(int))
     registry.register(LabelMetrics(int))
+    registry.register(SpanCounts())
     registry.register(GateMetrics(partial(gate_report, None, 0.0)))
     registry.register(ProcessMetrics("", float, int, FrontMeasurements()))
     budget = ByteBudget(1)

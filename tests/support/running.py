@@ -23,7 +23,6 @@ from router.front.http.connection_limits import Connections
 from router.front.stored.background import BackgroundResponses
 from router.process.single import Router, build
 from router.runtime.emulate import start_emulated_workers
-from router.telemetry.logs.access_log import AccessLog
 from router.upstream.connections import WorkerConnections
 from router.upstream.directory import WorkerDirectory
 from router.upstream.discovery.sources import resolve
@@ -238,7 +237,7 @@ def listening() -> socket.socket:
 async def serving(app: Router, listener: socket.socket, *, access_log: bool) -> AsyncIterator[None]:
     """Serve the router at this socket, as the command does."""
     config = uvicorn.Config(
-        AccessLog(app) if access_log else app,
+        app.front.recorded(app, access_log=access_log),
         http=connection_class(app.connections),
         interface="asgi3",
         ws="none",

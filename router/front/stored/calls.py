@@ -82,6 +82,7 @@ class ResponseCalls:
             *(worker, request_target(head), body, RequestId(exchange.request_id), SILENCE),
             method=head.method,
             content_type=head.content_type or "application/json",
+            passed=exchange.headers_for(worker),
         )
         try:
             first, all_here = await upstream.read_beginning(HELD_BYTES, hold.try_add)

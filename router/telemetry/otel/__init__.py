@@ -1,0 +1,1 @@
+"""OpenTelemetry: traces of calls, and metrics of the GenAI conventions. Needs the extra `otel`."""
