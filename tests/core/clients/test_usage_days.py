@@ -115,6 +115,7 @@ def test_the_rows_used_least_recently_are_folded_first() -> None:
     days = UsageDays(most_unnamed=2, named=is_named)
     for name in ("x", "y", "ann", "x", "z", "bob"):
         days.add(usage(name))
+    assert {row.client: row.calls for row in rows(days)} == {"ann": 1, "bob": 1, "x": 2, "z": 1, OTHERS: 1}
     days.add(usage("x", day=DAY + 1))
     assert {(row.day, row.client): row.calls for row in rows(days)} == {
         (DAY, "ann"): 1,
