@@ -1,5 +1,6 @@
 """In the service ledger, charged = served + reserved, and a settled bill equals the engine's usage."""
 
+from collections.abc import Iterable
 from functools import reduce
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from router.core.clients.ledger import Bill, Ledger
 from router.core.model.cost import NOTHING, Charge, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
+from router.core.model.saved import DailyUsage
 
 LIMIT = 100
 WORKER = WorkerId("w")
@@ -20,6 +22,14 @@ usages = st.builds(Usage, counts, counts, st.none() | counts)
 
 def request(number: int, client: str = "ada") -> Request:
     return Request(RequestId(f"r{number}"), ClientId(client), "llama", ())
+
+
+def tokens_of(rows: Iterable[DailyUsage]) -> dict[ClientId, Tokens]:
+    """Return the tokens of each client that used any, of one day and model."""
+    tokens = {
+        row.client: Tokens(row.input_tokens - row.cached_tokens, row.cached_tokens, row.output_tokens) for row in rows
+    }
+    return {client: used for client, used in tokens.items() if used != NOTHING}
 
 
 def new_ledger(limit: int = LIMIT) -> Ledger:
@@ -100,6 +110,15 @@ class LedgerMachine(RuleBasedStateMachine):
             open_bills = [tokens for bill, tokens in self.bills.items() if self.clients[bill] == client]
             assert account.charged == reduce(Tokens.plus, open_bills, self.closed.get(client, Tokens()))
             assert self.ledger.in_flight(client) == len(open_bills)
+
+    @invariant()
+    def used(self) -> None:
+        """The usage of each client is what was settled, and is saved with all that the client was served."""
+        ((_, settled),) = list(self.ledger.usage.days()) or [(0, [])]
+        saved = [row for piece in self.ledger.saved_usage() for row in piece.rows]
+        served = {client: account.served for client, account in self.ledger.accounts.items()}
+        for rows, expected in ((settled, self.closed), (saved, served)):
+            assert tokens_of(rows) == {client: tokens for client, tokens in expected.items() if tokens != NOTHING}
 
     @invariant()
     def capped(self) -> None:
