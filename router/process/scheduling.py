@@ -22,7 +22,7 @@ from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Windo
 from router.core.model.cost import LinearCost
 from router.core.model.events import ChargedRequest
 from router.core.model.request import Role, Takes, Worker, WorkerId
-from router.core.model.saved import Fleet, LiveRequests, Piece
+from router.core.model.saved import Fleet, LiveRequests, Piece, UsageRows
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
 from router.core.policies.sessions.session_gate import gated
@@ -139,7 +139,8 @@ class SavedRun(NamedTuple):
 def _journal(settings: Settings, secret: bytes, now: float, restored: list[Piece]) -> Journal | None:
     if settings.journal is None:
         return None
-    return open_journal(settings.journal, secret, now, settings.without_addresses(), restored)
+    decisive = [piece for piece in restored if not isinstance(piece, UsageRows)]  # on usage, no decision depends
+    return open_journal(settings.journal, secret, now, settings.without_addresses(), decisive)
 
 
 DEBTORS_OF_A_CLIENT: Final = 20
