@@ -353,7 +353,7 @@ class Settings(PolicyGroups):
     session_idle: NonNegativeFloat = 40.0
     """Seconds without a call after which a session gives way to any that waits."""
     session_idle_after_turn: NonNegativeFloat = 5.0
-    """The same after an answer that ended the turn instead of asking for a tool."""
+    """The same after an answer that ended the turn instead of asking for a tool, or after a session's only call."""
     session_turn: NonNegativeFloat = 2.0
     """Turn of a session, as a multiple of what its context costs to compute. After it, the session gives way to one of
     a client with less service."""

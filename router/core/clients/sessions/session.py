@@ -40,6 +40,8 @@ class Session:
     """When its last call ended, in seconds."""
     ended_turn: bool = False
     """Whether the latest answer ended the turn, so that a person is to speak next."""
+    came_back: bool = False
+    """Whether it has made a second call."""
     hot: bool = False
     """Whether it has a live call, or had one within the idle limit."""
     worker: WorkerId | None = None

@@ -58,7 +58,11 @@ class SessionTable:
         if len(request.prompts) != 1 or (label is None and not self._by_prefix):
             return None
         owner, prompt = (request.client, request.model, label), request.prompts[0]
-        session = self._continued(owner, prompt) or self._begin(owner, request, prompt, now)
+        session = self._continued(owner, prompt)
+        if session is None:
+            session = self._begin(owner, request, prompt, now)
+        else:
+            session.came_back = True
         if session.worker is None:
             self._without_place.move_to_end(session)
         else:

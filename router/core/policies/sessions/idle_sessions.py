@@ -11,7 +11,10 @@ class IdleSessions:
     """Sessions between calls, in two queues by the limit that they have."""
 
     def __init__(self, idle: float, idle_after_turn: float) -> None:
-        """`idle`, `idle_after_turn`: the limits in seconds, the second if the last answer ended the turn."""
+        """`idle`, `idle_after_turn`: the limits in seconds. The second is for sessions whose last answer ended the turn,
+        and for those with a place that have made only one call: a client could hold places by calls that each have a
+        new label.
+        """
         self._idle_limit = idle
         self._limit_after_turn = idle_after_turn
         # Not plain dicts, which find their first key by walking past all keys removed before it.
@@ -20,7 +23,8 @@ class IdleSessions:
 
     def add(self, session: Session) -> None:
         """Note that a session's last call has ended at its `idle_since`."""
-        (self._after_turn if session.ended_turn else self._idle)[session] = None
+        is_single = session.worker is not None and not session.came_back
+        (self._after_turn if session.ended_turn or is_single else self._idle)[session] = None
 
     def discard(self, session: Session) -> None:
         """Note that a session has a call again, or is forgotten."""

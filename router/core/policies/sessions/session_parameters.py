@@ -16,7 +16,7 @@ class SessionParameters:
     idle: float = 40.0
     """Seconds without a call after which a session can lose its place to any that waits."""
     idle_after_turn: float = 5.0
-    """The same if its last answer ended the turn."""
+    """The same if its last answer ended the turn, or it has made only one call."""
     turn: float = 2.0
     """A session's turn, as a multiple of what its context costs to prefill. After it, the session can lose its place to
     one of a client with less service."""
