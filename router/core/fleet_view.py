@@ -34,6 +34,7 @@ class SchedulerView:
         self.with_room = cluster.index.with_room
         self.take_changed_loads = cluster.index.take_changed_loads
         self.watch = prefixes.watch
+        self.watch_narrowly = prefixes.watch_narrowly
         self.watch_at = prefixes.watch_at
         self.unwatch = prefixes.unwatch
         self.chunks_held = prefixes.chunks_held

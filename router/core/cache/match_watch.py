@@ -4,19 +4,22 @@ Prompts whose longest held prefix is the same are held equally far by every work
 many requests wait. A group is indexed by the chunks at which its workers' matches end: by the last chunk that a worker
 holds, to find what it loses, and by the first one that it lacks, to find what it gains. What is gained beyond the
 group's prefix moves single prompts to another group.
+
+Most changes of most groups change nothing for most requests that wait alike: a watch may be *narrow*, for some workers
+only. Then a change at another worker costs nothing for it, and the cost of an eviction grows with the groups that it
+concerns, not with the requests that wait.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from operator import attrgetter
+from collections.abc import Collection, Iterable, Mapping
 from struct import iter_unpack
+from typing import NamedTuple
 
 from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import RequestId, WorkerId
 
 Chunk = bytes
 """One hash, which covers all before it: two prompts share a chunk if they share everything up to its end."""
-_serial = attrgetter("serial")
 
 
 class HeldChunks:
@@ -63,13 +66,21 @@ class HeldChunks:
 class MatchGroup:
     """Watched prompts with the same longest held prefix."""
 
-    __slots__ = ("_counts", "held", "members", "prefix")
+    __slots__ = ("_able", "_counts", "_narrow", "_others", "_wide", "held", "members", "prefix")
 
     def __init__(self, prefix: bytes, held: HeldChunks) -> None:
         self.prefix = prefix
         """The hashes of the longest prefix of its prompts that any worker holds."""
         self.held = held
         self.members: dict[MatchWatch, None] = {}
+        self._wide: dict[MatchWatch, None] = {}
+        """The members that every change concerns."""
+        self._narrow: dict[WorkerId, dict[MatchWatch, None]] = {}
+        """The narrow members by each of their workers."""
+        self._able: Mapping[WorkerId, object] = {}
+        """The workers to which the request of each narrow member may go."""
+        self._others = len(held.by_worker)
+        """How many other workers hold any of the prefix."""
         self._counts = Counter(held.by_worker.values())
 
     @property
@@ -94,6 +105,77 @@ class MatchGroup:
         end = chunks * HASH_BYTES
         return self.prefix[max(0, end - HASH_BYTES) : end], self.prefix[end : end + HASH_BYTES]
 
+    def add(self, watch: "MatchWatch") -> None:
+        """Add a member."""
+        self.members[watch] = None
+        self._enlist(watch)
+
+    def remove(self, watch: "MatchWatch") -> None:
+        """Remove a member."""
+        del self.members[watch]
+        self._delist(watch)
+
+    def set_narrow(self, watch: "MatchWatch", narrow: "Narrow | None") -> None:
+        """Make a member narrow, or wide."""
+        self._delist(watch)
+        watch.narrow = narrow
+        self._enlist(watch)
+
+    def _enlist(self, watch: "MatchWatch") -> None:
+        if watch.narrow is None:
+            self._wide[watch] = None
+            return
+        if watch.narrow.able is not self._able:
+            self._widen_all()
+            self._able = watch.narrow.able
+            self._others = len(self.held.by_worker.keys() - self._able.keys())
+        for worker in watch.narrow.workers:
+            self._narrow.setdefault(worker, {})[watch] = None
+
+    def _widen_all(self) -> None:
+        """Make all narrow members wide, because one comes that may go to other workers, or the fleet has changed."""
+        narrow = dict.fromkeys(watch for members in self._narrow.values() for watch in members)
+        self._narrow.clear()
+        for watch in narrow:
+            watch.narrow = None
+            self._wide[watch] = None
+
+    def _delist(self, watch: "MatchWatch") -> None:
+        if watch.narrow is None:
+            del self._wide[watch]
+            return
+        for worker in watch.narrow.workers:
+            members = self._narrow[worker]
+            del members[watch]
+            if not members:
+                del self._narrow[worker]
+
+    def concerned(self, worker: WorkerId, before: HeldChunks, enough: float) -> Iterable["MatchWatch"]:
+        """Return the members that a worker's change concerns, which did not change the most that any worker holds.
+
+        `enough`: as in `WatchIndex.gained`.
+        """
+        now = self.held
+        if self._others or min(before.least, now.least) < enough or self._common(before) != self._common(now):
+            return self.members
+        return (*self._wide, *self._narrow.get(worker, ()))
+
+    def _common(self, held: HeldChunks) -> int:
+        """Return the chunks that all workers hold to which a narrow member may go, while no others hold any."""
+        return held.least if len(held.by_worker) == len(self._able) else 0
+
+    def check_narrow(self) -> None:
+        """Raise AssertionError if a member is not where a change that concerns it would find it."""
+        for watch in self.members:
+            narrow = watch.narrow
+            assert (narrow is None) == (watch in self._wide), "a watch is listed wrongly"
+            assert narrow is None or narrow.able is self._able, "a narrow watch may go to other workers"
+        assert self._others == len(self.held.by_worker.keys() - self._able.keys()), "the other holders are miscounted"
+        found = {(watch, worker) for worker, members in self._narrow.items() for watch in members}
+        expected = {(watch, worker) for watch in self.members if watch.narrow for worker in watch.narrow.workers}
+        assert found == expected, "a narrow watch is listed wrongly"
+        assert all(self._narrow.values()), "an entry is empty"
+
     def set(self, worker: WorkerId, chunks: int) -> tuple[int, int]:
         """Set how many chunks a worker holds. Returns the end that no worker has any more and the one that none had
         before; 0 if there is none.
@@ -103,6 +185,8 @@ class MatchGroup:
         if chunks:
             ends[worker] = chunks
             counts[chunks] += 1
+        if worker not in self._able:
+            self._others += bool(chunks) - bool(before)
         if before:
             counts[before] -= 1
             if not counts[before]:
@@ -111,17 +195,25 @@ class MatchGroup:
         return (before if before not in counts else 0), (chunks if counts[chunks] == 1 else 0)
 
 
+class Narrow(NamedTuple):
+    """The changes that concern a watch beside those of the most and of the common chunks."""
+
+    workers: Collection[WorkerId]
+    able: Mapping[WorkerId, object]
+    """The workers to which its request may go. Never changes."""
+
+
 class MatchWatch:
     """One watched prompt."""
 
-    __slots__ = ("group", "hashes", "request", "serial")
+    __slots__ = ("group", "hashes", "narrow", "request")
 
     def __init__(self, request: RequestId, hashes: bytes, group: MatchGroup) -> None:
         self.request = request
         self.hashes = hashes
         self.group = group
-        self.serial = 0
-        """Rises with each call of `PrefixMap.watch`; changes are reported in this order."""
+        self.narrow: Narrow | None = None
+        """None if every change of its match concerns it."""
 
     def shared(self, hashes: bytes, known: int) -> int:
         """Return how many chunks the prompt shares with another; the first `known` are known to be shared."""
@@ -157,38 +249,38 @@ class WatchIndex:
         if not watch.group.members:
             self._close(watch.group)
 
-    def gained(self, worker: WorkerId, hashes: bytes, before: int) -> list[MatchWatch]:
+    def gained(self, worker: WorkerId, hashes: bytes, before: int, enough: float) -> list[MatchWatch]:
         """Take in that a worker holds a prefix now, of which it held the first `before` chunks only. Returns the
-        watches whose match this changes, in the order of their serial numbers.
+        watches that this concerns.
+
+        `enough`: where a worker holds fewer chunks of a prefix, but any, every change concerns all watches.
         """
         chunk = _chunk(hashes, before)
         changed: list[MatchWatch] = []
         for group in [*self._lacked.get(chunk, ())]:
-            changed += group.members
             shared = _shared(group.prefix, hashes, before)
             if shared == group.depth:
-                self._deepen([*self._beyond.get(_chunk(hashes, shared), ())], worker, hashes, shared)
+                deeper = [*self._beyond.get(_chunk(hashes, shared), ())]
+                self._deepen(deeper, worker, hashes, shared)
+                changed += deeper
             if group.members:
-                self._set(group, worker, shared)
+                changed += self._set(group, worker, shared, enough)
         beyond = [*self._beyond.get(chunk, ())]
         self._deepen(beyond, worker, hashes, before)
-        return sorted(changed + beyond, key=_serial)
+        return changed + beyond
 
-    def lost(self, worker: WorkerId, hashes: bytes) -> list[MatchWatch]:
-        """Take in that a worker no longer holds this run of chunks. Returns the watches whose match this changes, in
-        the order of the chunks at which they ended and then of their serial numbers.
+    def lost(self, worker: WorkerId, hashes: bytes, enough: float) -> list[MatchWatch]:
+        """Take in that a worker no longer holds this run of chunks. Returns the watches that this concerns; `enough`:
+        as in `gained`.
         """
         changed: list[MatchWatch] = []
         held = self._held
         for place, (chunk,) in enumerate(iter_unpack(f"{HASH_BYTES}s", hashes) if held else ()):
             if chunk in held:
-                here: list[MatchWatch] = []
                 for group in [*held[chunk]]:
                     end = group.held.at(worker)
                     if end and group.edge(end)[0] == chunk:
-                        here += group.members
-                        self._set(group, worker, end - place - 1)
-                changed += sorted(here, key=_serial)
+                        changed += self._set(group, worker, end - place - 1, enough)
         return changed
 
     def _deepen(self, watches: Iterable[MatchWatch], worker: WorkerId, hashes: bytes, known: int) -> None:
@@ -205,18 +297,20 @@ class WatchIndex:
             if not group.members:
                 self._close(group)
 
-    def _set(self, group: MatchGroup, worker: WorkerId, chunks: int) -> None:
-        """Set how many chunks of a group's prefix a worker holds."""
+    def _set(self, group: MatchGroup, worker: WorkerId, chunks: int, enough: float) -> Iterable[MatchWatch]:
+        """Set how many chunks of a group's prefix a worker holds. Returns the members that this concerns."""
+        before = group.held
         gone, new = group.set(worker, chunks)
         if new:
             self._index(group, new)
         if gone:
             self._unindex(group, gone)
             if gone == group.depth:
-                self._shorten(group)
+                return self._shorten(group)
+        return group.concerned(worker, before, enough)
 
-    def _shorten(self, group: MatchGroup) -> None:
-        """Take in that no worker holds the whole prefix of a group any more."""
+    def _shorten(self, group: MatchGroup) -> Iterable[MatchWatch]:
+        """Take in that no worker holds the whole prefix of a group any more. Returns those who were its members."""
         members = [*group.members]
         for watch in members:
             self._part(watch)
@@ -228,6 +322,7 @@ class WatchIndex:
             self._open(target)
         for watch in members:
             self._join(watch, target)
+        return members
 
     def _open(self, group: MatchGroup) -> None:
         self._groups[group.last] = group
@@ -255,12 +350,12 @@ class WatchIndex:
 
     def _join(self, watch: MatchWatch, group: MatchGroup) -> None:
         watch.group = group
-        group.members[watch] = None
+        group.add(watch)
         if beyond := _chunk(watch.hashes, group.depth):
             self._beyond.setdefault(beyond, {})[watch] = None
 
     def _part(self, watch: MatchWatch) -> None:
-        del watch.group.members[watch]
+        watch.group.remove(watch)
         if beyond := _chunk(watch.hashes, watch.group.depth):
             watches = self._beyond[beyond]
             del watches[watch]
@@ -276,6 +371,7 @@ class WatchIndex:
             assert group.members, "a group is empty"
             assert group.depth == group.held.most, "a group's prefix is not the longest that a worker holds"
             assert all(watch.group is group and watch.hashes.startswith(group.prefix) for watch in group.members)
+            group.check_narrow()
         edges = [(group, group.edge(chunks)) for group in self._groups.values() for chunks in group.ends]
         for side, index in enumerate((self._held, self._lacked)):
             indexed = {(group, chunk) for chunk, there in index.items() for group in there}

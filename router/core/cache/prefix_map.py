@@ -8,14 +8,15 @@ or an eviction names exactly the requests whose match it changes, at a cost that
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from router.core.cache.cache_mirror import CacheMirror
 from router.core.cache.engine_rules import TRACK_ALL, MatchWorth, Tracking, whole_blocks
-from router.core.cache.match_watch import HeldChunks, MatchGroup, MatchWatch, WatchIndex
+from router.core.cache.match_watch import HeldChunks, MatchGroup, MatchWatch, Narrow, WatchIndex
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.kv_blocks.token_blocks import TokenBlocks
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
@@ -99,10 +100,10 @@ class PrefixMap:
         """The indexed watches, by the worker that matters to them; None if all do."""
         self._unindexed: dict[MatchWatch, WatchIndex] = {}
         """New watches, not indexed before the tree changes: most requests that are watched never wait that long."""
-        self._watch_calls = 0
+        self._narrow_models: dict[str, None] = {}
+        """The models of the requests that were watched narrowly since none was watched at all."""
         self.changed: dict[WorkerId, dict[RequestId, None]] = {}
-        """By worker, the watched requests whose match there differs from what `watch` returned; read-only, see
-        `take_changes`.
+        """By worker, the watched requests that a change of their match there concerns; read-only, see `take_changes`.
         """
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
@@ -238,15 +239,28 @@ class PrefixMap:
     def _on_gained(self, worker: WorkerId, hashes: bytes, gained: int) -> None:
         """Update watches: a worker holds a prefix now of which it lacked the last `gained` bytes of hashes."""
         self._index_new_watches()
-        before = (len(hashes) - gained) // HASH_BYTES
+        before, enough = (len(hashes) - gained) // HASH_BYTES, self._enough
         for index in self._indexes_of(worker):
-            self._note_changes(worker, index.gained(worker, hashes, before))
+            self._note_changes(worker, index.gained(worker, hashes, before, enough))
 
     def _on_lost(self, worker: WorkerId, hashes: bytes) -> None:
         """Update watches: a worker no longer holds this run of chunks."""
         self._index_new_watches()
+        enough = self._enough
         for index in self._indexes_of(worker):
-            self._note_changes(worker, index.lost(worker, hashes))
+            self._note_changes(worker, index.lost(worker, hashes, enough))
+
+    @property
+    def _enough(self) -> float:
+        """How many chunks of a request that is watched narrowly surely reach the minimum; infinite while a worker has
+        no cache.
+        """
+        if self.mirror.uncached:
+            return inf
+        if not self._match_minimum:
+            return 0.0
+        chunks_with = self._estimates.chunks_with
+        return max([chunks_with(model, self._match_minimum) for model in self._narrow_models], default=0.0)
 
     def _indexes_of(self, worker: WorkerId) -> list[WatchIndex]:
         return [index for each in (None, worker) if (index := self._indexes.get(each)) is not None]
@@ -256,7 +270,8 @@ class PrefixMap:
             self.changed.setdefault(worker, {}).update(dict.fromkeys([watch.request for watch in watches]))
 
     def take_changes(self) -> Mapping[WorkerId, Iterable[RequestId]]:
-        """Return the watched requests whose match differs from what `watch` returned; each must be watched anew.
+        """Return the watched requests whose match differs from what `watch` returned, or, if they are watched narrowly,
+        that a change concerns; each must be watched anew.
 
         Each change is returned once: the next call returns later changes only.
         """
@@ -275,7 +290,7 @@ class PrefixMap:
         """Watch a request's match at all workers until `unwatch`. Returns what these workers hold.
 
         That is in chunks and not in tokens, because the tokens of a chunk change as the estimates learn, and matches
-        returned at different times are compared. A change at any worker is reported.
+        returned at different times are compared. A change at any worker is reported, unless `watch_narrowly` follows.
         """
         watches = self._watch(request, None)
         if len(watches) == 1:
@@ -283,6 +298,27 @@ class PrefixMap:
         else:
             held = HeldChunks(_sum([watch.group.held.by_worker for watch in watches])).among(workers)
         return self._apply_minimum(request, held)
+
+    def watch_narrowly(self, request: Request, workers: Collection[WorkerId], able: Mapping[WorkerId, object]) -> None:
+        """Let changes of a watched request's match be reported, until it is watched anew, only if they are at these
+        workers, or change the most chunks that any worker holds, or those that all workers hold.
+
+        `workers`: at least one. `able`: all that the request may go to; the mapping must not change. The request is
+        watched as before if each change must be looked at, because it has several prompts, or some of what workers hold
+        may not count.
+        """
+        watch, *others = self._watches[request.id].prompts
+        if others or request.computed_anew_by or self.mirror.uncached:
+            return
+        if not self._match_minimum or self._surely_enough(request, watch.group.held.least):
+            self._narrow_models[request.model] = None
+            self._set_narrow(watch, Narrow(workers, able))
+
+    def _set_narrow(self, watch: MatchWatch, narrow: Narrow | None) -> None:
+        if watch in self._unindexed:
+            watch.narrow = narrow
+        else:
+            watch.group.set_narrow(watch, narrow)
 
     def watch_at(self, request: Request, worker: WorkerId) -> int:
         """Watch a request's match at one worker, and at no other, until `unwatch`. Returns the match in chunks."""
@@ -304,9 +340,9 @@ class PrefixMap:
             self._remove_watches(request.id)
             watches = tuple([self._new_watch(request.id, prompt.hashes, worker) for prompt in request.prompts])
             watched = self._watches[request.id] = RequestWatch(worker, watches)
-        self._watch_calls += 1
         for watch in watched.prompts:
-            watch.serial = self._watch_calls
+            if watch.narrow is not None:
+                self._set_narrow(watch, None)
         return watched.prompts
 
     def _new_watch(self, request: RequestId, hashes: bytes, worker: WorkerId | None) -> MatchWatch:
@@ -359,6 +395,8 @@ class PrefixMap:
             for watch in watched.prompts:
                 if self._unindexed.pop(watch, None) is None:
                     self._indexes[watched.worker].remove(watch)
+            if not self._watches:
+                self._narrow_models.clear()
 
     @property
     def watched(self) -> int:

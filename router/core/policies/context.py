@@ -109,7 +109,15 @@ class FleetView(Protocol):
         """Drop all promises, because no request waits."""
 
     def watch(self, request: Request, workers: Mapping[WorkerId, object]) -> HeldChunks:
-        """Return the match at these workers, and report its next change at any worker to `match_changed`."""
+        """Return the match at these workers, and report its next change at any worker to `match_changed`, unless
+        `watch_narrowly` follows.
+        """
+
+    def watch_narrowly(self, request: Request, workers: Collection[WorkerId], able: Mapping[WorkerId, object]) -> None:
+        """Report changes of a watched request's match, until it is watched anew, only if they are at these workers, or
+        change the most chunks that any worker holds, or those that all workers hold. `able`: the workers that the
+        request may go to; the mapping must not change.
+        """
 
     def watch_at(self, request: Request, worker: WorkerId) -> int:
         """Return the match at this worker, in chunks, and report its next change there to `match_changed`."""

@@ -1,6 +1,6 @@
 """The prefix map says in tokens what workers are believed to hold, and reports changes for watched requests."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import pytest
@@ -49,6 +49,8 @@ class Told(NamedTuple):
     workers: dict[WorkerId, None] | WorkerId
     """The workers of a watch at all workers, or the only one that is watched."""
     chunks: Mapping[WorkerId, int]
+    concern: Collection[WorkerId] | None = None
+    """The workers of a narrow watch."""
 
 
 class Watches(RuleBasedStateMachine):
@@ -81,6 +83,21 @@ class Watches(RuleBasedStateMachine):
     @rule(data=st.data(), workers=watched_workers)
     def watch_elsewhere(self, data: st.DataObject, workers: dict[WorkerId, None] | WorkerId) -> None:
         self.watch_anew(data.draw(st.sampled_from(list(self.told))), workers)
+
+    @precondition(lambda self: any(isinstance(told.workers, dict) for told in self.told.values()))
+    @rule(data=st.data())
+    def watch_narrowly(self, data: st.DataObject) -> None:
+        """Of a narrow watch, only what it holds at its workers is known to be current, the most, and the common."""
+        watched = data.draw(
+            st.sampled_from([each for each, told in self.told.items() if isinstance(told.workers, dict)])
+        )
+        workers = self.told[watched].workers
+        assert isinstance(workers, dict)
+        concern = data.draw(st.lists(st.sampled_from(list(workers)), min_size=1, unique=True))
+        self.watch_anew(watched, workers)
+        self.map.watch_narrowly(watched, concern, workers)
+        if len(watched.prompts) == 1:
+            self.told[watched] = self.told[watched]._replace(concern=concern)
 
     @precondition(lambda self: self.told)
     @rule(data=st.data())
@@ -118,7 +135,13 @@ class Watches(RuleBasedStateMachine):
     def every_change_is_reported(self) -> None:
         """The reported match of a watched request is its match, and the index holds nothing but the watches."""
         for watched, told in self.told.items():
-            assert told.chunks == {worker: self.matched(worker, watched) for worker in told.chunks}
+            now = {worker: self.matched(worker, watched) for worker in told.chunks}
+            if told.concern is None:
+                assert told.chunks == now
+            else:
+                assert min(told.chunks.values(), default=0) == min(now.values(), default=0)
+                assert max(told.chunks.values(), default=0) == max(now.values(), default=0)
+                assert all(told.chunks[worker] == now[worker] for worker in told.concern)
         assert self.map.watched == len(self.told)
         self.map.check_integrity()
 
@@ -210,18 +233,27 @@ def test_a_prompt_longer_than_the_tree_is_held_up_to_its_limit() -> None:
     assert watch(held, watched, W1) == 4
 
 
-def test_changes_are_reported_in_the_order_of_watching() -> None:
-    """The order does not depend on when a match came to end where it does: the same history gives the same order."""
-    held = prefixes()
-    for number in (1, 2, 3):
-        watch(held, request("doc!", number=number), W1)
-    watch(held, request("doc!", number=1), W1)
-    held.insert(MODEL, [key("doc?")], W1, 0.0)
-    assert changed(held, W1) == ["r2", "r3", "r1"]
-    for number in (3, 1, 2):
-        watch(held, request("doc!", number=number), W1)
-    held.drop(W1)
-    assert changed(held, W1) == ["r3", "r1", "r2"]
+def test_a_narrow_watch_reports_what_concerns_it() -> None:
+    """That is a change at its workers, or of the most that any worker holds, or of what all hold."""
+    held, five = prefixes(), dict.fromkeys(map(WorkerId, ("w1", "w2", "w3", "w4", "w5")))
+    for worker in ("w1", "w2", "w3", "w4"):
+        held.insert(MODEL, [key("doc?")], WorkerId(worker), 0.0)
+
+    def reported(change: Callable[[], object]) -> bool:
+        watched = request("doc!", number=1)
+        held.watch(watched, five)
+        held.watch_narrowly(watched, [W1], five)
+        change()
+        return any(RequestId("r1") in requests for requests in held.take_changes().values())
+
+    w4, w5 = WorkerId("w4"), WorkerId("w5")
+    assert not reported(lambda: held.mirror.evict(w4, CHUNK_TOKENS * 2)), "one of many"
+    assert reported(lambda: held.mirror.evict(W1, CHUNK_TOKENS * 2)), "its worker"
+    assert reported(lambda: held.insert(MODEL, [key("d")], w5, 1.0)), "all hold a part"
+    assert not reported(lambda: held.mirror.evict(w4, CHUNK_TOKENS)), "the least is not less"
+    assert reported(lambda: held.insert(MODEL, [key("doc!")], w5, 2.0)), "the most"
+    held.insert(MODEL, [key("doc!")], WorkerId("w6"), 3.0)
+    assert reported(lambda: held.mirror.evict(w5, CHUNK_TOKENS)), "the most, beside a worker that may not serve it"
 
 
 def test_an_unwatched_request_is_not_reported() -> None:

@@ -166,6 +166,7 @@ class FleetLoads:
         self._by_homes.set(worker, entry.at_home + in_flight, entry.joined)
 
 
+_arrival = attrgetter("arrival")
 _size = attrgetter("size")
 MOST_HOMES: Final = 3
 """The most homes of a request. If more workers hold its prefix, those with the lowest load are its homes."""
@@ -185,7 +186,7 @@ class PooledRequest:
     able: Mapping[WorkerId, int]
     """The workers that may serve it, each with its number in the order in which they joined."""
     matched: HeldChunks
-    """What these workers hold of it."""
+    """What these workers held of it at the last change that mattered to its homes or its place among others."""
     homes: dict[WorkerId, None] = field(default_factory=dict)
     """The workers that hold most of its prefix; empty if it would lose little on any worker."""
     leaves_home_at: float | None = inf
@@ -322,20 +323,22 @@ class HomePool:
         self._sidelined.update_priority(client, priority_class)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
-        """The match of these requests at this worker changed."""
-        for name in requests:
-            waiting = self._waiting[name]
-            if worker not in waiting.able:
-                continue
-            before = waiting.matched
-            self._refresh_match(waiting)
-            if worker not in waiting.homes and waiting.leaves_home_at is None and waiting.keeps_place(before):
-                continue  # the same as below, only faster: most changes change nothing
+        """The match of these requests at this worker changed. Those that arrived first choose their homes first."""
+        for waiting in sorted([self._waiting[name] for name in requests], key=_arrival):
+            if worker in waiting.able:
+                self._match_changed(waiting, worker)
+
+    def _match_changed(self, waiting: PooledRequest, worker: WorkerId) -> None:
+        before = waiting.matched
+        self._refresh_match(waiting)
+        # Most changes change nothing.
+        if worker in waiting.homes or waiting.leaves_home_at is not None or not waiting.keeps_place(before):
             self._assign_homes(waiting)
             if worker in waiting.homes:
                 self._reorder_home(waiting, worker)
             if waiting.leaves_home_at is None:
                 self._reorder_free(waiting)
+        self._watch_narrowly(waiting)
 
     def worker_joined(self, worker: WorkerId) -> None:
         """The new worker is a home for requests that have none."""
@@ -367,6 +370,17 @@ class HomePool:
             if self._is_current(leaving):
                 self._release(self._waiting[leaving.request])
 
+    def current_match(self, waiting: PooledRequest) -> HeldChunks:
+        """What the workers that may serve a request hold of it now, whether it is in the pool or about to enter."""
+        if waiting.request.id in self._waiting:
+            self._refresh_match(waiting)
+        return waiting.matched
+
+    def _watch_narrowly(self, waiting: PooledRequest) -> None:
+        """Look no more at changes that leave a request its homes and its place among others; see `keeps_place`."""
+        if waiting.leaves_home_at is None and len(waiting.homes) == MOST_HOMES:
+            self._view.watch_narrowly(waiting.request, waiting.homes, waiting.able)
+
     def _refresh_match(self, waiting: PooledRequest) -> None:
         waiting.able = self._view.able(waiting.request)
         waiting.matched = self._view.watch(waiting.request, waiting.able)
@@ -377,6 +391,7 @@ class HomePool:
         self._assign_homes(waiting)
         if waiting.leaves_home_at is None:
             self._reorder_free(waiting)
+        self._watch_narrowly(waiting)
 
     def _assign_homes(self, waiting: PooledRequest) -> None:
         """Move a request to the queues of its present homes. A request that may go to any worker keeps that right."""
@@ -449,6 +464,7 @@ class HomePool:
         """Let any worker take a request. At home it still goes first."""
         waiting.leaves_home_at = None
         self._enter_free(waiting)
+        self._watch_narrowly(waiting)
 
     def _enter_free(self, waiting: PooledRequest) -> None:
         route = waiting.request.route
