@@ -11,9 +11,9 @@ class IdleSessions:
     """Sessions between calls, in two queues by the limit that they have."""
 
     def __init__(self, idle: float, idle_after_turn: float) -> None:
-        """`idle`, `idle_after_turn`: the limits in seconds. The second is for sessions whose last answer ended the turn,
-        and for those with a place that have made only one call: a client could hold places by calls that each have a
-        new label.
+        """`idle`, `idle_after_turn`: the limits in seconds. The second is for sessions whose last answer ended the
+        turn, and for those with a place that have made only one call: a client could hold places by calls that each
+        have a new label.
         """
         self._idle_limit = idle
         self._limit_after_turn = idle_after_turn
