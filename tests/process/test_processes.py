@@ -254,8 +254,8 @@ async def test_a_process_that_dies_or_hangs_is_started_again(name: str, number: 
 
 @pytest.mark.parametrize("interval", ["0.2", "3600"])
 async def test_the_death_of_the_scheduler_harms_no_call(interval: str, tmp_path: Path) -> None:
-    """Streams run on, calls that wait are answered by the next run, and each client is charged what it received; also
-    if nothing has been saved since the workers joined.
+    """Streams run on, calls that wait are answered by the next run, and each client is charged what it received, once,
+    and so says its usage; also if nothing has been saved since the workers joined.
     """
     with two_fronts(
         tmp_path, "--max-inflight", "2", "--window", "fixed", "--state-interval", interval, steps=SLOW
@@ -283,6 +283,9 @@ async def test_the_death_of_the_scheduler_harms_no_call(interval: str, tmp_path:
             await eventually(all_is_charged)  # a front that had no core for a second reports to the next run later
             await check_at_rest(http)
             assert await all_is_charged()
+            for n in range(3):
+                rows = (await get(http, "/v1/usage", authorization=f"Bearer {n}"))["usage"]
+                assert [sum(row[kind] for row in rows) for kind in ("calls", "output_tokens")] == [4, 4 * 60]
             after = processes_of(router)
             assert after["scheduler"] != before["scheduler"]
             assert {name: after[name] for name in ("front-1", "front-2")} == {
