@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 from router.config.settings import Settings, WorkerAddress
 from router.config.sources import refusal
 from router.control.operator_access import has_key
-from router.control.usage_export import UsageLookup, add_export
+from router.control.usage_export import ExportLookup, add_export
 from router.core.model.events import Credited, Event, Forgotten
 from router.core.model.request import ClientId, WorkerId
 from router.errors import BadRequest, BodyTooLarge, ClientBusy, Unauthorized, UnknownClient, UnknownWorker, WorkerExists
@@ -48,7 +48,7 @@ class Operations(NamedTuple):
     handle_event: Callable[[Event], None]
     known_clients: Container[ClientId]
     """The clients that the scheduler remembers."""
-    usage: UsageLookup
+    usage: ExportLookup
     """Returns the usage of all clients."""
 
 

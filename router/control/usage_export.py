@@ -32,11 +32,11 @@ class UsageExport:
     """The rows, by day, client and model."""
 
 
-UsageLookup = Callable[[date, date], UsageExport]
+ExportLookup = Callable[[date, date], UsageExport]
 """Returns the usage from the first to the last day, both included."""
 
 
-def add_export(routes: APIRouter, usage: UsageLookup) -> None:
+def add_export(routes: APIRouter, usage: ExportLookup) -> None:
     """Add the path of the export."""
     described: dict[int | str, dict[str, Any]] = {
         200: {"content": {"application/json": {}, "text/csv": {}}, "description": "Rows by day, client and model."},
