@@ -22,18 +22,24 @@ from .stack import SERVICES
 DATA_SECONDS: Final = 60.0
 """Timeout for data to appear; ten seconds are usual."""
 DASHBOARD: Final = json.loads((ROOT / "deploy/grafana/dashboards/d2lpm.json").read_text("utf-8"))
+LABEL_VALUES: Final = re.compile(r"^label_values\((\w+), (\w+)\)$")
 RULES: Final = yaml.safe_load((ROOT / "deploy/prometheus/rules.yml").read_text("utf-8"))["groups"]
 VARIABLES: Final = {"$__rate_interval": "10s", "$client": ".*", "$instance": ".*", "$model": ".*"}
 """Variables of the dashboard, with values such as Grafana inserts."""
 
 
 def queries() -> list[Any]:
-    """Return the query of each panel and of each rule, an alert's without its threshold."""
+    """Return the query of each panel, variable and rule, an alert's without its threshold."""
     found = [
         pytest.param(target["expr"], id=f"{panel['title']}: {target['legendFormat']}")
-        for panel in DASHBOARD["panels"]
+        for row in DASHBOARD["panels"]
+        for panel in (row, *row.get("panels", []))  # a row that is folded up holds its panels
         for target in panel.get("targets", [])
     ]
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            ((metric, label),) = LABEL_VALUES.findall(variable["query"]["query"])
+            found.append(pytest.param(f'{metric}{{{label}!=""}}', id=f"variable {variable['name']}"))
     for rule in (rule for group in RULES for rule in group["rules"]):
         if rule["expr"].startswith("absent("):
             continue  # it has data when nothing else has
@@ -94,7 +100,7 @@ def test_prometheus_scrapes_the_router(stack: Stack) -> None:
 
 @pytest.mark.parametrize("query", queries())
 def test_every_query_has_data(query: str, loaded: Stack) -> None:
-    """Each query of a panel or of a rule returns data."""
+    """Each query of a panel, a variable or a rule returns data."""
     for variable, value in VARIABLES.items():
         query = query.replace(variable, value)
     deadline = time.monotonic() + DATA_SECONDS

@@ -1,14 +1,21 @@
 """Take the pictures of the live page and of `d2lpm top` that the documents show, into the folder named.
 
-The load is the same each time: one heavy client beside light ones, and a thousand others that call now and then.
+The load is the same each time. The page shows one heavy client beside light ones, and a thousand others that call now
+and then; the terminal shows the teams of a company, with different weights, which ask for more than there is.
 """
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import httpx
+import yaml
 from PIL import Image
 from playwright.sync_api import Browser, expect
 from pydantic import TypeAdapter
@@ -16,6 +23,7 @@ from rich.console import Console
 
 from router.cli.screen import Screen
 from router.telemetry.report import FairnessReport
+from tests.alerts.callers import Body, Callers, completion
 from tests.page.browser import PHONE, chromium, opened
 from tests.page.stand import HEAVY, LIGHT, SMALL, load, populate, running
 
@@ -27,7 +35,18 @@ FRAMES_MS: Final = 4000
 WINDOW: Final = (1440, 1140)
 COLOURS: Final = 255
 """Of a picture, so that its file is small."""
-TOP_COLUMNS, TOP_LINES = 130, 34
+TOP_COLUMNS, TOP_LINES = 130, 24
+TEAMS: Final = {
+    "search": (4.0, 16),
+    "support": (3.0, 12),
+    "coding": (2.0, 24),
+    "mobile": (2.0, 6),
+    "reports": (1.0, 10),
+    "batch": (1.0, 40),
+    "trial": (0.5, 8),
+    "night-shift": (0.5, 2),
+}
+"""The weight of each team, and the calls that it keeps open."""
 FRAME: Final = "<style>body { margin: 0 } svg { display: block; width: 1300px }</style>"
 
 
@@ -39,14 +58,13 @@ def main() -> None:
         populate(stand.url)
         with load(stand.url, HEAVY, f"{LIGHT},rate=3"):
             time.sleep(LOADED_SECONDS)
-            report = TypeAdapter(FairnessReport).validate_json(
-                httpx.get(f"{stand.url}/fairness", timeout=WAIT_MS / 1000).content
-            )
             for name, dark in (("page", False), ("page-dark", True)):
                 take_page(browser, stand.url, folder / f"{name}.png", dark=dark)
             take_request(browser, stand.url, folder / "request.png")
             take_phone(browser, stand.url, folder / "phone.png")
-        take_top(browser, report, folder / "top.png")
+    with chromium() as browser, busy_teams() as url:
+        time.sleep(LOADED_SECONDS)
+        take_top(browser, url, folder / "top.png")
     for file in folder.glob("*.png"):
         shrink(file)
 
@@ -87,8 +105,34 @@ def take_phone(browser: Browser, url: str, file: Path) -> None:
         page.screenshot(path=file)
 
 
-def take_top(browser: Browser, report: FairnessReport, file: Path) -> None:
+@contextmanager
+def busy_teams() -> Iterator[str]:
+    """Run a router that all teams call. Yields its URL."""
+    clients = {
+        name: {"key": f"sha256:{sha256(name.encode()).hexdigest()}", "weight": weight}
+        for name, (weight, _) in TEAMS.items()
+    }
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "clients.yaml"
+        file.write_text(yaml.safe_dump({"clients": clients}), "utf-8")
+        with running("--clients", str(file), *SMALL, workers=2, identity=["key"]) as stand, Callers() as callers:
+            for name, (_, count) in TEAMS.items():
+                beginning = (
+                    f"You are the assistant of the team {name}. Answer briefly, and say what you do not know. " * 40
+                )
+                callers.keep(stand.url, name, count, partial(_question, beginning))
+            yield stand.url
+
+
+def _question(beginning: str, number: int, turn: int) -> Body:
+    """A call that shares its beginning with the others of its team."""
+    return completion(f"{beginning}{number} asks for the {turn}. time: {'what follows? ' * 40}", 120)
+
+
+def take_top(browser: Browser, url: str, file: Path) -> None:
     """Take what `d2lpm top` shows in a terminal of this size."""
+    answer = httpx.get(f"{url}/fairness", timeout=WAIT_MS / 1000)
+    report = TypeAdapter(FairnessReport).validate_json(answer.content)
     with open("/dev/null", "w", encoding="utf-8") as nowhere:
         console = Console(record=True, width=TOP_COLUMNS, height=TOP_LINES, file=nowhere, force_terminal=True)
         screen = Screen("http://127.0.0.1:8000")

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -38,10 +38,13 @@ class Stand:
 
 
 @contextmanager
-def running(*flags: str, workers: int = 3) -> Iterator[Stand]:
-    """Run `d2lpm serve` with emulated workers on a free port of loopback, and end it on exit."""
+def running(*flags: str, workers: int = 3, identity: Sequence[str] = ("user", "address")) -> Iterator[Stand]:
+    """Run `d2lpm serve` with emulated workers on a free port of loopback, and end it on exit.
+
+    `identity`: by default clients have the names that they give.
+    """
     command = [sys.executable, "-m", "router", "serve", "--port", "0", "--emulate", str(workers)]
-    command += ["--identity", "user", "--identity", "address", *flags]  # so that clients have the names that they give
+    command += [*(word for source in identity for word in ("--identity", source)), *flags]
     with ended(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None
         for line in process.stdout:
