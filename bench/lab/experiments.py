@@ -117,6 +117,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"number of seeds (default: usually {len(SEEDS)}; quick {len(QUICK_SEEDS)})",
     )
     parser.add_argument(
+        "--redraw",
+        action="store_true",
+        help="run nothing: draw the picture anew from the figures in the folder of --out; all: every one there",
+    )
+    parser.add_argument(
         "--resume",
         type=Path,
         metavar="DIR",
@@ -155,6 +160,9 @@ def run(options: argparse.Namespace) -> None:
     # Imported here because it needs matplotlib; the other commands, and the demo of an installed router, do not.
     from bench.lab.frame.report import table, write  # noqa: PLC0415
 
+    if options.redraw:
+        _redraw(options)
+        return
     try:
         names = _names(options)
         _check_counts(options)
@@ -188,6 +196,30 @@ def run(options: argparse.Namespace) -> None:
             refuse("experiment", f"no simulation of {name} has {options.only!r} in its labels")
         write(name, experiment, rows, seeds, options.out)
         print(f"{name}: {experiment.title}", *table(experiment, rows), "", sep="\n", flush=True)
+
+
+def _redraw(options: argparse.Namespace) -> None:
+    """Draw from what was written; `all` leaves out what needs lines over time of which there is only a table."""
+    from bench.lab.frame.report import draw, holds  # noqa: PLC0415 - as above
+
+    experiments = {**EXPERIMENTS, LIVE: neighbour.NoisyNeighbour()}
+    try:
+        names = [options.name]
+        if options.name == "all":
+            names = [name for name, each in experiments.items() if holds(name, each, options.out)]
+            names += ["fig4"] if (options.out / f"{fig4.FILE}.md").exists() else []
+        for name in names:
+            if name == "fig4":
+                fig4.redraw(options.out)
+            elif name in experiments:
+                draw(name, experiments[name], options.out)
+            else:
+                raise ValueError(unknown("experiment", name, (*experiments, "fig4", "all")))
+            print(f"{name}: {options.out}")
+    except ValueError as error:
+        refuse("experiment", str(error))
+    except OSError as error:
+        refuse("experiment", f"cannot draw from {error.filename}: {error.strerror}")
 
 
 def _run_live(options: argparse.Namespace, seeds: Sequence[int]) -> None:

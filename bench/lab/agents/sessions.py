@@ -1,6 +1,5 @@
 """Sessions of coding agents on a fleet whose KV cache holds more or fewer contexts than are open."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,8 +8,11 @@ from statistics import mean
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from bench.lab.agents.thunder_gate import thunder
+from bench.lab.drawing.axes import at, legend
+from bench.lab.drawing.looks import POLICIES
 from bench.lab.frame.conditions import PATIENT, Span
 from bench.lab.frame.experiment import Cell, Row, Value
+from bench.lab.frame.plots import draw_policies
 from bench.lab.frame.traced import TracedExperiment
 from bench.report.records import Record, Result
 from bench.report.summary import Summary
@@ -172,16 +174,12 @@ class AgentSessions(TracedExperiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw calls per second by load for each policy."""
+        figure.set_figheight(3.6)
         axes = figure.subplots()
-        lines: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-        for row in rows:
-            if row.labels["load"].replace(".", "").isdigit():
-                lines[row.labels["policy"]].append((float(row.labels["load"]), row.median("calls/s") or 0.0))
-        for policy, points in lines.items():
-            axes.plot(*zip(*points, strict=True), marker="o", label=policy)
-        axes.set_xlabel("contexts over KV cache")
-        axes.set_ylabel("calls/s")
-        axes.legend()
+        own = [row for row in rows if row.labels["load"].replace(".", "").isdigit()]
+        draw_policies(axes, own, lambda row: float(row.labels["load"]), "calls/s")
+        at(axes, LOADS, [f"{load:g}" for load in LOADS], "contexts / KV cache (ratio)", logarithmic=True)
+        legend(figure, list(POLICIES))
 
 
 def _cell(load: str, name: str, workload: Sessions, span: Span) -> Cell:

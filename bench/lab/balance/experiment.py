@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bench.lab.balance.measures import DECIMALS, figures
 from bench.lab.balance.tiers import TRACES
+from bench.lab.drawing.looks import BLUE, policy_look
 from bench.lab.frame.experiment import Row, Value
+from bench.lab.frame.plots import draw_bars
 from bench.lab.frame.traced import TracedExperiment
 from bench.report.records import Result
 from bench.report.summary import Summary
@@ -32,17 +34,17 @@ def loads_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.labels["load"] for row in rows))
 
 
-def draw_bars(figure: "Figure", rows: Sequence[Row], shown: Mapping[str, str], name: Callable[[Row], str]) -> None:
-    """Draw a column for each load, a line for each figure, and a bar for each row.
-
-    `shown`: the figures, with the labels of their axes. `name`: returns that of a row.
-    """
+def draw_groups(figure: "Figure", rows: Sequence[Row], shown: Sequence[str], name: Callable[[Row], str]) -> None:
+    """Draw a column for each load, a line for each figure, and a bar for each row; `name` returns that of a row."""
     loads = loads_of(rows)
-    axes = figure.subplots(len(shown), len(loads), sharey=True, squeeze=False)
-    axes[0][0].invert_yaxis()
+    grid = figure.subplots(len(shown), len(loads), squeeze=False)
+    lines = max(len([row for row in rows if row.labels["load"] == load]) for load in loads)
+    figure.set_figheight(1.0 + len(shown) * (0.5 + 0.25 * lines))
     for column, load in enumerate(loads):
-        axes[0][column].set_title(load)
+        grid[0][column].set_title(load)
         own = [row for row in rows if row.labels["load"] == load]
-        for line, (measured, label) in enumerate(shown.items()):
-            axes[line][column].barh([name(row) for row in own], [row.median(measured) or 0.0 for row in own])
-            axes[line][column].set_xlabel(label)
+        colours = [policy_look(row.labels["policy"]).colour if "policy" in row.labels else BLUE for row in own]
+        for axes, measured in zip(grid[:, column], shown, strict=True):
+            draw_bars(axes, own, [name(row) for row in own], measured, colours)
+            if column:
+                axes.set_yticks(range(len(own)), [""] * len(own))

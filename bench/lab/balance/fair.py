@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from bench.lab.balance.contenders import FEW
-from bench.lab.balance.experiment import BalanceExperiment, draw_bars
+from bench.lab.balance.experiment import BalanceExperiment, draw_groups
 from bench.lab.balance.measures import DECIMALS, MEANING, compared, figures
 from bench.lab.balance.tiers import TIERS, balanced, clients_at, loads, saturated
 from bench.lab.frame.experiment import Cell, Row, Value
@@ -80,5 +80,4 @@ class Fair(BalanceExperiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw, for each load, the imbalance under each policy, and the throughput that comes of it."""
-        shown = {"imbalance": "imbalance, tokens", "tok/s": "tokens/s of the whole run"}
-        draw_bars(figure, rows, shown, lambda row: row.labels["policy"])
+        draw_groups(figure, rows, ["imbalance", "tok/s"], lambda row: row.labels["policy"])

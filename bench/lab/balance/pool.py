@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from bench.lab.balance.experiment import BalanceExperiment
 from bench.lab.balance.measures import MEANING
 from bench.lab.balance.tiers import TIERS, balanced, loads, saturated
+from bench.lab.drawing.axes import counts, legend
+from bench.lab.drawing.looks import POLICIES
 from bench.lab.frame.conditions import Contender
 from bench.lab.frame.experiment import Cell, Row
+from bench.lab.frame.plots import draw_policies
 from router.core.policies.balance.balance_parameters import Br0Parameters, DlpmBalanceParameters
 
 if TYPE_CHECKING:
@@ -42,14 +45,9 @@ class Pool(BalanceExperiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw imbalance and the longest wait of each policy by the number of candidates, on the first load."""
+        figure.set_figheight(3.6)
         own = [row for row in rows if row.labels["load"] == rows[0].labels["load"]]
-        units = {"imbalance": "tokens", "longest wait": "s"}
-        for axes, (name, unit) in zip(figure.subplots(1, 2), units.items(), strict=True):
-            for policy in dict.fromkeys(row.labels["policy"] for row in own):
-                line = [row for row in own if row.labels["policy"] == policy]
-                counts = [int(row.labels["candidates"]) for row in line]
-                axes.plot(counts, [row.median(name) or 0.0 for row in line], marker="o", label=policy)
-            axes.set_xscale("log")
-            axes.set_xlabel("candidates")
-            axes.set_ylabel(f"{name}, {unit}")
-            axes.legend()
+        for axes, measured in zip(figure.subplots(1, 2), ("imbalance", "longest wait"), strict=True):
+            draw_policies(axes, own, lambda row: float(row.labels["candidates"]), measured)
+            counts(axes, CANDIDATES, "candidates (count)", logarithmic=True)
+        legend(figure, list(POLICIES))

@@ -8,7 +8,10 @@ from bench.lab.balance.contenders import FEW
 from bench.lab.balance.experiment import BalanceExperiment, loads_of
 from bench.lab.balance.measures import MEANING, compared
 from bench.lab.balance.tiers import TIERS, balanced, loads, saturated
+from bench.lab.drawing.axes import counts, from_zero, legend, outer
+from bench.lab.drawing.looks import POLICIES
 from bench.lab.frame.experiment import Cell, Row
+from bench.lab.frame.plots import draw_policies
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,15 +46,14 @@ class Scaling(BalanceExperiment):
         return compared(rows, "tier")
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Draw, for each load, the throughput per rank of each policy by the number of ranks."""
+        """Draw, for each load, the throughput of each policy by the number of ranks."""
+        figure.set_figheight(3.6)
         names = loads_of(rows)
         for axes, load in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-            for policy in FEW:
-                own = [row for row in rows if (row.labels["load"], row.labels["policy"]) == (load, policy)]
-                ranks = [int(row.labels["ranks"]) for row in own]
-                each = [(row.median("tok/s") or 0.0) / count for row, count in zip(own, ranks, strict=True)]
-                axes.plot(ranks, each, marker="o", label=policy)
+            own = [row for row in rows if row.labels["load"] == load]
+            draw_policies(axes, own, lambda row: float(row.labels["ranks"]), "tok/s")
+            counts(axes, RANKS, "ranks (count)")
+            from_zero(axes, "y")
             axes.set_title(load)
-            axes.set_xlabel("ranks")
-            axes.set_ylabel("tok/s of a rank")
-            axes.legend()
+        outer(figure)
+        legend(figure, list(POLICIES))

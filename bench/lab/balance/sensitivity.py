@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from bench.lab.balance.experiment import BalanceExperiment, draw_bars
+from bench.lab.balance.experiment import BalanceExperiment, draw_groups
 from bench.lab.balance.measures import MEANING
 from bench.lab.balance.tiers import TIERS, balanced, loads, saturated
 from bench.lab.frame.conditions import Contender
@@ -55,9 +55,6 @@ class Sensitivity(BalanceExperiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw the imbalance of each setting, by load."""
-        draw_bars(
-            figure,
-            rows,
-            {"imbalance": "imbalance, tokens"},
-            lambda row: f"beta {row.labels['beta']}, discount {row.labels['discount']}",
+        draw_groups(
+            figure, rows, ["imbalance"], lambda row: f"beta {row.labels['beta']}, discount {row.labels['discount']}"
         )

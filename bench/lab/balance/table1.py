@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from bench.lab.balance.contenders import ALL
-from bench.lab.balance.experiment import BalanceExperiment, draw_bars
+from bench.lab.balance.experiment import BalanceExperiment, draw_groups
 from bench.lab.balance.measures import MEANING, compared
 from bench.lab.balance.tiers import TIERS, balanced, loads, saturated
 from bench.lab.frame.experiment import Cell, Row
@@ -38,4 +38,4 @@ class Table1(BalanceExperiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw, for each load, the share of time in which ranks wait under each policy."""
-        draw_bars(figure, rows, {"idle": "idle share of attention time"}, lambda row: row.labels["policy"])
+        draw_groups(figure, rows, ["idle"], lambda row: row.labels["policy"])

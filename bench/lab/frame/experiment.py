@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from bench.lab.frame.conditions import SEEDS
 from bench.report.records import Result
@@ -36,9 +36,21 @@ class Cell:
         return replace(self.scenario, seed=seed)
 
 
+class LinePoint(NamedTuple):
+    """A point of a line over time, over all seeds that have it."""
+
+    x: float
+    median: float
+    least: float
+    most: float
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A cell and its figures: for each, the values of all seeds, in the order of the seeds."""
+    """A cell and its figures: for each, the values of all seeds, in the order of the seeds.
+
+    Where only a table of medians is left, each figure has that one value.
+    """
 
     labels: Mapping[str, str]
     values: Mapping[str, Sequence[Value]]
@@ -48,12 +60,24 @@ class Row:
         values = [value for value in self.values[figure] if isinstance(value, float | int)]
         if len(values) < len(self.values[figure]):
             return None
-        return sorted(values)[(len(values) - 1) // 2]
+        return _median(values)
 
-    def points(self, figure: str) -> Points:
-        """Return the line of the first seed."""
-        first = self.values[figure][0]
-        return first if isinstance(first, Sequence) else ()
+    def spread(self, figure: str) -> tuple[float, float] | None:
+        """Return the least and the greatest of the seeds' values; None with fewer than two values."""
+        values = [value for value in self.values[figure] if isinstance(value, float | int)]
+        return (min(values), max(values)) if len(values) > 1 else None
+
+    def line(self, figure: str) -> Sequence[LinePoint]:
+        """Return the points of a line, in the order of x; where seeds end early, those of the others alone."""
+        seen: dict[float, list[float]] = {}
+        for points in self.values[figure]:
+            for x, y in points if isinstance(points, Sequence) else ():
+                seen.setdefault(x, []).append(y)
+        return [LinePoint(x, _median(ys), min(ys), max(ys)) for x, ys in sorted(seen.items())]
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 class Experiment(ABC):
@@ -70,6 +94,12 @@ class Experiment(ABC):
     """The figures of the table in their order, and the decimals of each."""
     seeds: ClassVar[Sequence[int]] = SEEDS
     """The seeds of a run; only the first if quick."""
+    over_time: ClassVar[bool] = False
+    """Whether the plot has lines over time, which the table does not hold."""
+    marks: ClassVar[str] = "bars from the least to the greatest seed"
+    """What shows the range over the seeds; empty if the plot shows none."""
+    caption: ClassVar[str] = ""
+    """What else the plot shows; a sentence."""
 
     @abstractmethod
     def cells(self, *, quick: bool) -> Sequence[Cell]:
@@ -85,4 +115,4 @@ class Experiment(ABC):
 
     @abstractmethod
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Plot the rows."""
+        """Plot the rows, each axis with its unit; rows that hold medians alone have no ranges."""

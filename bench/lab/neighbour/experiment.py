@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import uvloop
 
+from bench.lab.drawing.axes import counts, from_zero, legend, outer, scale
+from bench.lab.drawing.looks import policy_look
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.frame.measures import first_token_spans, max_min
+from bench.lab.frame.plots import LABELS, draw_points
 from bench.lab.neighbour.servers import MODEL, OURS, Contestant, engine_queue, fleet, started
 from bench.lab.neighbour.traffic import HEAVY, LIGHT, Neighbours
 from bench.report.meters import censored_percentile
@@ -113,17 +116,23 @@ class NoisyNeighbour(Experiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw a line for each router over the number of heavy clients."""
-        axes = figure.subplots(2, 2, sharex=True).flat
-        for place, kind in zip(axes, ("light TTFT p50", "light TTFT p95", "light share", "tokens/s"), strict=True):
-            for router in dict.fromkeys(row.labels["router"] for row in rows):
+        figure.set_figheight(5.5)
+        levels = sorted({int(row.labels["heavy"]) for row in rows})
+        shown = ("light TTFT p50", "light TTFT p95", "light share", "tokens/s")
+        for axes, measured in zip(figure.subplots(2, 2, sharex=True).flat, shown, strict=True):
+            for place, router in enumerate(dict.fromkeys(row.labels["router"] for row in rows)):
                 own = [row for row in rows if row.labels["router"] == router]
-                medians = [(int(row.labels["heavy"]), row.median(kind)) for row in own]
-                points = [point for point in medians if point[1] is not None]
-                place.plot([heavy for heavy, _ in points], [seen for _, seen in points], marker="o", label=router)
-            place.set_ylabel(kind)
-            place.set_ylim(bottom=0)
-            place.set_xlabel("heavy clients")
-        figure.axes[0].legend()
+                draw_points(axes, own, partial(_heavy, 0.06 * place), measured, router, policy_look(router))
+            from_zero(axes, "y")
+            scale(axes, "y", LABELS[measured])
+            counts(axes, levels, "heavy clients (count)")
+        outer(figure, columns_alike=False)
+        legend(figure)
+
+
+def _heavy(aside: float, row: Row) -> float:
+    """Return the number of heavy clients, a little to the right, so that no mark hides another."""
+    return int(row.labels["heavy"]) + aside
 
 
 ANSWERED: Final = (Outcome.DONE, Outcome.UNFINISHED)

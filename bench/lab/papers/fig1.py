@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from bench.lab.drawing.axes import counts, legend
+from bench.lab.drawing.looks import POLICIES
 from bench.lab.frame.conditions import (
     A10G_3B,
     FIG1_QUANTA,
@@ -18,7 +20,7 @@ from bench.lab.frame.conditions import (
 )
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.frame.measures import service_seen
-from bench.lab.frame.plots import COLOURS, draw_legend, policies
+from bench.lab.frame.plots import draw_levels, draw_policies
 from bench.report.records import Result
 from bench.report.summary import Summary
 from bench.sim.scenario import Scenario
@@ -70,15 +72,12 @@ class Figure1(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Draw a point for each row; DLPM's points are joined and named after Q^u."""
-        axes = figure.subplots()
-        for policy in policies(rows):
-            own = [row for row in rows if row.labels["policy"] == policy]
-            points = [(row.median("Jain") or 0.0, row.median("service/s") or 0.0) for row in own]
-            axes.plot(*zip(*points, strict=True), marker="o", color=COLOURS[policy], label=policy)
-            for row, point in zip(own, points, strict=True):
-                if policy == "dlpm":
-                    axes.annotate(row.labels["Q^u"], point, xytext=(4, 4), textcoords="offset points")
-        axes.set_xlabel("Jain's index over actual service")
-        axes.set_ylabel("service/s")
-        draw_legend(figure)
+        """Draw both figures over DLPM's Q^u, with dotted lines for the policies that have none."""
+        figure.set_figheight(3.6)
+        swept = [row for row in rows if row.labels["Q^u"] != "-"]
+        quanta = [int(row.labels["Q^u"]) for row in swept]
+        for axes, measured in zip(figure.subplots(1, 2), ("service/s", "Jain"), strict=True):
+            draw_policies(axes, swept, lambda row: float(row.labels["Q^u"]), measured)
+            draw_levels(axes, [row for row in rows if row.labels["Q^u"] == "-"], measured)
+            counts(axes, quanta, "Q^u (cost units)", logarithmic=True)
+        legend(figure, list(POLICIES))

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from bench.lab.drawing.axes import counts, legend, outer
+from bench.lab.drawing.looks import POLICIES
 from bench.lab.frame.conditions import (
     A10G_3B,
     CONTENDERS,
@@ -19,7 +21,7 @@ from bench.lab.frame.conditions import (
 )
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.frame.measures import service_seen
-from bench.lab.frame.plots import draw_legend, draw_levels, draw_policies
+from bench.lab.frame.plots import draw_levels, draw_policies
 from bench.report.records import Result
 from bench.report.summary import Summary
 from bench.sim.scenario import Scenario
@@ -95,16 +97,16 @@ class Figure10(Experiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw a column for each workload, with dotted lines for policies that have no Q^w."""
+        figure.set_figheight(6.5)
         shown = ("service/s", "Jain", "Jain as seen")
-        axes = figure.subplots(len(shown), len(WORKLOADS), sharex=True, squeeze=False)
+        grid = figure.subplots(len(shown), len(WORKLOADS), sharex=True, squeeze=False)
         for column, workload in enumerate(WORKLOADS):
             own = [row for row in rows if row.labels["workload"] == workload]
-            for line, measured in enumerate(shown):
-                plot = axes[line][column]
-                swept_rows = [row for row in own if row.labels["Q^w"] != "-"]
-                draw_policies(plot, swept_rows, lambda row: float(row.labels["Q^w"]), measured)
-                draw_levels(plot, [row for row in own if row.labels["Q^w"] == "-"], measured)
-                plot.set_xscale("log")
-            axes[0][column].set_title(workload)
-            axes[-1][column].set_xlabel("Q^w")
-        draw_legend(figure)
+            swept_rows = [row for row in own if row.labels["Q^w"] != "-"]
+            grid[0][column].set_title(workload)
+            for axes, measured in zip(grid[:, column], shown, strict=True):
+                draw_policies(axes, swept_rows, lambda row: float(row.labels["Q^w"]), measured)
+                draw_levels(axes, [row for row in own if row.labels["Q^w"] == "-"], measured)
+                counts(axes, FIG10_QUANTA, "Q^w (cost units)", logarithmic=True)
+        outer(figure)
+        legend(figure, list(POLICIES))

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from bench.lab.drawing.axes import counts, legend
+from bench.lab.drawing.looks import POLICIES
 from bench.lab.frame.conditions import A10G_3B, FIG11_CLIENTS, FIG11_RATE, FIG11_SPAN, ONE_WORKER, fleet
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.frame.measures import service_seen
-from bench.lab.frame.plots import draw_legend, draw_policies
+from bench.lab.frame.plots import draw_policies
 from bench.report.records import Result
 from bench.report.summary import Summary
 from bench.sim.scenario import Scenario
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 class Figure11(Experiment):
     """Trees of thoughts of two branches."""
 
+    caption: ClassVar[str] = "No axis begins at 0."
     title: ClassVar[str] = "Service rate of 5 to 50 clients with one total rate, one worker (DLPM paper, figure 11)"
     published: ClassVar[str] = (
         "DLPM's service rate is comparable to LPM's and falls as slightly, since there are more prefixes; VTC's is"
@@ -54,8 +57,9 @@ class Figure11(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        for axes, measured in zip(figure.subplots(2, 1, sharex=True), ("service/s", "hit rate"), strict=True):
+        """Draw throughput and hit rate over the clients; neither axis begins at 0."""
+        figure.set_figheight(3.6)
+        for axes, measured in zip(figure.subplots(1, 2), ("service/s", "hit rate"), strict=True):
             draw_policies(axes, rows, lambda row: float(row.labels["clients"]), measured)
-            axes.set_ylim(bottom=0)
-            axes.set_xlabel("clients")
-        draw_legend(figure)
+            counts(axes, FIG11_CLIENTS, "clients (count)")
+        legend(figure, list(POLICIES))

@@ -17,7 +17,7 @@ from bench.lab.frame.conditions import (
 )
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.frame.measures import actual, first_token_line, first_token_spans, service_line, service_seen
-from bench.lab.frame.plots import draw_over_time
+from bench.lab.frame.plots import OVER_TIME, draw_over_time
 from bench.report.meters import censored_mean, censored_percentile
 from bench.report.records import Result
 from bench.report.summary import Summary
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CLIENTS: Final = ("trees", "judge", "chat-1", "chat-2")
-POINTS: Final = 40
-"""Points of a line over time."""
+WIDTH: Final = 3.0
+"""Seconds between the points of a line over time."""
 
 
 def mixed(seconds: float) -> Workload:
@@ -48,6 +48,8 @@ def mixed(seconds: float) -> Workload:
 
 @dataclass(frozen=True)
 class Figure12(Experiment):
+    over_time: ClassVar[bool] = True
+    marks: ClassVar[str] = OVER_TIME
     title: ClassVar[str] = "Conversations beside programs, one worker (DLPM paper, figure 12)"
     published: ClassVar[str] = (
         "DLPM has the best response times and ends first. Under LPM the client with trees of thoughts makes the others"
@@ -99,8 +101,8 @@ class Figure12(Experiment):
         }
         for client in CLIENTS:
             calls = [record for record in result.records if record.client == client]
-            values[f"TTFT {client}"] = first_token_line(calls, end / POINTS, end)
-            values[f"actual {client}"] = service_line(result.timeline, actual(client), end / POINTS, end)
+            values[f"TTFT {client}"] = first_token_line(calls, WIDTH, end)
+            values[f"actual {client}"] = service_line(result.timeline, actual(client), WIDTH, end)
         return values
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:

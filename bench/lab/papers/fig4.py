@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from bench.lab.drawing.axes import counts, from_zero, legend, scale
+from bench.lab.drawing.looks import policy_look
 from bench.lab.frame.conditions import (
     A100,
     FIG4_BATCH,
@@ -89,11 +91,11 @@ def run(folder: Path, *, quick: bool) -> None:
 
 
 def write(costs: Sequence[Cost], folder: Path) -> None:
-    """Write JSON, a table and a plot."""
+    """Write JSON, a table and a plot, which is drawn from the table."""
     document = {"title": TITLE, "costs": [asdict(cost) for cost in costs]}
     (folder / f"{FILE}.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     (folder / f"{FILE}.md").write_text("\n".join([f"# {TITLE}", "", PUBLISHED, "", *table(costs), ""]), "utf-8")
-    save_plot(costs, folder / f"{FILE}.png")
+    redraw(folder)
 
 
 def table(costs: Sequence[Cost]) -> Sequence[str]:
@@ -105,29 +107,41 @@ def table(costs: Sequence[Cost]) -> Sequence[str]:
     ]
 
 
-def save_plot(costs: Sequence[Cost], path: Path) -> None:
-    """Draw two plots: over the workers, and over the queue."""
+def redraw(folder: Path) -> None:
+    """Draw the plot from the table in the folder. Raises OSError, and ValueError if it is not ours."""
     # Imported here because the command line imports this module and must start without matplotlib.
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from bench.lab.drawing.page import drawn, save  # noqa: PLC0415
 
-    figure = Figure((10, 5), 110, layout="constrained")
-    draw(costs, figure)
-    figure.suptitle(TITLE)
-    figure.savefig(path, metadata={"Software": None})
+    costs = parse((folder / f"{FILE}.md").read_text("utf-8"))
+    note = "Medians over rounds that were measured in turn, on one machine; other machines differ."
+    save(drawn(TITLE, note, lambda figure: draw(costs, figure)), folder / f"{FILE}.png")
+
+
+def parse(text: str) -> Sequence[Cost]:
+    """Return the costs of a table. Raises ValueError if it is not ours."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [
+        Cost(policy, int(workers), int(waiting.replace(",", "")), float(cost), float(share.rstrip("%")) / 100)
+        for policy, workers, waiting, cost, share in lines[2:]
+    ]
 
 
 def draw(costs: Sequence[Cost], figure: "Figure") -> None:
-    """Draw a line for each policy."""
+    """Draw a line for each policy, over the workers and over the queue."""
+    figure.set_figheight(3.6)
     over_workers, over_queue = figure.subplots(1, 2, sharey=True)
     for policy in FIG4_POLICIES:
+        look = policy_look(policy)
         own = [cost for cost in costs if cost.policy == policy]
         spread = [cost for cost in own if cost.waiting == FIG4_QUEUE]
         length = sorted([cost for cost in own if cost.workers == FIG4_FLEET], key=lambda cost: cost.waiting)
-        over_workers.plot([c.workers for c in spread], [c.microseconds for c in spread], marker="o", label=policy)
-        over_queue.plot([c.waiting for c in length], [c.microseconds for c in length], marker="o", label=policy)
-    over_workers.set_xlabel(f"workers, {FIG4_QUEUE} waiting")
-    over_workers.set_ylabel("CPU, µs")
-    over_workers.set_ylim(bottom=0)
-    over_queue.set_xlabel(f"waiting, {FIG4_FLEET} workers")
-    over_queue.set_xscale("log")
-    over_workers.legend()
+        style = look.mark + look.line
+        over_workers.plot(
+            [c.workers for c in spread], [c.microseconds for c in spread], style, color=look.colour, label=policy
+        )
+        over_queue.plot([c.waiting for c in length], [c.microseconds for c in length], style, color=look.colour)
+    counts(over_workers, FIG4_WORKERS, f"workers (count), {FIG4_QUEUE} requests waiting", logarithmic=True)
+    counts(over_queue, FIG4_WAITING, f"requests waiting (count), {FIG4_FLEET} workers", logarithmic=True)
+    from_zero(over_queue, "y")
+    scale(over_workers, "y", "CPU time (µs)")
+    legend(figure)

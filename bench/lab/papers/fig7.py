@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from bench.lab.drawing.axes import counts, legend, outer
+from bench.lab.drawing.looks import POLICIES
 from bench.lab.frame.conditions import A100, CONTENDERS, FIG7_SEEDS, FIG7_SESSIONS, fig7_span, fleet
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.frame.loads import loaded
 from bench.lab.frame.measures import light_records, service_seen
-from bench.lab.frame.plots import draw_legend, draw_policies
+from bench.lab.frame.plots import draw_policies
 from bench.report.programs import summarise_programs
 from bench.report.records import Result
 from bench.report.summary import Summary
@@ -79,13 +81,17 @@ class Figure7(Experiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw a column for each workload, and in it a line for each policy over the workers."""
+        figure.set_figheight(6.5)
         shown = ("service/s", "Jain", "light p99")
-        axes = figure.subplots(len(shown), len(WORKLOADS), sharex=True, squeeze=False)
+        grid = figure.subplots(len(shown), len(WORKLOADS), sharex=True, squeeze=False)
+        for axes in grid[1:, 1:].flat:
+            axes.sharey(grid[axes.get_subplotspec().rowspan.start, 0])
         for column, workload in enumerate(WORKLOADS):
-            axes[0][column].set_title(workload)
-            axes[-1][column].set_xlabel("workers")
+            own = [row for row in rows if row.labels["workload"] == workload]
+            grid[0][column].set_title(workload)
             for line, measured in enumerate(shown):
-                own = [row for row in rows if row.labels["workload"] == workload]
-                draw_policies(axes[line][column], own, lambda row: float(row.labels["workers"]), measured)
-                axes[line][column].set_ylabel(measured if not column else "")
-        draw_legend(figure)
+                axes = grid[line][column]
+                draw_policies(axes, own, lambda row: float(row.labels["workers"]), measured)
+                counts(axes, WORKERS, "workers (count)", logarithmic=True)
+        outer(figure)
+        legend(figure, list(POLICIES))

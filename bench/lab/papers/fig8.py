@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from bench.lab.frame.conditions import A10G_3B, FIG8_CONTENDERS, FIG8_RATE, FIG8_SPAN, Span, at_rate, fleet
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.frame.measures import first_token_line, first_token_spans, seen, service_line, service_seen
-from bench.lab.frame.plots import draw_over_time
+from bench.lab.frame.plots import OVER_TIME, draw_over_time
 from bench.report.meters import censored_percentile
 from bench.report.records import Result
 from bench.report.summary import Summary
@@ -36,6 +36,8 @@ def reforming(span: Span) -> Workload:
 class Figure8(Experiment):
     """Clients 0 and 1 are the light ones, 2 is the reformed one and 3 the heavy one."""
 
+    over_time: ClassVar[bool] = True
+    marks: ClassVar[str] = OVER_TIME
     title: ClassVar[str] = "Seconds to the first token beside heavy clients, two workers (DLPM paper, figure 8)"
     published: ClassVar[str] = (
         "LPM serves the heavy clients at the cost of the others, which wait long and get less; VTC keeps the light"

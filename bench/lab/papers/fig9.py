@@ -16,7 +16,7 @@ from bench.lab.frame.measures import (
     service_seen,
     worst_spread,
 )
-from bench.lab.frame.plots import draw_over_time
+from bench.lab.frame.plots import OVER_TIME, draw_over_time
 from bench.report.programs import summarise_programs
 from bench.report.records import Result
 from bench.report.summary import Summary
@@ -45,6 +45,8 @@ def ending(trees: int) -> Workload:
 class Figure9(Experiment):
     """Client 0 is the heavy one. A simulation ends when all trees have ended."""
 
+    over_time: ClassVar[bool] = True
+    marks: ClassVar[str] = OVER_TIME
     title: ClassVar[str] = "Response time and service over time, four workers (DLPM paper, figure 9)"
     published: ClassVar[str] = (
         "D²LPM ends first, up to 2 times as fast as VTC and Preble. Actual service is equal among clients under VTC and"

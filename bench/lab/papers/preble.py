@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from bench.lab.drawing.axes import at, from_zero, legend, outer
+from bench.lab.drawing.looks import POLICIES
 from bench.lab.frame.calls import latencies, response_times
 from bench.lab.frame.conditions import (
     A6000,
@@ -19,7 +21,7 @@ from bench.lab.frame.conditions import (
     fleet,
 )
 from bench.lab.frame.experiment import Cell, Row, Value
-from bench.lab.frame.plots import draw_legend, draw_policies
+from bench.lab.frame.plots import draw_policies
 from bench.lab.frame.traced import TracedExperiment
 from bench.report.records import Result
 from bench.report.summary import Summary
@@ -103,15 +105,16 @@ class PrebleLatency(TracedExperiment):
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw a column for each workload, and in it a line for each policy over the rates."""
         shown = ("latency avg", "latency p99")
-        axes = figure.subplots(len(shown), len(PREBLE_RATES), sharex="col", squeeze=False)
-        for column, workload in enumerate(PREBLE_RATES):
-            axes[0][column].set_title(workload)
-            axes[-1][column].set_xlabel("calls/s")
-            for line, measured in enumerate(shown):
-                own = [row for row in rows if row.labels["workload"] == workload]
-                draw_policies(axes[line][column], own, lambda row: float(row.labels["calls/s"]), measured)
-                axes[line][column].set_ylim(bottom=0)
-        draw_legend(figure)
+        grid = figure.subplots(len(shown), len(PREBLE_RATES), sharex="col", squeeze=False)
+        for column, (workload, rates) in enumerate(PREBLE_RATES.items()):
+            own = [row for row in rows if row.labels["workload"] == workload]
+            grid[0][column].set_title(workload)
+            for axes, measured in zip(grid[:, column], shown, strict=True):
+                draw_policies(axes, own, lambda row: float(row.labels["calls/s"]), measured)
+                at(axes, rates, [f"{rate:g}" for rate in rates], "rate (calls/s)")
+                from_zero(axes, "y")
+        outer(figure)
+        legend(figure, list(POLICIES))
 
 
 def tools_and_videos(times: Sequence[float]) -> Workload:

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from bench.lab.drawing.looks import BLUE
 from bench.lab.frame.conditions import ABLATION, ABLATION_RATE, ABLATION_WORKERS
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
+from bench.lab.frame.plots import draw_bars
 from bench.lab.papers.preble import DECIMALS, at_calls, figures, scenario
 from bench.report.records import Result
 from bench.report.summary import Summary
@@ -37,8 +39,7 @@ class PrebleAblation(Experiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw a bar for each part."""
-        shown = ("latency avg", "latency p99")
-        for axes, measured in zip(figure.subplots(1, len(shown)), shown, strict=True):
-            axes.bar([row.labels["policy"] for row in rows], [row.median(measured) or 0.0 for row in rows])
-            axes.set_ylabel(f"{measured}, s")
-            axes.tick_params(axis="x", rotation=30)
+        figure.set_figheight(2.6)
+        names = [row.labels["policy"] for row in rows]
+        for axes, measured in zip(figure.subplots(1, 2, sharey=True), ("latency avg", "latency p99"), strict=True):
+            draw_bars(axes, rows, names, measured, [BLUE] * len(rows))

@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from bench.lab.drawing.axes import from_zero, legend, scale
+from bench.lab.drawing.looks import POLICIES, policy_look
 from bench.lab.frame.calls import response_times
 from bench.lab.frame.conditions import PATIENT, Contender
 from bench.lab.frame.experiment import Cell, Row, Value
+from bench.lab.frame.plots import LABELS
 from bench.lab.frame.traced import TracedExperiment
 from bench.lab.papers.vtc_conditions import (
     A10G,
@@ -64,6 +67,7 @@ class VtcSuites(TracedExperiment):
         " 13). The difference of accumulated service varies more with a larger pool and with longer calls, up to 512"
         " tokens in and out (figure 14)."
     )
+    marks: ClassVar[str] = ""
     decimals: ClassVar[Mapping[str, int]] = {
         "difference max": 0,
         "difference avg": 1,
@@ -114,22 +118,28 @@ class VtcSuites(TracedExperiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Draw a group of bars for each suite."""
+        """Draw a mark for each policy in the line of its suite, times and differences on scales that are logarithmic
+        above 1.
+        """
+        figure.set_figheight(6.5)
         shown = ("difference avg", "light TTFT mean", "output tokens/s")
         suites = list(dict.fromkeys(row.labels["suite"] for row in rows))
         policies = list(dict.fromkeys(row.labels["policy"] for row in rows))
-        axes = figure.subplots(len(shown), 1, sharex=True)
-        for line, measured in enumerate(shown):
+        for axes, measured in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
             for number, policy in enumerate(policies):
+                look = policy_look(policy)
                 own = [row for row in rows if row.labels["policy"] == policy]
-                places = [suites.index(row.labels["suite"]) + number / (len(policies) + 1) for row in own]
-                heights = [row.median(measured) or 0.0 for row in own]
-                axes[line].bar(places, heights, 1 / (len(policies) + 1), align="edge", label=policy)
-            axes[line].set_ylabel(measured)
-        axes[-1].set_xticks(
-            range(len(suites)), [suite.removeprefix("vtc-") for suite in suites], rotation=25, ha="left"
-        )
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+                # A little apart, so that no mark hides another.
+                places = [suites.index(row.labels["suite"]) + 0.09 * (number - len(policies) / 2) for row in own]
+                seen = [row.median(measured) or 0.0 for row in own]
+                axes.plot(seen, places, look.mark, color=look.colour, fillstyle="none", label=policy)
+            axes.set_yticks(range(len(suites)), [suite.removeprefix("vtc-") for suite in suites])
+            if measured != shown[-1]:
+                axes.set_xscale("symlog", linthresh=1)
+            from_zero(axes, "x")
+            scale(axes, "x", LABELS[measured])
+        figure.axes[0].invert_yaxis()
+        legend(figure, list(POLICIES))
 
 
 def _contenders(suite: str) -> Mapping[str, Contender]:

@@ -9,20 +9,26 @@ could be gained.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar, Final, get_args
 
+from bench.lab.drawing.axes import at, legend, outer, scale
+from bench.lab.drawing.looks import Look, looks
 from bench.lab.frame.conditions import A100, QUICK_SEEDS, fleet
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.frame.loads import loaded
 from bench.lab.frame.measures import service_seen
+from bench.lab.frame.plots import LABELS
 from bench.report.records import Record, Result
 from bench.report.summary import Summary
 from bench.sim.scenario import Scenario, WorkerSpec
 from router.core.cache.engine_rules import Tracking
+from router.core.clients.fairness import percentile
 from router.core.scheduler_settings import SchedulerSettings
 from workers.engine.model import Dialect
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WORKERS: Final = 2
@@ -52,6 +58,7 @@ QUICK_WORKLOADS: Final = ("tot-s2", "qa-s1")
 TIMES: Final = (0.5, 1.0, 2.0, 5.0)
 """How many times the size of the cache the workload touches."""
 QUICK_TIMES: Final = (1.0, 5.0)
+ENGINE_NAMES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
 EVENTS: Final = "events"
 ORACLE: Final = "oracle"
 WAYS: Final[Mapping[str, Tracking]] = {
@@ -69,6 +76,11 @@ class CacheTruth(Experiment):
     """Compares the ways to follow a cache, all under D²LPM."""
 
     seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
+    marks: ClassVar[str] = ""
+    caption: ClassVar[str] = (
+        "Marks are means over the workloads, lines reach over the middle half of them; few large errors lift a mean"
+        " above it."
+    )
     title: ClassVar[str] = "Predicted and actual cached tokens, and what predictions are worth, two A100 under D²LPM"
     published: ClassVar[str] = (
         "Of no paper. The error is the mean of |predicted - actual| / prompt tokens over all calls; false and missed"
@@ -132,19 +144,39 @@ class CacheTruth(Experiment):
         return lines
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Draw error and hit rate by how small the cache is, as means over workloads and engines."""
-        plots = figure.subplots(1, 2)
-        for plot, name in zip(plots, ("error", "hit rate"), strict=True):
-            for way in WAYS:
-                points: dict[float, list[float]] = {}
-                for row in rows:
-                    if row.labels["way"] == way:
-                        points.setdefault(float(row.labels["times the cache"]), []).append(row.median(name) or 0.0)
-                plot.plot(list(points), [sum(each) / len(each) for each in points.values()], marker="o", label=way)
-            plot.set_xscale("log")
-            plot.set_xlabel("what is touched, times the cache")
-            plot.set_ylabel(name)
-        plots[0].legend()
+        """Draw error and hit rate by how small the cache is, as means over the workloads, by engine."""
+        best = {_place(row): row for row in rows if row.labels["way"] == ORACLE}
+        figure.set_figheight(5.5)
+        engines = list(dict.fromkeys(row.labels["engine"] for row in rows))
+        grid = figure.subplots(2, len(engines), sharex=True, sharey="row", squeeze=False)
+        for column, engine in enumerate(engines):
+            grid[0][column].set_title(f"emulated {ENGINE_NAMES.get(engine, engine)}")
+            for place, (way, look) in enumerate(looks(list(WAYS)).items()):
+                own = [row for row in rows if (row.labels["engine"], row.labels["way"]) == (engine, way)]
+                aside = 1.03 ** (place - 2.5)
+                _draw_means(grid[0][column], own, [row.median("error") or 0.0 for row in own], look, aside)
+                _draw_means(grid[1][column], own, _shares(own, best, "hit rate"), look, aside)
+            scale(grid[0][column], "y", LABELS["error"])
+            scale(grid[1][column], "y", "hit rate over the oracle's (ratio)")
+            for axes in grid[:, column]:
+                at(axes, TIMES, [f"{times:g}" for times in TIMES], "tokens touched / cache (ratio)", logarithmic=True)
+        outer(figure)
+        legend(figure, list(WAYS))
+
+
+def _draw_means(axes: "Axes", rows: Sequence[Row], figures: Sequence[float], look: Look, aside: float) -> None:
+    """Draw the mean over the workloads of a way's figures at each size of the cache, with the range of half of them.
+
+    `aside` moves the marks along the axis, by this factor, so that none hides another.
+    """
+    seen: dict[float, list[float]] = {}
+    for row, figure in zip(rows, figures, strict=True):
+        seen.setdefault(float(row.labels["times the cache"]), []).append(figure)
+    means = [fmean(values) for values in seen.values()]
+    quarters = [(percentile(values, 0.25) or 0.0, percentile(values, 0.75) or 0.0) for values in seen.values()]
+    places = [times * aside for times in seen]
+    axes.plot(places, means, look.mark + look.line, color=look.colour, label=rows[0].labels["way"] if rows else "")
+    axes.vlines(places, *zip(*quarters, strict=True), color=look.colour, linewidth=0.9)
 
 
 def _token_counts(record: Record) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from bench.lab.drawing.heat import Scale, draw_table
 from bench.lab.frame.conditions import POLICIES_WORKERS, QUICK_SEEDS, Contender, fleet
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.sweeps.policies import DECIMALS, QUICK_WORKLOADS, WORKLOADS, figures, screened
@@ -64,6 +65,8 @@ SETTINGS: Final[Mapping[str, SchedulerSettings]] = {
 @dataclass(frozen=True)
 class Defaults(Experiment):
     seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
+    marks: ClassVar[str] = ""
+    caption: ClassVar[str] = "Blue is more than the default has, red less; what is beyond the scale is written out."
     title: ClassVar[str] = "The defaults and what else they could be, two A100"
     published: ClassVar[str] = (
         "The DLPM paper shows Q^u in figure 1 and Q^w in figure 10, and charges the full input. All else is ours."
@@ -110,22 +113,22 @@ class Defaults(Experiment):
         return ["Throughput over the default's / Jain's index less the default's:", "", *lines]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Draw the digest in colours."""
+        """Draw the digest in colours, without the defaults themselves."""
         changes = Changes(rows)
-        names = [f"{policy}, {parameter}" for policy, parameter in changes.changed]
-        for axes, read, title, middle, reach in zip(
+        changed = [(policy, parameter) for policy, parameter in changes.changed if parameter != DEFAULT]
+        figure.set_figheight(2.6 + 0.2 * len(changed))
+        for axes, read, scale in zip(
             figure.subplots(1, 2, sharey=True),
             (changes.throughput, changes.jain),
-            ("throughput over the default's", "Jain's index less the default's"),
-            (1.0, 0.0),
-            (0.5, 0.2),
+            (
+                Scale("throughput over the default's (ratio)", 0.5, 1.5, "RdBu"),
+                Scale("Jain's index less the default's (ratio)", -0.2, 0.2, "RdBu"),
+            ),
             strict=True,
         ):
-            values = [[read(workload, *changed) for workload in changes.workloads] for changed in changes.changed]
-            axes.imshow(values, aspect="auto", vmin=middle - reach, vmax=middle + reach, cmap="RdBu")
-            axes.set_xticks(range(len(changes.workloads)), changes.workloads, rotation=60, ha="right")
-            axes.set_yticks(range(len(names)), names, fontsize=6)
-            axes.set_title(title)
+            values = [[read(workload, *each) for workload in changes.workloads] for each in changed]
+            draw_table(figure, axes, values, changes.workloads, scale)
+        figure.axes[0].set_yticks(range(len(changed)), [f"{policy}: {parameter}" for policy, parameter in changed])
 
 
 class Changes:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
+from bench.lab.drawing.heat import Scale, draw_table
 from bench.lab.frame.conditions import A100, ALL, PATIENT, POLICIES_WORKERS, SEEDS, Span, fleet
 from bench.lab.frame.experiment import Cell, Row, Value
 from bench.lab.frame.felt_loads import FELT_LOADS, TRACED, Load, felt_load
@@ -46,6 +47,7 @@ WAITS: Final = ("light TTFT p95", "light TTFT longest")
 class FullGrid(TracedExperiment):
     kinds: ClassVar[Sequence[str]] = tuple(TRACED.values())
     seeds: ClassVar[Sequence[int]] = SEEDS
+    marks: ClassVar[str] = ""
     title: ClassVar[str] = "The default and the best five policies on every workload, two A100, four loads"
     published: ClassVar[str] = (
         "Of no paper: the default is chosen from it. Programs run to their end, and no more come after the time"
@@ -92,20 +94,32 @@ class FullGrid(TracedExperiment):
         return [head, "", *lines]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Draw the default's figures over the best's, a point for each workload and load."""
+        """Draw the default's figures over the best's, a cell for each workload and load."""
         verdicts = list(compared(rows))
-        places = range(len(verdicts))
-        for axes, values, aim, title in zip(
-            figure.subplots(1, 2, sharey=True),
-            ([v.service for v in verdicts], [v.waits[0] for v in verdicts]),
-            (LEAST_SERVICE, MOST_WAIT),
-            ("throughput over the best's", "light p95 over the best's"),
-            strict=True,
-        ):
-            axes.plot(values, places, "o", markersize=3)
-            axes.axvline(aim, linestyle=":")
-            axes.set_yticks(places, [f"{v.workload} {v.load}" for v in verdicts], fontsize=4)
-            axes.set_title(title)
+        workloads = list(dict.fromkeys(verdict.workload for verdict in verdicts))
+        loads = list(dict.fromkeys(verdict.load for verdict in verdicts))
+        at = {(verdict.workload, verdict.load): verdict for verdict in verdicts}
+        figure.set_figheight(2.2 + 0.2 * len(workloads))
+        scales = (
+            Scale("throughput over the best's (ratio)", 0.5, 1.5, "RdBu"),
+            Scale("light p95 over the shortest (ratio)", 0.5, 1.5, "RdBu_r"),
+        )
+        for axes, scale, read in zip(figure.subplots(1, 2, sharey=True), scales, (_service, _p95), strict=True):
+            values = [
+                [read(at[place]) if (place := (workload, load)) in at else None for load in loads]
+                for workload in workloads
+            ]
+            draw_table(figure, axes, values, loads, scale)
+            axes.set_xlabel("load over the sustained rate (ratio)")
+        figure.axes[0].set_yticks(range(len(workloads)), workloads)
+
+
+def _service(verdict: "Verdict") -> float:
+    return verdict.service
+
+
+def _p95(verdict: "Verdict") -> float:
+    return verdict.waits[0]
 
 
 def at_load(name: str, factor: float, traces: Mapping[str, Workload], *, quick: bool = False) -> Load:

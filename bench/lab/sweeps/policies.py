@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from bench.lab.drawing.heat import Scale, draw_table
 from bench.lab.frame.conditions import (
     A100,
     ALL,
@@ -57,6 +58,10 @@ QUICK_WORKLOADS: Final = ("judge-s2", "qa-s1", "toolbench-zipf")
 class PolicyTable(TracedExperiment):
     kinds: ClassVar[Sequence[str]] = tuple(TRACED.values())
     seeds: ClassVar[Sequence[int]] = SCREEN_SEEDS
+    marks: ClassVar[str] = ""
+    caption: ClassVar[str] = (
+        "Policies from the nearest to the best, in throughput and light clients' waits, to the farthest."
+    )
     title: ClassVar[str] = "Every policy on every workload, two A100, half as much again asked as they can do"
     published: ClassVar[str] = (
         "Of no paper: who goes on to the full grid is taken from it, and with that the default. Jain of shares: of what"
@@ -103,20 +108,19 @@ class PolicyTable(TracedExperiment):
         ]
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Draw a point for each policy on each workload: throughput over the best's, and Jain's index."""
+        """Draw a cell for each policy on each workload: throughput over the best's, and Jain's index."""
         table = Relative(rows)
-        workloads, policies = table.workloads, table.policies
-        for axes, read, title in zip(
+        policies = table.best(len(table.policies))
+        figure.set_figheight(2.6 + 0.2 * len(table.workloads))
+        for axes, read, label in zip(
             figure.subplots(1, 2, sharey=True),
             (table.share, table.jain),
-            ("throughput over the best policy's", "Jain's index of actual service"),
+            ("throughput over the best policy's (ratio)", "Jain's index of actual service (ratio)"),
             strict=True,
         ):
-            values = [[read(workload, policy) for workload in workloads] for policy in policies]
-            axes.imshow(values, aspect="auto", vmin=0.0, vmax=1.0, cmap="viridis")
-            axes.set_xticks(range(len(workloads)), workloads, rotation=60, ha="right")
-            axes.set_yticks(range(len(policies)), policies)
-            axes.set_title(title)
+            values = [[read(workload, policy) for policy in policies] for workload in table.workloads]
+            draw_table(figure, axes, values, policies, Scale(label, 0.0, 1.0, "cividis"))
+        figure.axes[0].set_yticks(range(len(table.workloads)), table.workloads)
 
 
 def screened(workload: str, traces: Mapping[str, Workload]) -> Load:

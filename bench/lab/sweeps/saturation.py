@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from bench.lab.drawing.axes import scale
+from bench.lab.drawing.looks import BLUE
 from bench.lab.frame.conditions import A10G_3B, A100, ON_A10G, ON_A100, QUICK_SEEDS, SATURATING, SATURATION_SPAN
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
+from bench.lab.frame.plots import LABELS
 from bench.report.records import Result
 from bench.report.summary import Summary
 from bench.sim.scenario import Scenario
@@ -65,10 +68,13 @@ class Saturation(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Draw a bar for each kind of session, by hardware."""
+        """Draw a mark for each kind of session, by hardware, on a logarithmic scale."""
+        figure.set_figheight(3.8)
         for axes, hardware in zip(figure.subplots(1, len(HARDWARE), squeeze=False)[0], HARDWARE, strict=True):
             own = [row for row in rows if row.labels["hardware"] == hardware]
-            axes.barh([row.labels["session"] for row in own], [row.median("seconds a session") or 0 for row in own])
+            names = [row.labels["session"] for row in own]
+            axes.plot([row.median("seconds a session") or 0.0 for row in own], names, "o", color=BLUE)
+            axes.invert_yaxis()
             axes.set_title(hardware)
-            axes.set_xlabel("seconds of a worker a session")
             axes.set_xscale("log")
+            scale(axes, "x", LABELS["seconds a session"])

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from bench.lab.drawing.axes import legend, outer, scale
+from bench.lab.drawing.looks import looks
 from bench.lab.frame.conditions import BACKLOGGED, FAIR_SPAN, PATIENT, SGLANG_A10G, UNMODIFIED_WORKERS, fleet
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.frame.measures import service_seen
-from bench.lab.frame.plots import draw_legend
+from bench.lab.frame.plots import OVER_TIME, draw_line
 from bench.lab.sweeps.window import ENGINES, HEAVY, LIGHT
 from bench.report.records import Result
 from bench.report.service_difference import difference_line, widest
@@ -29,6 +31,8 @@ MEANS: Final[Mapping[str, tuple[str, Window]]] = {
 
 @dataclass(frozen=True)
 class Unmodified(Experiment):
+    over_time: ClassVar[bool] = True
+    marks: ClassVar[str] = f"{OVER_TIME}; dotted: the bound in one queue"
     title: ClassVar[str] = "Two clients that always wait: placement alone against the queue in the proxy"
     published: ClassVar[str] = (
         "No paper has this: D²LPM's workers run DLPM themselves, and its bound holds only there. With engines as they"
@@ -83,17 +87,22 @@ class Unmodified(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        """Draw the heavy client's lead over time, and its bound in one queue."""
-        for axes, order in zip(figure.subplots(1, len(ENGINES), sharey=True), ENGINES, strict=True):
-            own = [row for row in rows if row.labels["engines"] == order]
-            for row, colour in zip(own, ("tab:red", "tab:blue", "tab:green"), strict=True):
-                axes.plot(*zip(*row.points("line"), strict=True), color=colour, label=row.labels["fairness by"])
-                if bound := row.median("bound"):
-                    axes.axhline(bound, linestyle=":", color=colour)
+        """Draw the heavy client's lead over time, and as a dotted line its bound in one queue."""
+        grid = figure.subplots(1, len(ENGINES), sharey=True, squeeze=False)[0]
+        seen = looks(list(MEANS))
+        for axes, order in zip(grid, ENGINES, strict=True):
+            for row in rows:
+                look = seen[row.labels["fairness by"]]
+                if row.labels["engines"] == order:
+                    draw_line(axes, row, "line", row.labels["fairness by"], look)
+                    if bound := row.median("bound"):
+                        axes.axhline(bound, linestyle=":", color=look.colour)
             axes.set_title(f"engines: {order}")
-            axes.set_xlabel("seconds")
-            axes.set_ylabel("heavy's service less light's")
-        draw_legend(figure, list(MEANS))
+            axes.set_xlabel("time (s)")
+        for axes in grid:
+            scale(axes, "y", "heavy's service less light's (cost units)")
+        outer(figure)
+        legend(figure, list(MEANS))
 
 
 def _nearness(worker: WorkerSummary) -> float:

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from bench.lab.drawing.axes import at, from_zero, legend, scale
+from bench.lab.drawing.looks import looks
 from bench.lab.frame.conditions import (
     BACKLOGGED,
     FAIR_SPAN,
@@ -15,6 +18,7 @@ from bench.lab.frame.conditions import (
 )
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.frame.measures import service_seen
+from bench.lab.frame.plots import LABELS, draw_points
 from bench.report.records import Result
 from bench.report.service_difference import difference_line, widest
 from bench.report.summary import Summary
@@ -80,19 +84,27 @@ class WindowSize(Experiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw gaps and their bounds on a logarithmic scale, and throughput."""
+        figure.set_figheight(5.5)
+        sizes = list(dict.fromkeys(row.labels["window"] for row in rows))
         gaps, throughputs = figure.subplots(2, 1, sharex=True)
-        for order, colour in zip(ENGINES, ("tab:blue", "tab:orange"), strict=True):
+        for aside, (order, look) in zip((-0.1, 0.1), looks(ENGINES).items(), strict=True):
             own = [row for row in rows if row.labels["engine"] == order]
-            sizes = [row.labels["window"] for row in own]
-            gaps.plot(sizes, [row.median("gap") for row in own], "o", color=colour, label=f"gap, {order}")
-            gaps.plot(sizes, [row.median("bound") for row in own], "_", color=colour, label=f"bound, {order}")
-            throughputs.plot(sizes, [row.median("service/s") for row in own], "o", color=colour)
+            place = partial(_place, sizes, aside)
+            point = look._replace(line="")
+            draw_points(gaps, own, place, "gap", f"gap, engine: {order}", point)
+            draw_points(gaps, own, place, "bound", f"bound, engine: {order}", point._replace(mark="_"))
+            draw_points(throughputs, own, place, "service/s", f"gap, engine: {order}", point)
         gaps.set_yscale("log")
-        gaps.set_ylabel("gap")
-        gaps.legend()
-        throughputs.set_ylabel("service/s")
-        throughputs.set_ylim(bottom=0)
-        throughputs.set_xlabel("window, requests")
+        scale(gaps, "y", LABELS["gap"])
+        from_zero(throughputs, "y")
+        scale(throughputs, "y", LABELS["service/s"])
+        at(throughputs, range(len(sizes)), sizes, "window (requests)")
+        legend(figure)
+
+
+def _place(sizes: Sequence[str], aside: float, row: Row) -> float:
+    """Return the place of a row's window on the axis, a little aside, so that no mark hides another."""
+    return sizes.index(row.labels["window"]) + aside
 
 
 def windows(sizes: Sequence[int]) -> Mapping[str, Window]:
