@@ -1,6 +1,7 @@
 """Labels with units, ticks where something was measured, and legends beside the plots."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
@@ -28,9 +29,12 @@ def scale(axes: "Axes", which: Literal["x", "y"], unit: str) -> None:
 
 
 def from_zero(axes: "Axes", which: Literal["x", "y"]) -> None:
-    """Let an axis begin at 0 and end a little beyond what was drawn."""
-    most = axes.dataLim.x1 if which == "x" else axes.dataLim.y1
-    axes.set(**{f"{which}lim": (0.0, 1.06 * most if most > 0 else 1.0)})
+    """Let an axis begin at 0 and end a little beyond what was drawn there and on the axes that share it."""
+    shared = axes.get_shared_x_axes() if which == "x" else axes.get_shared_y_axes()
+    ends = [each.dataLim.x1 if which == "x" else each.dataLim.y1 for each in shared.get_siblings(axes)]
+    most = max([end for end in ends if isfinite(end) and end > 0], default=1.0)
+    straight = (axes.get_xscale() if which == "x" else axes.get_yscale()) == "linear"
+    axes.set(**{f"{which}lim": (0.0, most * (1.06 if straight else 1.6))})
 
 
 def counts(axes: "Axes", values: Sequence[float], label: str, *, logarithmic: bool = False) -> None:

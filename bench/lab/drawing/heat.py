@@ -44,4 +44,12 @@ def draw_table(
     for line, row in enumerate(cells):
         for column, value in enumerate(row):
             if not scale.least <= value <= scale.most and value == value:  # noqa: PLR0124 - not a number, if unequal
-                axes.text(column, line, f"{value:.2f}", ha="center", va="center", fontsize=SMALL, color="white")
+                axes.text(
+                    column,
+                    line,
+                    f"{value:.2f}".replace("0.", ".", 1),
+                    ha="center",
+                    va="center",
+                    fontsize=SMALL,
+                    color="white",
+                )

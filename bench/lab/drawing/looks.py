@@ -12,6 +12,7 @@ BLUE, RED, PURPLE, BROWN = "#0072B2", "#D55E00", "#CC79A7", "#7A4B00"
 PALETTE: Final = (BLUE, GREEN, ORANGE, RED, PURPLE, SKY, BLACK, BROWN, GREY)
 """Yellow is left out: it is too pale for a line on white. Brown and grey are ours, told apart by how dark they are."""
 MARKS: Final = ("o", "s", "^", "v", "P", "D", "X", "<", "*")
+LINES: Final = ("-", "--", "-.")
 
 
 class Look(NamedTuple):
@@ -74,4 +75,7 @@ def policy_look(name: str) -> Look:
 
 def looks(names: Sequence[str]) -> Mapping[str, Look]:
     """Return looks for names that are no policies, in their order; after nine they begin again."""
-    return {name: Look(PALETTE[at % len(PALETTE)], MARKS[at % len(MARKS)]) for at, name in enumerate(names)}
+    return {
+        name: Look(PALETTE[at % len(PALETTE)], MARKS[at % len(MARKS)], LINES[at % len(LINES)])
+        for at, name in enumerate(names)
+    }

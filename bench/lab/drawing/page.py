@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import wrap
 from typing import Final
 
 from matplotlib.figure import Figure
@@ -12,6 +13,8 @@ WIDTH: Final = 9.0
 HEIGHT: Final = 5.0
 """Inches, of a picture that does not set its own."""
 DOTS_PER_INCH: Final = 150
+LETTERS: Final = 105
+"""In a line of the title."""
 RULES: Final[dict[str, str | float | bool]] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that pictures are the same everywhere
     "font.size": 9,
@@ -41,7 +44,8 @@ def drawn(title: str, note: str, draw: Callable[[Figure], None]) -> Figure:
     with context(RULES):
         figure = Figure((WIDTH, HEIGHT), DOTS_PER_INCH, layout="constrained")
         draw(figure)
-        figure.suptitle(f"{title}\n{note}" if note else title, x=0.01, ha="left")
+        lines = [line for text in (title, note) for line in wrap(text, LETTERS)]
+        figure.suptitle("\n".join(lines), x=0.01, ha="left")
         return figure
 
 

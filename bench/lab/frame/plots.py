@@ -42,7 +42,7 @@ LABELS: Final = {
 }
 """The axis labels of figures, with their units."""
 OVER_TIME: Final = "bands from the least to the greatest seed"
-BAND: Final = 0.18
+BAND: Final = 0.14
 """How opaque the range of a line over time is."""
 
 

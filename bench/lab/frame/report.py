@@ -11,6 +11,8 @@ from bench.lab.frame.experiment import Experiment, Row, Value
 
 DIGITS: Final = 6
 """Significant digits of a figure in the JSON file."""
+LINE_DIGITS: Final = 4
+"""Those of a line over time."""
 
 
 class Written(NamedTuple):
@@ -89,12 +91,12 @@ def as_json(experiment: Experiment, rows: Sequence[Row], seeds: Sequence[int]) -
 
 def _rounded(value: Value) -> Value:
     if isinstance(value, Sequence):
-        return [(_digits(x), _digits(y)) for x, y in value]
-    return None if value is None else _digits(value)
+        return [(_digits(x, DIGITS), _digits(y, LINE_DIGITS)) for x, y in value]
+    return None if value is None else _digits(value, DIGITS)
 
 
-def _digits(value: float) -> float:
-    return value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
+def _digits(value: float, digits: int) -> float:
+    return value if isinstance(value, int) else float(f"{value:.{digits}g}")
 
 
 def as_markdown(experiment: Experiment, rows: Sequence[Row], seeds: Sequence[int]) -> str:

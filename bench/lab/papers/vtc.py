@@ -125,15 +125,20 @@ class VtcSuites(TracedExperiment):
         shown = ("difference avg", "light TTFT mean", "output tokens/s")
         suites = list(dict.fromkeys(row.labels["suite"] for row in rows))
         policies = list(dict.fromkeys(row.labels["policy"] for row in rows))
+        aside: dict[tuple[str, str], float] = {}
+        for suite in suites:  # a little apart, so that no mark hides another
+            there = [row.labels["policy"] for row in rows if row.labels["suite"] == suite]
+            aside |= {(suite, policy): 0.09 * (at - (len(there) - 1) / 2) for at, policy in enumerate(there)}
         for axes, measured in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
-            for number, policy in enumerate(policies):
+            for policy in policies:
                 look = policy_look(policy)
                 own = [row for row in rows if row.labels["policy"] == policy]
-                # A little apart, so that no mark hides another.
-                places = [suites.index(row.labels["suite"]) + 0.09 * (number - len(policies) / 2) for row in own]
+                places = [suites.index(row.labels["suite"]) + aside[row.labels["suite"], policy] for row in own]
                 seen = [row.median(measured) or 0.0 for row in own]
                 axes.plot(seen, places, look.mark, color=look.colour, fillstyle="none", label=policy)
-            axes.set_yticks(range(len(suites)), [suite.removeprefix("vtc-") for suite in suites])
+            axes.set_yticks(
+                range(len(suites)), [f"pool of {suite}" if suite[0].isdigit() else suite for suite in suites]
+            )
             if measured != shown[-1]:
                 axes.set_xscale("symlog", linthresh=1)
             from_zero(axes, "x")

@@ -20,7 +20,7 @@ GAP: Final = "Service gap and its bound"
 NOTE: Final = f"One run. Shares and hit rates over the {WINDOW:g} s before."
 CLIENT_LOOKS: Final = (
     Look(RED, ""),
-    *(Look(colour, "", line) for colour, line in ((BLUE, "-"), (GREEN, "--"), (ORANGE, "-."), (BLACK, ":"))),
+    *(Look(colour, "", line) for colour, line in ((BLUE, "--"), (GREEN, "-."), (ORANGE, ":"), (BLACK, ".-"))),
 )
 """The heavy client is the first by name; then the light ones."""
 

@@ -78,8 +78,8 @@ class CacheTruth(Experiment):
     seeds: ClassVar[Sequence[int]] = QUICK_SEEDS
     marks: ClassVar[str] = ""
     caption: ClassVar[str] = (
-        "Marks are means over the workloads, lines reach over the middle half of them; few large errors lift a mean"
-        " above it."
+        "Marks are means over the workloads; bars reach over the middle half of the workloads, which a few large"
+        " errors can lift the mean above."
     )
     title: ClassVar[str] = "Predicted and actual cached tokens, and what predictions are worth, two A100 under D²LPM"
     published: ClassVar[str] = (

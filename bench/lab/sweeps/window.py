@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 HEAVY, LIGHT = "heavy", "light"
 ENGINES: Final[Sequence[Order]] = ("fcfs", "lpm")
 """The engines' own order of admitted requests."""
+BOUNDS: Final[Mapping[str, str]] = {"fcfs": "_", "lpm": "x"}
+"""The marks of their bounds."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ class WindowSize(Experiment):
             place = partial(_place, sizes, aside)
             point = look._replace(line="")
             draw_points(gaps, own, place, "gap", f"gap, engine: {order}", point)
-            draw_points(gaps, own, place, "bound", f"bound, engine: {order}", point._replace(mark="_"))
+            bound = point._replace(mark=BOUNDS[order])
+            draw_points(gaps, own, place, "bound", f"bound, engine: {order}", bound)
             draw_points(throughputs, own, place, "service/s", f"gap, engine: {order}", point)
         gaps.set_yscale("log")
         scale(gaps, "y", LABELS["gap"])

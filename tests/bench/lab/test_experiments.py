@@ -130,6 +130,8 @@ def test_a_median_is_one_of_the_values(values: Sequence[float | None], median: f
         (["fig7", "--jobs", "0"], "must be at least 1"),
         (["fig7", "--seeds", "0"], "must be at least 1"),
         (["fig7", "--out", __file__], "cannot write to"),
+        (["fig7", "--redraw", "--out", "/nowhere"], "cannot draw from /nowhere/fig7.md"),
+        (["fig99", "--redraw"], "unknown experiment 'fig99'"),
     ],
 )
 def test_an_impossible_command_is_refused(

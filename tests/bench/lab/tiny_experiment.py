@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from bench.lab.drawing.axes import legend
+from bench.lab.drawing.looks import policy_look
 from bench.lab.frame.experiment import Cell, Experiment, Row, Value
 from bench.lab.frame.measures import first_token_line
-from bench.lab.frame.plots import draw_legend, draw_policies
+from bench.lab.frame.plots import draw_points
 from bench.lab.frame.report import write
 from bench.lab.frame.runner import run
 from bench.report.records import Result
@@ -56,8 +58,11 @@ class Tiny(Experiment):
         }
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
-        draw_policies(figure.subplots(), rows, lambda row: float(row.labels["seconds"]), "calls")
-        draw_legend(figure)
+        axes = figure.subplots()
+        for policy in ("d2lpm", "dlpm_home"):
+            own = [row for row in rows if row.labels["policy"] == policy]
+            draw_points(axes, own, lambda row: float(row.labels["seconds"]), "calls", policy, policy_look(policy))
+        legend(figure)
 
 
 @dataclass(frozen=True)
