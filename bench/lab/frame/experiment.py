@@ -68,12 +68,15 @@ class Row:
         return (min(values), max(values)) if len(values) > 1 else None
 
     def line(self, figure: str) -> Sequence[LinePoint]:
-        """Return the points of a line, in the order of x; where seeds end early, those of the others alone."""
+        """Return the points of a line that most seeds have, in the order of x: where few are left, a median would be
+        theirs, not that of the seeds.
+        """
         seen: dict[float, list[float]] = {}
         for points in self.values[figure]:
             for x, y in points if isinstance(points, Sequence) else ():
                 seen.setdefault(x, []).append(y)
-        return [LinePoint(x, _median(ys), min(ys), max(ys)) for x, ys in sorted(seen.items())]
+        half = len(self.values[figure]) / 2
+        return [LinePoint(x, _median(ys), min(ys), max(ys)) for x, ys in sorted(seen.items()) if len(ys) > half]
 
 
 def _median(values: Sequence[float]) -> float:

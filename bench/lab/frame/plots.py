@@ -1,6 +1,7 @@
 """Lines, points and bars through the figures of rows, with their ranges over the seeds."""
 
 from collections.abc import Callable, Sequence
+from math import nan
 from typing import TYPE_CHECKING, Final
 
 from bench.lab.drawing.axes import from_zero, legend, outer, scale
@@ -41,7 +42,7 @@ LABELS: Final = {
     "seconds a session": "time of a worker (s/session)",
 }
 """The axis labels of figures, with their units."""
-OVER_TIME: Final = "bands from the least to the greatest seed"
+OVER_TIME: Final = "bands from the least to the greatest seed, until most have ended"
 BAND: Final = 0.14
 """How opaque the range of a line over time is."""
 
@@ -94,8 +95,8 @@ def draw_levels(axes: "Axes", rows: Sequence[Row], figure: str) -> None:
 
 
 def draw_bars(axes: "Axes", rows: Sequence[Row], names: Sequence[str], figure: str, colours: Sequence[str]) -> None:
-    """Draw a bar from 0 for each row, the first at the top, with its range over the seeds."""
-    medians = [row.median(figure) or 0.0 for row in rows]
+    """Draw a bar from 0 for each row, the first at the top, with its range over the seeds; none without a figure."""
+    medians = [nan if (median := row.median(figure)) is None else median for row in rows]
     arms = _arms(medians, [row.spread(figure) for row in rows])
     axes.barh(list(names), medians, xerr=arms, color=list(colours), error_kw={"elinewidth": 0.9})
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -115,6 +116,26 @@ def _arms(
         [median - least for median, (least, _) in zip(medians, whole, strict=True)],
         [most - median for median, (_, most) in zip(medians, whole, strict=True)],
     )
+
+
+def draw_marks(axes: "Axes", rows: Sequence[Row], by: str, figure: str) -> None:
+    """Draw a hollow mark for each policy in the line of each value of the label `by`; none without a figure."""
+    lines = list(dict.fromkeys(row.labels[by] for row in rows))
+    there = {line: [row.labels["policy"] for row in rows if row.labels[by] == line] for line in lines}
+    for policy in policies(rows):
+        look, points = policy_look(policy), []
+        for row in rows:
+            median, line = row.median(figure), row.labels[by]
+            if row.labels["policy"] == policy and median is not None:
+                # A little apart, so that no mark hides another.
+                aside = 0.09 * (there[line].index(policy) - (len(there[line]) - 1) / 2)
+                points.append((median, lines.index(line) + aside))
+        if points:
+            axes.plot(*zip(*points, strict=True), look.mark, color=look.colour, fillstyle="none", label=policy)
+    axes.set_yticks(range(len(lines)), lines)
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    from_zero(axes, "x")
+    scale(axes, "x", LABELS[figure])
 
 
 def draw_clients(axes: "Axes", row: Row, kind: str, clients: Sequence[str]) -> None:

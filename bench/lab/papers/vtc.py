@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from bench.lab.drawing.axes import from_zero, legend, scale
-from bench.lab.drawing.looks import POLICIES, policy_look
+from bench.lab.drawing.axes import legend
+from bench.lab.drawing.looks import POLICIES
 from bench.lab.frame.calls import response_times
 from bench.lab.frame.conditions import PATIENT, Contender
 from bench.lab.frame.experiment import Cell, Row, Value
-from bench.lab.frame.plots import LABELS
+from bench.lab.frame.plots import draw_marks
 from bench.lab.frame.traced import TracedExperiment
 from bench.lab.papers.vtc_conditions import (
     A10G,
@@ -123,27 +123,10 @@ class VtcSuites(TracedExperiment):
         """
         figure.set_figheight(6.5)
         shown = ("difference avg", "light TTFT mean", "output tokens/s")
-        suites = list(dict.fromkeys(row.labels["suite"] for row in rows))
-        policies = list(dict.fromkeys(row.labels["policy"] for row in rows))
-        aside: dict[tuple[str, str], float] = {}
-        for suite in suites:  # a little apart, so that no mark hides another
-            there = [row.labels["policy"] for row in rows if row.labels["suite"] == suite]
-            aside |= {(suite, policy): 0.09 * (at - (len(there) - 1) / 2) for at, policy in enumerate(there)}
         for axes, measured in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
-            for policy in policies:
-                look = policy_look(policy)
-                own = [row for row in rows if row.labels["policy"] == policy]
-                places = [suites.index(row.labels["suite"]) + aside[row.labels["suite"], policy] for row in own]
-                seen = [row.median(measured) or 0.0 for row in own]
-                axes.plot(seen, places, look.mark, color=look.colour, fillstyle="none", label=policy)
-            axes.set_yticks(
-                range(len(suites)), [f"pool of {suite}" if suite[0].isdigit() else suite for suite in suites]
-            )
             if measured != shown[-1]:
                 axes.set_xscale("symlog", linthresh=1)
-            from_zero(axes, "x")
-            scale(axes, "x", LABELS[measured])
-        figure.axes[0].invert_yaxis()
+            draw_marks(axes, rows, "suite", measured)
         legend(figure, list(POLICIES))
 
 

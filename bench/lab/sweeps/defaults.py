@@ -119,7 +119,7 @@ class Defaults(Experiment):
         figure.set_figheight(2.6 + 0.2 * len(changed))
         for axes, read, scale in zip(
             figure.subplots(1, 2, sharey=True),
-            (changes.throughput, changes.jain),
+            (changes.throughput, changes.jain_if_any),
             (
                 Scale("throughput over the default's (ratio)", 0.5, 1.5, "RdBu"),
                 Scale("Jain's index less the default's (ratio)", -0.2, 0.2, "RdBu"),
@@ -147,6 +147,11 @@ class Changes:
     def jain(self, workload: str, policy: str, parameter: str) -> float:
         """Return Jain's index less the default's."""
         return self._figure(workload, policy, parameter, "Jain") - self._figure(workload, policy, DEFAULT, "Jain")
+
+    def jain_if_any(self, workload: str, policy: str, parameter: str) -> float | None:
+        """Return Jain's index less the default's; None if either is missing."""
+        measured = [self._rows[workload, policy, name].median("Jain") for name in (parameter, DEFAULT)]
+        return None if None in measured else self.jain(workload, policy, parameter)
 
     def _figure(self, workload: str, policy: str, parameter: str, name: str) -> float:
         return self._rows[workload, policy, parameter].median(name) or 0.0

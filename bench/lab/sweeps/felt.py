@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from bench.lab.drawing.axes import from_zero, legend, scale
-from bench.lab.drawing.looks import POLICIES, policy_look
+from bench.lab.drawing.axes import legend
+from bench.lab.drawing.looks import POLICIES
 from bench.lab.frame.conditions import Contender, fleet
 from bench.lab.frame.experiment import Cell, Row, Value
 from bench.lab.frame.felt_loads import FELT_LOADS, TRACED, WORKERS, felt_load
 from bench.lab.frame.measures import asked, max_min, modest, service_seen
-from bench.lab.frame.plots import LABELS
+from bench.lab.frame.plots import draw_marks
 from bench.lab.frame.traced import TracedExperiment
 from bench.report.meters import censored_percentile
 from bench.report.records import Record, Result
@@ -76,19 +76,9 @@ class Felt(TracedExperiment):
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw how long light clients wait at most, and the service, by load and policy."""
-        loads = list(dict.fromkeys(row.labels["load"] for row in rows))
-        figure.set_figheight(1.6 + 0.3 * len(loads))
+        figure.set_figheight(1.6 + 0.3 * len({row.labels["load"] for row in rows}))
         for axes, shown in zip(figure.subplots(1, 2, sharey=True), ("light longest", "service/s"), strict=True):
-            for name in dict.fromkeys(row.labels["policy"] for row in rows):
-                look = policy_look(name)
-                own = [row for row in rows if row.labels["policy"] == name]
-                places = [loads.index(row.labels["load"]) for row in own]
-                seen = [row.median(shown) or 0.0 for row in own]
-                axes.plot(seen, places, look.mark, color=look.colour, fillstyle="none", label=name)
-            axes.set_yticks(range(len(loads)), loads)
-            from_zero(axes, "x")
-            scale(axes, "x", LABELS[shown])
-        figure.axes[0].invert_yaxis()
+            draw_marks(axes, rows, "load", shown)
         legend(figure, list(POLICIES))
 
 

@@ -59,9 +59,7 @@ class PolicyTable(TracedExperiment):
     kinds: ClassVar[Sequence[str]] = tuple(TRACED.values())
     seeds: ClassVar[Sequence[int]] = SCREEN_SEEDS
     marks: ClassVar[str] = ""
-    caption: ClassVar[str] = (
-        "Policies from the nearest to the best, in throughput and light clients' waits, to the farthest."
-    )
+    caption: ClassVar[str] = "The policies nearest to the best come first; white where there is no figure."
     title: ClassVar[str] = "Every policy on every workload, two A100, half as much again asked as they can do"
     published: ClassVar[str] = (
         "Of no paper: who goes on to the full grid is taken from it, and with that the default. Jain of shares: of what"
@@ -114,7 +112,7 @@ class PolicyTable(TracedExperiment):
         figure.set_figheight(2.6 + 0.2 * len(table.workloads))
         for axes, read, label in zip(
             figure.subplots(1, 2, sharey=True),
-            (table.share, table.jain),
+            (table.share, table.jain_if_any),
             ("throughput over the best policy's (ratio)", "Jain's index of actual service (ratio)"),
             strict=True,
         ):
@@ -184,6 +182,10 @@ class Relative:
     def jain(self, workload: str, policy: str) -> float:
         """Return Jain's index of actual service."""
         return self.figure(workload, policy, "Jain")
+
+    def jain_if_any(self, workload: str, policy: str) -> float | None:
+        """Return Jain's index of actual service; None if there is none."""
+        return self._rows[workload, policy].median("Jain")
 
     def best(self, count: int) -> Sequence[str]:
         """Return `count` policies, the nearest to the best first.

@@ -72,9 +72,11 @@ class Saturation(Experiment):
         figure.set_figheight(3.8)
         for axes, hardware in zip(figure.subplots(1, len(HARDWARE), squeeze=False)[0], HARDWARE, strict=True):
             own = [row for row in rows if row.labels["hardware"] == hardware]
-            names = [row.labels["session"] for row in own]
-            axes.plot([row.median("seconds a session") or 0.0 for row in own], names, "o", color=BLUE)
-            axes.invert_yaxis()
+            for place, row in enumerate(own):
+                if (median := row.median("seconds a session")) is not None:
+                    axes.plot(median, place, "o", color=BLUE)
+            axes.set_yticks(range(len(own)), [row.labels["session"] for row in own])
+            axes.set_ylim(len(own) - 0.5, -0.5)
             axes.set_title(hardware)
             axes.set_xscale("log")
             scale(axes, "x", LABELS["seconds a session"])

@@ -14,15 +14,17 @@ from matplotlib.axis import Axis
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox, BboxBase
+from numpy.ma import MaskedArray
 
 from bench.__main__ import main
 from bench.lab.drawing.looks import POLICIES
 from bench.lab.drawing.page import drawn
 from bench.lab.experiments import EXPERIMENTS
 from bench.lab.frame.experiment import Experiment, Row, Value
-from bench.lab.frame.plots import draw_points
+from bench.lab.frame.plots import draw_bars, draw_marks, draw_points
 from bench.lab.frame.report import Written, draw, from_markdown, note, read, table, write
 from bench.lab.neighbour.experiment import NoisyNeighbour
 from bench.lab.papers import fig4
@@ -277,10 +279,32 @@ def test_lines_over_time_need_more_than_a_table(tmp_path: Path) -> None:
     assert not (tmp_path / "fig9.png").exists()
 
 
-def test_a_line_has_the_range_of_the_seeds_that_have_the_point() -> None:
-    """Where one seed ended before, the others are left."""
-    row = Row({}, {"line": [[(1.0, 5.0), (3.0, 2.0)], [(1.0, 4.0)], [(1.0, 9.0), (3.0, 6.0)]]})
+def test_a_line_ends_where_most_seeds_have_ended() -> None:
+    """Where one of three seeds has no point the others make it, and one alone makes none."""
+    row = Row({}, {"line": [[(1.0, 5.0), (3.0, 2.0), (5.0, 9.0)], [(1.0, 4.0)], [(1.0, 9.0), (3.0, 6.0)]]})
     assert row.line("line") == [(1.0, 5.0, 4.0, 9.0), (3.0, 2.0, 2.0, 6.0)]
+
+
+def test_what_was_not_measured_is_not_drawn() -> None:
+    """A cell without a figure is left white, and a mark and a bar without one are left out, not drawn at 0."""
+    figures: dict[str, Sequence[Value]] = {"service/s": [100.0], "light TTFT p95": [1.0], "Jain": [None]}
+    rows = [
+        Row({"workload": "qa", "policy": "vtc"}, {**figures, "Jain": [0.5]}),
+        Row({"workload": "qa", "policy": "d2lpm"}, figures),
+    ]
+    figure = Figure()
+    EXPERIMENTS["policies"].draw(rows, figure)
+    jain = figure.axes[1].images[0].get_array()
+    assert isinstance(jain, MaskedArray)
+    assert sorted(jain.mask.flatten()) == [False, True]
+    axes = Figure().subplots()
+    draw_bars(axes, rows, ["vtc", "d2lpm"], "Jain", ["black", "black"])
+    assert [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)] == pytest.approx(
+        [0.5, float("nan")], nan_ok=True
+    )
+    axes = Figure().subplots()
+    draw_marks(axes, rows, "workload", "Jain")
+    assert [line.get_label() for line in axes.lines] == ["vtc"]
 
 
 def test_bars_reach_from_the_least_to_the_greatest_seed() -> None:
