@@ -37,6 +37,7 @@ LAB: Final[Mapping[str, str]] = {
     "profile": "bench.lab.micro.profile",
     "ranks": "bench.lab.balance.live",
     "request-path": "bench.lab.micro.request_path",
+    "trace": "bench.lab.picture.trace",
     "window": "bench.lab.micro.window_live",
 }
 """The lab's commands by module. Only a checkout has them, not the installed package."""

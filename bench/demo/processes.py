@@ -4,8 +4,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Final
 
 from bench.demo.load import MODEL, DemoError
@@ -18,27 +19,34 @@ STOP_TIMEOUT_SECONDS: Final = 10.0
 
 
 @contextmanager
-def fleet(workers: int, worker_flags: Sequence[str], router_flags: Sequence[str]) -> Iterator[str]:
+def fleet(
+    workers: int,
+    worker_flags: Sequence[str],
+    router_flags: Sequence[str],
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[str]:
     """Start workers and a router, yield the router's URL, and stop them all on exit.
+
+    `variables`: of the router's environment, beside those of this process.
 
     Raises DemoError if one does not start.
     """
     try:
         with start_emulated_workers(workers, [*COMMAND, "--model", MODEL, *worker_flags]) as started:
             addresses = [flag for worker in started for flag in ("--worker", worker.url)]
-            with _router([*addresses, *router_flags]) as url:
+            with _router([*addresses, *router_flags], variables) as url:
                 yield url
     except ConfigError as error:
         raise DemoError(str(error)) from None
 
 
 @contextmanager
-def _router(flags: Sequence[str]) -> Iterator[str]:
+def _router(flags: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
     command = [sys.executable, "-m", "router", "serve", "--port", "0", "--log-level", "error", *flags]
     # Settings in the user's environment would change what is compared here.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("D2LPM_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("D2LPM_")}
     # In its own process group, like the workers, so that Ctrl-C does not stop it before its clients have stopped.
-    started = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, process_group=0)
+    started = subprocess.Popen(command, env={**kept, **variables}, stdout=subprocess.PIPE, text=True, process_group=0)
     with terminated_on_exit(started, STOP_TIMEOUT_SECONDS) as process:
         yield _url(process)
 

@@ -1,41 +1,15 @@
 """A collector for tests: takes OTLP over HTTP as protobuf, and decodes it with OpenTelemetry's own package."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from aiohttp import web
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from bench.lab.picture.received_spans import ReceivedSpan, spans_in, trace_of_call
 from tests.support.running import until
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedSpan:
-    """A span as it came, with its attributes as values of Python."""
-
-    span: Span
-    attributes: Mapping[str, Any]
-    resource: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.span.name
-
-    @property
-    def failed(self) -> bool:
-        """Whether its status is that of an error."""
-        return self.span.status.code == Status.STATUS_CODE_ERROR
-
-    @property
-    def times(self) -> tuple[int, int]:
-        """When it began and ended, in nanoseconds."""
-        return self.span.start_time_unix_nano, self.span.end_time_unix_nano
 
 
 @dataclass(slots=True)
@@ -49,16 +23,10 @@ class Collector:
     points: dict[str, list[HistogramDataPoint]] = field(default_factory=dict)
     """The latest points of each metric, by name."""
 
-    def called(self, kind: "Span.SpanKind.ValueType") -> list[ReceivedSpan]:
-        """The spans of this kind, in the order in which they began."""
-        return sorted([each for each in self.spans if each.span.kind == kind], key=lambda each: each.times)
-
     async def trace(self) -> list[ReceivedSpan]:
-        """Wait for the span of one call, which ends last. Returns all spans of its trace as they began."""
-        await until(lambda: bool(self.called(Span.SPAN_KIND_SERVER)))
-        (call,) = self.called(Span.SPAN_KIND_SERVER)
-        same = [each for each in self.spans if each.span.trace_id == call.span.trace_id]
-        return [call, *sorted([each for each in same if each is not call], key=lambda each: each.times)]
+        """Wait for the span of the only call. Returns it, and then the spans in it as they began."""
+        await until(lambda: bool(trace_of_call(self.spans)))
+        return trace_of_call(self.spans)
 
 
 @asynccontextmanager
@@ -68,10 +36,7 @@ async def otlp_receiver() -> AsyncIterator[Collector]:
 
     async def take_traces(request: web.Request) -> web.Response:
         collector.bodies.append(await request.read())
-        for resource in ExportTraceServiceRequest.FromString(collector.bodies[-1]).resource_spans:
-            of = values(resource.resource.attributes)
-            for scope in resource.scope_spans:
-                collector.spans += [ReceivedSpan(span, values(span.attributes), of) for span in scope.spans]
+        collector.spans += spans_in(collector.bodies[-1])
         return web.Response(content_type="application/x-protobuf")
 
     async def take_metrics(request: web.Request) -> web.Response:
@@ -92,13 +57,3 @@ async def otlp_receiver() -> AsyncIterator[Collector]:
         yield collector
     finally:
         await runner.cleanup()
-
-
-def values(attributes: Iterable[KeyValue]) -> dict[str, Any]:
-    """Attributes as values of Python, by name."""
-    return {each.key: _value(each.value) for each in attributes}
-
-
-def _value(value: AnyValue) -> Any:
-    kind = value.WhichOneof("value")
-    return None if kind is None else getattr(value, kind)

@@ -163,7 +163,6 @@ class TracedCall(RecordedCall):
                 self._end_attempts(AttemptOutcome.CANCELLED, usage)
 
     def end(self) -> None:
-        super().end()
         self._end_wait(self._clock())
         self._end_attempts(AttemptOutcome.FINISHED)  # a response that its engine computes in the background
         outcome = self.outcome
@@ -183,6 +182,7 @@ class TracedCall(RecordedCall):
             self._span.set_attribute(ERROR_TYPE, error)
             if outcome not in GOOD and not (self.status is not None and 400 <= self.status < 500):
                 self._span.set_status(StatusCode.ERROR, error)  # by the conventions of HTTP, 4xx is no server's error
+        super().end()
         self._span.end(self._wall(self._arrived + self.seconds))
         self._tracing.measure(self)
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint
 
-from tests.support.otlp_receiver import Collector, values
+from bench.lab.picture.received_spans import values
+from tests.support.otlp_receiver import Collector
 from tests.support.running import chat, running_router
 from tests.support.scripted_engine import DONE, chunk, scripted_engine, usage_chunk
 

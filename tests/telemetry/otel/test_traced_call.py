@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from bench.lab.picture.received_spans import ReceivedSpan
 from tests.front.test_both_legs import both, legs, prefilled
 from tests.front.test_handoffs import keep, tiers
-from tests.support.otlp_receiver import Collector, ReceivedSpan
+from tests.support.otlp_receiver import Collector
 from tests.support.running import CHAT, chat, running_router, until
 from tests.support.scripted_engine import DONE, chunk, scripted_engine, usage_chunk
 from tests.upstream.test_continued_streams import final, pair, piece, read_until, role, said
@@ -20,14 +20,9 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
 
 
-def own(span: ReceivedSpan) -> dict[str, Any]:
-    """Return the router's own attributes of a span."""
-    return {name.removeprefix("d2lpm."): value for name, value in span.attributes.items() if name.startswith("d2lpm.")}
-
-
 def outline(trace: Sequence[ReceivedSpan]) -> list[tuple[str, str | None]]:
     """Return name and outcome of the spans in the call, in the order of their start."""
-    return [(each.name, own(each).get("outcome")) for each in trace[1:]]
+    return [(each.name, each.own.get("outcome")) for each in trace[1:]]
 
 
 def check_times(trace: Sequence[ReceivedSpan]) -> None:
@@ -61,17 +56,17 @@ async def test_a_call_is_a_wait_a_placement_and_an_attempt(collector: Collector)
     assert served.attributes["http.response.status_code"] == 200
     assert served.attributes["http.route"] == CHAT
     assert served.resource["service.name"] == "d2lpm-router"
-    times = {name: own(served)[name] for name in ("queue_seconds", "time_to_first_token_seconds")}
-    known = {"client": own(served)["client"], "worker": worker, "tries": 1, "outcome": "finished"}
-    assert own(served) == {**times, **known, "request": own(served)["request"]}
-    assert own(placement) == {
-        **{"worker": worker, "leg": "whole", "policy": "dlpm_home", "why": own(placement)["why"]},
+    times = {name: served.own[name] for name in ("queue_seconds", "time_to_first_token_seconds")}
+    known = {"client": served.own["client"], "worker": worker, "tries": 1, "outcome": "finished"}
+    assert served.own == {**times, **known, "request": served.own["request"]}
+    assert placement.own == {
+        **{"worker": worker, "leg": "whole", "policy": "dlpm_home", "why": placement.own["why"]},
         **{"match_tokens": 0, "longest_match_tokens": 0, "in_flight": 0, "passed_over": 0},
-        **{name: own(placement)[name] for name in ("deficit.placement", "deficit.order")},
+        **{name: placement.own[name] for name in ("deficit.placement", "deficit.order")},
     }
-    assert own(placement)["why"]
+    assert placement.own["why"]
     assert attempt.span.kind == Span.SPAN_KIND_CLIENT
-    assert own(attempt) == {
+    assert attempt.own == {
         **{"worker": worker, "leg": "whole", "attempt": 1, "predicted_cached_tokens": 0, "outcome": "finished"},
     }
     said = {name: value for name, value in attempt.attributes.items() if not name.startswith("d2lpm.")}
@@ -109,7 +104,7 @@ async def test_a_retried_stream_is_one_call_with_two_attempts(collector: Collect
     assert second.attributes["gen_ai.usage.output_tokens"] == 1
     assert not second.failed
     assert not trace[0].failed
-    assert own(trace[0])["tries"] == 2
+    assert trace[0].own["tries"] == 2
 
 
 async def test_the_rest_of_a_broken_stream_is_a_second_attempt(collector: Collector) -> None:
@@ -211,7 +206,7 @@ async def test_a_call_without_attempt_says_why(
         await running.answer()
         await other.read()
     assert served.attributes.get("error.type") == error
-    assert own(served)["outcome"] == ("cancelled" if error is None else "refused")
+    assert served.own["outcome"] == ("cancelled" if error is None else "refused")
     assert served.failed is failed
     assert {each.name for each in rest} <= {"queue"}
 
@@ -238,7 +233,7 @@ async def test_prefill_and_decode_are_attempts_of_one_call(collector: Collector)
         trace = await collector.trace()
     check_times(trace)
     attempts = [each for each in trace if each.name == "chat m"]
-    assert [(own(each)["leg"], own(each)["outcome"]) for each in attempts] == [
+    assert [(each.own["leg"], each.own["outcome"]) for each in attempts] == [
         ("prefill", "prefilled"),
         ("decode", "finished"),
     ]
@@ -262,9 +257,9 @@ async def test_two_calls_at_once_are_two_attempts_at_once(fails: bool, collector
             await post.read()
         trace = await collector.trace()
     check_times(trace)
-    attempts = {own(each)["leg"]: each for each in trace if each.name == "chat m"}
+    attempts = {each.own["leg"]: each for each in trace if each.name == "chat m"}
     ends = ("failed", "aborted") if fails else ("prefilled", "finished")
-    assert tuple(own(attempts[leg])["outcome"] for leg in ("prefill", "decode")) == ends
+    assert tuple(attempts[leg].own["outcome"] for leg in ("prefill", "decode")) == ends
     assert [attempts[leg].failed for leg in ("prefill", "decode")] == [fails, False]
     parents = [context_of(call.headers)[1] for call in (calls.prefill, calls.decode)]
     assert parents == [attempts[leg].span.span_id.hex() for leg in ("prefill", "decode")]
