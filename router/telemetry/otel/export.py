@@ -22,7 +22,7 @@ from opentelemetry.sdk.metrics.export import (
     PeriodicExportingMetricReader,
 )
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.util.types import AttributeValue
 from starlette.types import Scope
@@ -45,6 +45,17 @@ NOT_TAKEN: Final = (
     "the OpenTelemetry collector did not take %s; see OTEL_EXPORTER_OTLP_ENDPOINT (why: --log-level debug)"
 )
 """Always the same words, so that the log counts them instead of repeating them."""
+
+
+class EndedSpans(SpanProcessor):
+    """Counts the spans that are to be sent. The SDK drops the oldest ones if too many wait."""
+
+    def __init__(self, counts: SpanCounts) -> None:
+        self._counts = counts
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled:
+            self._counts.ended += 1
 
 
 class CountedSpanExporter(OTLPSpanExporter):
@@ -99,6 +110,7 @@ class OpenTelemetry:
             if environment.get("OTEL_TRACES_EXPORTER") != "none":
                 self._exporters.append(spans := CountedSpanExporter(self.spans))
                 self._traces.add_span_processor(BatchSpanProcessor(spans))
+                self._traces.add_span_processor(EndedSpans(self.spans))
             readers: list[MetricReader] = []
             if environment.get("OTEL_METRICS_EXPORTER") != "none":
                 self._exporters.append(metrics := LoggedMetricExporter())
@@ -145,7 +157,7 @@ def _check_protocol(environment: Mapping[str, str]) -> None:
         "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL",
         "OTEL_EXPORTER_OTLP_PROTOCOL",
     ):
-        if (protocol := environment.get(name, PROTOCOL)) != PROTOCOL:
+        if (protocol := environment.get(name) or PROTOCOL) != PROTOCOL:
             raise ConfigError(f"otel: {name} is {protocol}; only {PROTOCOL} is supported")
 
 

@@ -53,7 +53,8 @@ async def one_call(engine: ScriptedEngine, caplog: pytest.LogCaptureFixture) -> 
 
         async def all_lost() -> bool:
             async with router.http.get("/metrics") as response:
-                return 'd2lpm_otel_spans_total{outcome="lost"} 4.0' in await response.text()
+                text = await response.text()
+            return all(f'd2lpm_otel_spans_total{{outcome="{outcome}"}} 4.0' in text for outcome in ("ended", "lost"))
 
         await eventually(all_lost)
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
