@@ -25,6 +25,12 @@ class HotSessions:
         capacity = pool.capacity(now)
         return capacity is None or pool.hot_tokens <= self._parameters.fill * capacity
 
+    def overflow(self, model: str, now: float) -> bool:
+        """Return whether they exceed the whole KV cache of a model's workers."""
+        pool = self._pools(model)
+        capacity = pool.capacity(now)
+        return capacity is not None and pool.hot_tokens > capacity
+
     def wake(self, session: Session, now: float) -> None:
         """Note that a session without a call has one now."""
         self._places.withhold(session)

@@ -17,7 +17,8 @@ what it will grow by in one worker's KV cache, and holds back the calls of those
   is `turn` times the cost of its context, and begins when its first prefill is over: a session that has just been
   computed again is used before it is evicted again.
 - *Overfull.* A worker may have more reserved than it may, because contexts grow, or because sessions got their places
-  while the gate was open. Then a next call there counts as one that waits: either others lose their places, or it does.
+  while the gate was open. Once all that is hot exceeds the whole KV cache, a next call there counts as one that waits:
+  either others lose their places, or it does. Until then the contexts still fit, and nobody need be computed again.
 
 Calls below `grace` tokens, and those of no session, are not held back and reserve nothing. Where the KV capacity of a
 worker is not known, the gate of its models is open.
@@ -112,7 +113,7 @@ class SessionGate(Policy):
         if session is None or self.is_open(session.model, now):
             self._let_in(request, now)
         else:
-            if session.worker is not None and len(session.calls) == 1:
+            if session.worker is not None and len(session.calls) == 1 and self._hot.overflow(session.model, now):
                 self._admission.trim(session.worker, session)
             worker = session.worker
             if worker is not None and worker in self._view.able(request):

@@ -268,6 +268,21 @@ def test_where_contexts_outgrow_the_cache_some_sessions_wait() -> None:
     assert scene.gate.places.losses[Loss.OVERFULL] == 1
 
 
+def test_nobody_loses_a_place_to_growth_that_the_cache_still_holds() -> None:
+    """Where contexts have grown beyond what sessions may have, but not beyond the KV cache itself, and nobody waits,
+    every session goes on where it is; a new one waits.
+    """
+    scene = GatedScene(kv_chunks=10, parameters=replace(SMALL, fill=0.8))
+    one, two = scene.call("ada", "aaaa", "one"), scene.call("bob", "bbbb", "two")
+    scene.answer(one, "aaaa")
+    scene.answer(two, "bbbb")
+    calls = [scene.call("ada", "aaaaa", "one"), scene.call("bob", "bbbbb", "two")]
+    assert scene.reserved == {W1: 10}
+    assert [scene.worker_of(call) for call in calls] == [W1, W1]
+    assert not any(scene.gate.places.losses.values())
+    assert scene.is_paused(scene.call("cyd", "c", "three"))
+
+
 def test_new_labels_cost_bounded_memory() -> None:
     """A client that labels every call anew fills the table up to its limit only."""
     scene = GatedScene(kv_chunks=10, parameters=replace(SMALL, limit=5))
