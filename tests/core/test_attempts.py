@@ -4,10 +4,11 @@ import pytest
 
 from router.core.fleet.window import FixedWindow
 from router.core.model.events import Fault, Returned
-from router.core.model.request import RequestId
+from router.core.model.request import ClientId, RequestId
+from router.core.model.saved import DailyUsage
 from router.core.requests import Attempt
 from router.core.scheduler_settings import SchedulerSettings
-from tests.core.scenario import Scene
+from tests.core.scenario import CHUNK_TOKENS, MODEL, Scene
 
 POLICIES = ("dlpm_home", "d2lpm", "rr+fcfs")
 TWO_AT_A_TIME = SchedulerSettings(window=FixedWindow(requests=2))
@@ -36,6 +37,34 @@ def test_a_retry_is_a_second_attempt(policy: str) -> None:
         (second.bill, second.run, second.flight), (first.bill, first.run, first.flight), strict=True
     ):
         assert mine is not theirs
+
+
+def test_attempts_are_one_call_of_usage() -> None:
+    """What a retry computes again is no usage; without a usage of the first attempt, its input is an estimate."""
+    talk = scene()
+    request = talk.arrive("ada", "document", limit=20)
+    talk.progress(request, 5)
+    give_back(talk, request)
+    talk.finish(request, output=9)
+    size = 8 * CHUNK_TOKENS
+    ((_, rows),) = talk.scheduler.ledger.usage.days()
+    assert rows == [DailyUsage(0, ClientId("ada"), MODEL, 1, size, 0, 9, size, 5)]
+
+
+@pytest.mark.parametrize(("found", "counted"), [(0, 0), (3, 3), (8, 4)])
+def test_what_several_answers_found_beyond_the_prediction_is_no_usage(found: int, counted: int) -> None:
+    """Answers find each other's prompt in the cache. Where the engine says more than was predicted, the prediction
+    counts, as an estimate.
+    """
+    talk = Scene("rr+fcfs")
+    talk.serve(talk.arrive("ada", "docu"))
+    request = talk.arrive("bob", "document", answers=2)
+    assert talk.dispatched[request].cached_tokens == 4 * CHUNK_TOKENS
+    talk.finish(request, output=9, cached=found * CHUNK_TOKENS)
+    size = 8 * CHUNK_TOKENS
+    (row,) = talk.scheduler.ledger.usage.rows_of(ClientId("bob"))
+    assert (row.input_tokens, row.cached_tokens) == (size, counted * CHUNK_TOKENS)
+    assert row.estimated_input == (size if found > counted else 0)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

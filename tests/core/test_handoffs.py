@@ -33,7 +33,8 @@ from router.core.model.events import (
     Returned,
     WorkerJoined,
 )
-from router.core.model.request import BarrierId, Connector, Leg, RequestId, Role, Usage, Worker, WorkerId
+from router.core.model.request import BarrierId, ClientId, Connector, Leg, RequestId, Role, Usage, Worker, WorkerId
+from router.core.model.saved import DailyUsage
 from router.core.policies.base import Policy
 from router.core.policies.context import PolicyContext
 from router.core.policies.registry import POLICIES
@@ -102,6 +103,18 @@ def test_input_is_charged_at_the_prefill_and_output_at_the_decode() -> None:
     assert scene.charged("ada") == 5 * CHUNK_TOKENS + 2 * 10
     scene.finish(request, output=12, cached=0)
     assert scene.charged("ada") == 5 * CHUNK_TOKENS + 2 * 12
+
+
+def test_both_attempts_are_one_call_of_usage() -> None:
+    """Also if the prompt is prefilled a second time: its input counts once, as the first prefill worker said."""
+    scene = pair()
+    request = scene.arrive("ada", "document", limit=50)
+    scene.prefill(request, cached=3 * CHUNK_TOKENS)
+    lose(scene, request)
+    scene.prefill(request, cached=8 * CHUNK_TOKENS)
+    scene.finish(request, output=12, cached=0)
+    ((_, rows),) = scene.scheduler.ledger.usage.days()
+    assert rows == [DailyUsage(0, ClientId("ada"), MODEL, 1, 8 * CHUNK_TOKENS, 3 * CHUNK_TOKENS, 12)]
 
 
 def test_a_prompt_goes_to_the_prefill_worker_that_holds_it() -> None:
