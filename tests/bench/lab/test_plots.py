@@ -83,7 +83,9 @@ def scrape(at: float) -> Scrape:
 
 
 DRAWN: Mapping[str, Experiment] = {**EXPERIMENTS, "neighbour": NoisyNeighbour()}
-NAMES = (*DRAWN, "fig4", "dashboard")
+ALIKE = ("fig8", "fig9", "br-table1", "br-sensitivity")
+"""Drawn by the same functions as `fig12` and `br-fair`, with other rows."""
+NAMES = (*(name for name in DRAWN if name not in ALIKE), "fig4", "dashboard")
 
 
 @cache
