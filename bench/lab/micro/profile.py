@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from opcode import opmap
@@ -117,15 +117,15 @@ class Measured(NamedTuple):
         return self.cpu_seconds * 1e6 / max(1, self.requests)
 
 
-def measure(load: Load, seconds: float) -> Measured:
-    """Run the router under one load and measure it for this long."""
+def measure(load: Load, seconds: float, more: Sequence[str] = ()) -> Measured:
+    """Run the router under one load and measure it for this long. `more`: flags of the router."""
     sampler, results = Sampler(), list[Measured]()
     with _workers(load.gap_ms) as ports:
         flags = [word for each in ports for word in ("--worker", f"http://127.0.0.1:{each}")]
         signal.signal(signal.SIGPROF, sampler)
         signal.setitimer(signal.ITIMER_PROF, SAMPLE_SECONDS, SAMPLE_SECONDS)
         try:
-            run_router(flags, lambda port: results.append(_measure_client(port, load, seconds, sampler)))
+            run_router([*flags, *more], lambda port: results.append(_measure_client(port, load, seconds, sampler)))
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
     return results[0]
@@ -172,10 +172,11 @@ def table(burst: Measured, paced: Measured) -> Iterator[str]:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
     parser.add_argument("--seconds", type=float, default=10, metavar="S", help="length of each measurement (10)")
+    parser.add_argument("flags", nargs="*", metavar="FLAG", help="flags of the router, after --, such as -- --otel")
 
 
 def run(options: argparse.Namespace) -> None:
     """Print a table."""
-    burst, paced = [measure(load, options.seconds) for load in LOADS]
+    burst, paced = [measure(load, options.seconds, options.flags) for load in LOADS]
     for line in table(burst, paced):
         print(line)

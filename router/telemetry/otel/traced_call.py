@@ -99,6 +99,8 @@ class TracedCall(RecordedCall):
         self._attempts: dict[WorkerId, TracedAttempt] = {}
         self._waits_since: float | None = None
         """Since when it waits for a worker; None while it does not."""
+        self._fault: Fault | None = None
+        """Why its last failed attempt failed."""
         attributes = {
             "http.request.method": scope["method"],
             "url.scheme": scope.get("scheme", "http"),
@@ -194,7 +196,10 @@ class TracedCall(RecordedCall):
     @property
     def error_type(self) -> str | None:
         """Why the call went wrong, in a word; None if it did not."""
-        return None if self.outcome in GOOD else self.error or str(self.status or self.outcome.value)
+        if self.outcome in GOOD:
+            return None
+        status = None if self.status is None or self.status < 400 else str(self.status)
+        return self.error or status or self._fault or self.outcome
 
     def _wall(self, time: float) -> int:
         """Return a time of the call's clock in nanoseconds since 1970."""
@@ -259,7 +264,7 @@ class TracedCall(RecordedCall):
 
     def _fail_attempts(self, leg: Leg, fault: Fault, usage: Usage | None) -> None:
         """End the attempt that failed and, if two workers had the call at once, the other one. `leg`: which of two."""
-        alone = len(self._attempts) == 1
+        self._fault, alone = fault, len(self._attempts) == 1
         for worker, attempt in [*self._attempts.items()]:
             if alone or attempt.leg is leg:
                 self._end_attempt(worker, AttemptOutcome.FAILED, usage, fault)

@@ -9,6 +9,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from bench.lab.picture.received_spans import ReceivedSpan
 from tests.front.test_both_legs import both, legs, prefilled
 from tests.front.test_handoffs import keep, tiers
+from tests.front.test_retries import ERROR
 from tests.support.otlp_receiver import Collector
 from tests.support.running import CHAT, chat, running_router, until
 from tests.support.scripted_engine import DONE, chunk, scripted_engine, usage_chunk
@@ -221,6 +222,18 @@ async def test_a_call_that_no_worker_answers_has_failed(collector: Collector) ->
     assert trace[0].failed
     assert trace[0].attributes["error.type"] == "worker_unreachable"
     assert outline(trace) == [("queue", None), ("placement", None), ("chat m", "failed"), ("queue", None)]
+
+
+async def test_an_error_inside_a_stream_is_an_error_of_the_call(collector: Collector) -> None:
+    """Its status is 200, so the fault says why it failed."""
+    async with scripted_engine() as engine, running_router(engine.url, tries=1, otel=True) as router:
+        async with router.post(chat(stream=True)) as post:
+            await (await engine.call()).stream(ERROR, DONE)
+            assert (await post.response()).status == 200
+            await post.read()
+        (served, *_) = await collector.trace()
+    assert served.failed
+    assert (served.attributes["error.type"], served.own["outcome"]) == ("error", "failed")
 
 
 async def test_prefill_and_decode_are_attempts_of_one_call(collector: Collector) -> None:
