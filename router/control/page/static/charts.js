@@ -74,7 +74,7 @@ export class Chart {
       padding: [8, 32, 0, 0], // half a label of the time axis beyond its end
       scales: { y: { range: range ?? ((_, __, most) => [0, most > 0 ? 1.1 * most : 1]) } },
       axes: [
-        { ...axis, ticks: { show: false }, space: 72, size: 30, values: (_, splits) => splits.map(clock) },
+        { ...axis, ticks: { show: false }, space: 64, size: 28, values: (_, splits) => splits.map(clock) },
         {
           ...axis,
           ticks: { show: false },
