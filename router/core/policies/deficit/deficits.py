@@ -359,10 +359,12 @@ class WorkerDeficits:
         self._speed = speed
         self._shares = shares
         self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
+        self._complete: dict[ClientId, Collection[WorkerId]] = {}
+        """By client, workers of which each has a counter: most often those of the next request are the same ones."""
 
     def refilled_table(self, request: Request, workers: Collection[WorkerId]) -> DeficitTable[WorkerId]:
         """The client's counters, with one for each of these workers, refilled until at least one of these is
-        positive.
+        positive. `workers`: as in `table`.
         """
         table = self.table(request, workers)
         if all(table.deficit(worker) <= 0 for worker in workers):
@@ -371,9 +373,12 @@ class WorkerDeficits:
             table.refill(workers)
         return table
 
-    def table(self, request: Request, workers: Iterable[WorkerId]) -> DeficitTable[WorkerId]:
-        """The client's counters, with one for each of these workers."""
+    def table(self, request: Request, workers: Collection[WorkerId]) -> DeficitTable[WorkerId]:
+        """The client's counters, with one for each of these workers, which must never change."""
         table = self._tables[request.client]
+        if self._complete.get(request.client) is workers:
+            return table
+        self._complete[request.client] = workers
         if missing := table.missing(workers):
             highest = max([table.deficit(known) for known in table], default=0.0)
             for worker in missing:
@@ -390,9 +395,11 @@ class WorkerDeficits:
     def forget(self, client: ClientId) -> None:
         """Discard a client's counters: they are no debt towards other clients."""
         self._tables.pop(client, None)
+        self._complete.pop(client, None)
 
     def forget_worker(self, worker: WorkerId) -> None:
         """Discard all counters for a worker."""
+        self._complete.clear()
         for table in self._tables.values():
             table.drop(worker)
 
