@@ -1,7 +1,7 @@
 """The parts of the prefix tree: nodes, and which worker holds them and how recently."""
 
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import Final, Self
 
 from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import WorkerId
@@ -98,6 +98,8 @@ class Holding:
             if residency is None:
                 residency = node.residencies[worker] = Residency(node, touch)
                 self.chunks += len(node.key) // HASH_BYTES
+            elif node.cuts and (cut := node.cuts.pop(worker, 0)):
+                self.chunks += (len(node.key) - cut) // HASH_BYTES
             residency.pins += pins
             if pins >= 0 or not residency.pins:
                 residency.touch = touch
@@ -131,8 +133,10 @@ class Holding:
             if residency.node.may_join_child():
                 residency.node.join_child()
 
-    def check_integrity(self, residencies: int) -> None:
-        """Raise AssertionError, naming the broken invariant, if the lists are inconsistent or have another length."""
+    def check_integrity(self, worker: WorkerId, residencies: int) -> None:
+        """Raise AssertionError, naming the broken invariant, if this worker's lists are inconsistent or have another
+        length.
+        """
         seen: set[Node] = set()
         chunks = 0
         for ring in (self.free, self.pinned):
@@ -143,7 +147,7 @@ class Holding:
                 assert entry.node.parent not in seen, "a node is listed as staler than what is below it"
                 assert (entry.pins > 0) is (ring is self.pinned), "a residency is in the wrong list"
                 seen.add(entry.node)
-                chunks += entry.node.chunks
+                chunks += entry.node.held_bytes(worker) // HASH_BYTES
                 before = entry
             assert ring.end.older is before, "a list of residencies is not linked both ways"
         assert len(seen) == residencies, "a residency is missing from its worker's list"
@@ -151,9 +155,9 @@ class Holding:
 
 
 class Node:
-    """A run of chunks that the same workers hold and last touched together."""
+    """A run of chunks that the same workers hold and last touched together, but for workers that have lost its end."""
 
-    __slots__ = ("children", "key", "parent", "residencies", "sealed")
+    __slots__ = ("children", "cuts", "key", "parent", "residencies", "sealed")
 
     def __init__(self, key: bytes, parent: "Node | None" = None) -> None:
         self.key = key
@@ -163,6 +167,10 @@ class Node:
         self.children: dict[bytes, Node] = {}
         """By their first hash."""
         self.residencies: dict[WorkerId, Residency] = {}
+        self.cuts: dict[WorkerId, int] = _NO_CUTS
+        """How many bytes of the key are left to each worker that has lost the end of it; shared while there is none. At
+        least one worker holds all of the key.
+        """
         self.sealed = False
         """Whether an engine that evicts whole nodes has a node that ends here, too."""
 
@@ -173,6 +181,30 @@ class Node:
     @property
     def first(self) -> bytes:
         return self.key[:HASH_BYTES]
+
+    def held_bytes(self, worker: WorkerId) -> int:
+        """Return how many bytes of the key a worker holds that has a residency here."""
+        return self.cuts.get(worker) or len(self.key)
+
+    def held_whole_beside(self, worker: WorkerId) -> bool:
+        """Return whether another worker holds all of the key."""
+        return len(self.residencies) - len(self.cuts) > (worker not in self.cuts)
+
+    def cut(self, worker: WorkerId, at: int) -> bytes:
+        """Let a worker that holds no child, beside one that holds the whole key, keep its first `at` bytes only.
+        Returns the hashes that it loses.
+        """
+        lost = self.key[at : self.held_bytes(worker)]
+        if not self.cuts:
+            self.cuts = {}
+        self.cuts[worker] = at
+        return lost
+
+    def split_at_cuts(self) -> None:
+        """Split the node so that each worker holds all of each part, or nothing."""
+        node = self
+        while node.cuts:
+            node = node.split(max(node.cuts.values()))
 
     def shared_bytes(self, hashes: bytes, at: int) -> int:
         """Return how many bytes of the key are in `hashes` from `at` on, where its first hash is known to be.
@@ -215,15 +247,28 @@ class Node:
         return all(worker not in child.residencies for child in self.children.values())
 
     def split(self, at: int) -> "Node":
-        """Move the first `at` bytes of the key into a new parent, and return that."""
+        """Move the first `at` bytes of the key into a new parent, and return that. If the node has cuts, the rest may
+        join its only child.
+        """
         upper = Node(self.key[:at], self.parent)
         upper.parent.children[upper.first] = upper
         self.key, self.parent = self.key[at:], upper
         upper.children[self.first] = self
+        cuts, self.cuts = self.cuts, _NO_CUTS
         for worker, lower in self.residencies.items():
-            residency = Residency(upper, lower.touch, lower.pins)
-            residency.link_after(lower)
+            if worker in cuts and cuts[worker] <= at:
+                residency, lower.node = lower, upper
+            else:
+                residency = Residency(upper, lower.touch, lower.pins)
+                residency.link_after(lower)
             upper.residencies[worker] = residency
+        for worker, left in cuts.items():
+            if left <= at:
+                del self.residencies[worker]
+            if left != at:
+                upper.cut(worker, left) if left < at else self.cut(worker, left - at)
+        if cuts and self.may_join_child():
+            self.join_child()
         return upper
 
     def may_join_child(self) -> bool:
@@ -246,7 +291,10 @@ class Node:
 
     def take_over(self, above: Sequence["Node"]) -> None:
         """Put the keys of these nodes, a chain that ends at this node's parent, in front of the node's own key."""
+        own = len(self.key)
         self.key = b"".join([*[node.key for node in above], self.key])
+        if self.cuts:
+            self.cuts = {worker: left + len(self.key) - own for worker, left in self.cuts.items()}
         self.parent = above[0].parent
         self.parent.children[self.first] = self
         for node in above:
@@ -282,12 +330,17 @@ class Node:
         assert len(self.key) % HASH_BYTES == 0, "a node ends inside a hash"
         assert parent.children.get(self.first) is self, "a node is not where its parent would find it"
         assert self.residencies, "a node is held by nobody"
+        assert self.cuts.keys() < self.residencies.keys(), "no worker holds a whole node"
+        assert all(0 < left < len(self.key) for left in self.cuts.values()), "a cut is no part of a node"
+        assert all(self.is_leaf_of(worker) for worker in self.cuts), "a worker holds what is behind a cut"
         if parent.parent is not parent:
             assert self.residencies.keys() <= parent.residencies.keys(), "a worker holds a node without its parent"
             for worker, residency in self.residencies.items():
                 assert residency.pins <= parent.residencies[worker].pins, "a node is pinned more often than its parent"
         assert not self.may_join_child(), "a node and its only child should be one"
 
+
+_NO_CUTS: Final[dict[WorkerId, int]] = {}
 
 PathEnd = tuple[Node, int, int]
 """How far nodes follow a prefix: the deepest node, how many bytes of its key match, and how many bytes match in all."""

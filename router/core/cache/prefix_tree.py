@@ -8,8 +8,11 @@ node. What running requests pin is in a separate list, in the same order, and is
 request that pins a node pins its parent as well, so unpinned nodes are below pinned ones, and the stale end is still a
 leaf.
 
-- A node is split where its chunks come to differ in a holder, in a touch, or by a branch. The new upper part follows
-  the lower one in every holder's list.
+- A node is split where its chunks come to differ in a touch or by a branch. The new upper part follows the lower one in
+  every holder's list.
+- Where they come to differ in a holder, because one has lost the end of a node that others hold, the node notes a *cut*
+  instead: it is split there as soon as it matters, because the last worker that holds all of it loses some, or an
+  engine evicts whole nodes.
 - A node joins its only child again as soon as both have the same holders and each holder touched both last in the same
   insertion (so they are neighbours in every list) and pins both equally often. So a conversation that grows turn by
   turn stays one node, and there are no more nodes than branches, holders and touches require. Only if an engine's own
@@ -25,7 +28,7 @@ from itertools import count
 from sys import maxsize
 from typing import Final, NamedTuple
 
-from router.core.cache.prefix_node import Holding, Node, PathEnd
+from router.core.cache.prefix_node import Holding, Node, PathEnd, Residency
 from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import WorkerId
 
@@ -106,6 +109,7 @@ class PrefixTree:
         if last is hashes and changes == self.changes:
             return found
         found = {}
+        cut: dict[WorkerId, int] = {}
         node, shared, at = self._root, 0, 0
         holders = node.residencies
         while (child := node.children.get(hashes[at : at + HASH_BYTES])) is not None:
@@ -114,10 +118,13 @@ class PrefixTree:
                 found.update(dict.fromkeys(holders, at // HASH_BYTES))
             node, holders = child, child.residencies
             shared = node.shared_bytes(hashes, at)
+            for worker, left in node.cuts.items():
+                cut[worker] = (at + min(left, shared)) // HASH_BYTES
             at += shared
             if shared < len(node.key):
                 break
         found.update(dict.fromkeys(holders, at // HASH_BYTES))
+        found.update(cut)
         self._matched = hashes, self.changes, found, (node, shared, at)
         return found
 
@@ -131,7 +138,8 @@ class PrefixTree:
         found: list[tuple[int, float | None]] = []
         while node is not self._root:
             if (residency := node.residencies.get(worker)) is not None:
-                found.append((at // HASH_BYTES, None if residency.pins else residency.touch.now))
+                held = at - shared + min(shared, node.held_bytes(worker))
+                found.append((held // HASH_BYTES, None if residency.pins else residency.touch.now))
             at -= shared
             node = node.parent
             shared = len(node.key)
@@ -147,9 +155,11 @@ class PrefixTree:
 
     def last_touched(self, hashes: bytes, worker: WorkerId) -> float | None:
         """Return when this worker last touched the whole prefix; None if it does not hold all of it."""
-        node, _, at = self._root.find(hashes)
+        node, shared, at = self._root.find(hashes)
         residency = node.residencies.get(worker)
-        return residency.touch.now if residency is not None and at == len(hashes) else None
+        if residency is None or at < len(hashes) or shared > node.held_bytes(worker):
+            return None
+        return residency.touch.now
 
     def insert(self, hashes: bytes, worker: WorkerId, now: float, *, pin: bool = False, seal: bool = False) -> Node:
         """Insert a prefix that a worker holds, touched at `now`, and return the node with which it ends.
@@ -179,6 +189,13 @@ class PrefixTree:
         if new_chunks:
             self._on_gained(worker, hashes, new_chunks * HASH_BYTES)
         return end
+
+    def split_at_cut(self, residency: Residency, worker: WorkerId) -> None:
+        """Split the node of a worker's residency if the worker has lost its end, so that it holds all of a node. No
+        match changes.
+        """
+        if worker in residency.node.cuts:
+            self._split_at_cuts(residency.node)
 
     def restore(self, nodes: Sequence[tuple[int, bytes]], touches: Iterable[tuple[WorkerId, int, float]]) -> None:
         """Fill an empty tree with saved data; no callback is called.
@@ -237,13 +254,41 @@ class PrefixTree:
                 holding.void_pins()
                 continue
             node = stalest.node
-            chunks = node.chunks
-            if chunks > left and not whole:
+            if (whole and self._split_at_cuts(node.parent)) or self._must_split(node, worker, whole=whole):
+                continue
+            chunks = node.held_bytes(worker) // HASH_BYTES
+            if chunks <= left or whole:
+                self._release(node, worker)
+            elif node.held_whole_beside(worker):
+                self._cut(node, worker, chunks - left)
+            else:
                 node.split(len(node.key) - left * HASH_BYTES)
-                chunks = left
+                self._release(node, worker)
             left -= chunks
-            self._release(node, worker)
         return before - holding.chunks
+
+    def _must_split(self, node: Node, worker: WorkerId, *, whole: bool = False) -> bool:
+        """Split a node at its cuts, if it has any and all of it is to be one node, or if no other worker than this one,
+        which is to lose some of it, holds all of it. Returns whether it did.
+        """
+        return bool(node.cuts) and (whole or not node.held_whole_beside(worker)) and self._split_at_cuts(node)
+
+    def _split_at_cuts(self, node: Node) -> bool:
+        """Split a node at its cuts. Returns whether it had any."""
+        if not node.cuts:
+            return False
+        node.split_at_cuts()
+        self.changes += 1
+        return True
+
+    def _cut(self, node: Node, worker: WorkerId, chunks: int) -> None:
+        """Take from a worker what it holds of a leaf beyond this many chunks. Costs the same for any number of holders,
+        unlike a split.
+        """
+        lost = node.cut(worker, chunks * HASH_BYTES)
+        self._holdings[worker].chunks -= len(lost) // HASH_BYTES
+        self.changes += 1
+        self._on_lost(worker, lost)
 
     def evict_older(self, worker: WorkerId, than: float) -> int:
         """Evict what a worker touched before this time and has not pinned. Returns how many chunks went."""
@@ -252,7 +297,8 @@ class PrefixTree:
             return 0
         before = holding.chunks
         while (oldest := holding.free.oldest) is not None and oldest.touch.now < than:
-            self._release(oldest.node, worker)
+            if not self._must_split(oldest.node, worker):
+                self._release(oldest.node, worker)
         return before - holding.chunks
 
     def prune(self, hashes: bytes, worker: WorkerId, kept: int, before: float) -> int:
@@ -265,6 +311,10 @@ class PrefixTree:
             return 0
         held = holding.chunks
         node, shared, at = self._root.find(hashes[: (kept + 1) * HASH_BYTES])
+        if node is not self._root:
+            for cut in [each for each in (node, *node.below()) if each.cuts]:
+                self._split_at_cuts(cut)
+            node, shared, at = self._root.find(hashes[: (kept + 1) * HASH_BYTES])
         if at > kept * HASH_BYTES and worker in node.residencies:
             upper = node.split(shared - HASH_BYTES) if shared > HASH_BYTES else None
             self._prune(node, worker, before)
@@ -353,9 +403,10 @@ class PrefixTree:
         """Take a leaf from this worker; the node is removed if no worker holds it any more."""
         node.residencies.pop(worker).unlink()
         chunks = node.chunks
-        self._holdings[worker].chunks -= chunks
+        lost = node.key[: node.cuts.pop(worker)] if worker in node.cuts else node.key
+        self._holdings[worker].chunks -= len(lost) // HASH_BYTES
         self.changes += 1
-        self._on_lost(worker, node.key)
+        self._on_lost(worker, lost)
         changed = node
         if not node.residencies:
             changed = node.parent
@@ -379,4 +430,4 @@ class PrefixTree:
                 assert all(entry.node.residencies.get(worker) is entry for entry in ring), (
                     "a residency is listed that its node does not have"
                 )
-            holding.check_integrity(residencies[worker])
+            holding.check_integrity(worker, residencies[worker])

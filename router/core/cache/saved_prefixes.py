@@ -30,6 +30,7 @@ def saved_prefixes(
     """Yield the newest insertions, each worker in turn: at most `touches` of them, and `chunks` distinct chunks."""
     builder = _PieceBuilder(now, tree.root)
     for worker, residency in islice(_recent_insertions(tree), touches):
+        tree.split_at_cut(residency, worker)
         node = residency.node
         path = builder.unsaved_path(node)
         chunks -= sum([each.chunks for each in path])

@@ -187,6 +187,35 @@ def test_eviction_takes_the_stalest_leaf_first_and_cuts_it_to_measure() -> None:
     assert tree.match(chain("xxyy")) == {A: 2}
 
 
+def test_what_one_worker_loses_of_a_shared_node_splits_nothing() -> None:
+    """However many workers hold a node, one that loses the end of it, or gets it back, costs the others nothing."""
+    tree = tree_of(*[("document", WorkerId(f"w{number}")) for number in range(9)])
+    (node,), loser = nodes(tree), WorkerId("w3")
+    others = {worker: residency for worker, residency in node.residencies.items() if worker != loser}
+    for left in (6, 3, 1):
+        tree.evict(loser, tree.held_chunks(loser) - left)
+        assert nodes(tree) == [node]
+        assert tree.match(chain("document")) == dict.fromkeys(others, 8) | {loser: left}
+    tree.insert(chain("document"), loser, 9.0)
+    tree.check_integrity()
+    assert nodes(tree) == [node]
+    assert {worker: node.residencies[worker] for worker in others} == others
+
+
+def test_a_cut_becomes_a_branch_where_its_holder_goes_on_otherwise() -> None:
+    """The node is split where prefixes part, and each part has the chunks that its workers hold."""
+    tree = tree_of(("document", A), ("document", B), ("document", C))
+    tree.evict(A, 2)
+    tree.evict(B, 5)
+    tree.insert(chain("docks"), A, 3.0)
+    tree.check_integrity()
+    assert tree.match(chain("document")) == {A: 6, B: 3, C: 8}
+    assert tree.match(chain("docks")) == {A: 5, B: 3, C: 3}
+    tree.evict(C, 8)
+    tree.check_integrity()
+    assert tree.match(chain("document")) == {A: 6, B: 3}
+
+
 def test_eviction_ends_when_nothing_is_left() -> None:
     """Asked for more than a worker holds, eviction takes all and returns how many; an unknown worker loses nothing."""
     tree = tree_of(("xxx", A), ("xx", B))
