@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
         with collecting() as collector:
             to = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "10"}
             flags = ("--otel", "--processes", str(options.processes))
-            with fleet(WORKERS, (), flags, {**to, "OTEL_METRICS_EXPORTER": "none"}) as url:
+            with fleet(WORKERS, (), flags, to) as url:
                 make_calls(url)
                 print(drawing(collector.trace()))
     except (DemoError, httpx.HTTPError, OSError) as error:
@@ -70,7 +70,9 @@ def collecting() -> Iterator[Collector]:
 
     class Take(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            collector.spans += spans_in(self.rfile.read(int(self.headers["content-length"])))
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if self.path == "/v1/traces":
+                collector.spans += spans_in(body)
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
