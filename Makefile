@@ -115,3 +115,5 @@ lock:
 -include tests/page/page.mk
 # Target test-chart: the Helm chart and the kustomize base, with the real helm and kubectl.
 -include tests/chart/chart.mk
+# Target test-cluster: three replicas, with a real Valkey or Redis server.
+-include tests/cluster/replicas/cluster.mk

@@ -19,6 +19,7 @@
     │   ├── UnknownClient        404
     │   ├── WorkerExists         409
     │   ├── ClientBusy           409
+    │   ├── NoReplica            409, no other replica of a cluster waits to lead
     │   ├── Unauthorized         401, not the operator's key
     │   ├── InvalidKey           401, not the key of a client
     │   ├── ModelNotAllowed      403, not a model that the client may call
@@ -195,6 +196,13 @@ class UnknownClient(ClientError):
 
     def __init__(self, client: str) -> None:
         super().__init__(f"The client `{client[:200]}` is unknown.", code="unknown_client")
+
+
+class NoReplica(ClientError):
+    status = 409
+
+    def __init__(self) -> None:
+        super().__init__("No other replica of the cluster waits to lead.", code="no_replica")
 
 
 class ClientBusy(ClientError):

@@ -1,17 +1,30 @@
 """A front's channel to whichever run of the scheduler there is.
 
-If the scheduler dies, its next run listens at the same path. The front connects again and reports what that run does
-not know (`UnsavedHistory`). Until then its streams go on, its calls wait, and what it has to say is only noted.
+If the scheduler dies, its next run is reached by the same route. The front connects again and reports what that run
+does not know (`UnsavedHistory`). Until then its streams go on, its calls wait, and what it has to say is only noted.
+
+In a cluster there may be two schedulers for a moment. The front obeys the one with the higher epoch, and none whose
+epoch is lower than one that it has obeyed.
 """
 
 import asyncio
 import logging
+from functools import partial
 from secrets import token_hex
 from typing import Final, Self
 
 from router.channel.client import SchedulerClient
-from router.channel.messages import AllReported, FrontMessage, Saved, SchedulerMessage
-from router.channel.socket import CONNECT_SECONDS, ChannelClosed, FrontEnd, OtherVersion, connect_front
+from router.channel.codec import channel_version
+from router.channel.messages import AllReported, FrontMessage, Saved, SchedulerMessage, Superseded
+from router.channel.socket import (
+    CONNECT_SECONDS,
+    ChannelClosed,
+    FrontEnd,
+    Hello,
+    OtherVersion,
+    Route,
+    connect_front,
+)
 from router.channel.unsaved_history import UnsavedHistory
 
 log = logging.getLogger(__name__)
@@ -20,18 +33,19 @@ RETRY_SECONDS: Final = 0.05
 """Seconds between two attempts to connect."""
 GIVE_UP_SECONDS: Final = 60.0
 """Seconds without a scheduler after which a front gives up."""
-BEHIND_SECONDS: Final = 2.0
-"""Seconds without a scheduler after which a front refuses new calls."""
 
 
 class FrontChannel:
     """Keeps a front connected while the context is entered."""
 
-    def __init__(self, path: str, number: int) -> None:
-        """`path`: of the scheduler's socket; `number`: of this front."""
-        self._path = path
+    def __init__(self, route: Route, number: int, replica: str = "") -> None:
+        """`route`: to the scheduler; `number`: of this front; `replica`: as in `Hello`."""
+        self._route = route
         self._number = number
+        self._replica = replica
         self._session = token_hex(8)
+        self._epoch = 0
+        """The highest epoch that it has obeyed."""
         self._history = UnsavedHistory()
         self._end: FrontEnd | None = None
         """The present connection; None while there is none."""
@@ -43,8 +57,6 @@ class FrontChannel:
         self._secret = b""
         self._run = ""
         """The run of the scheduler that it was connected to last."""
-        self._covered: asyncio.Future[int] | None = None
-        """How many of this front's messages the state covers with which the run began that is being connected to."""
         self._lost_at: float | None = None
         """When the last connection ended, on the event loop's clock; None while there is one."""
         self._task: asyncio.Task[None] | None = None
@@ -54,8 +66,9 @@ class FrontChannel:
 
         Waits for a scheduler that is being started. Raises ChannelClosed if none comes.
         """
-        end, self._secret, self._run = await self._connect_within(CONNECT_SECONDS)
-        self._report(end)
+        end, hello = await self._connect_within(CONNECT_SECONDS)
+        self._secret = hello.secret
+        self._obey(end, hello)
         return self._secret
 
     def attach(self, client: SchedulerClient) -> None:
@@ -70,7 +83,7 @@ class FrontChannel:
     def behind(self) -> bool:
         """Whether the scheduler lags so much, or is away for so long, that no new calls should be sent to it."""
         if self._lost_at is not None:
-            return asyncio.get_running_loop().time() - self._lost_at >= BEHIND_SECONDS
+            return asyncio.get_running_loop().time() - self._lost_at >= self._route.patience
         return self._end is not None and self._end.behind
 
     @property
@@ -111,25 +124,39 @@ class FrontChannel:
     async def _keep_connected(self) -> None:
         while True:
             assert self._end is not None
-            await self._end.lost()
+            if await self._is_superseded(self._end):
+                await self._move(self._end)
+                continue
             self._ready = False
             self._lost_at = asyncio.get_running_loop().time()
             log.error("the scheduler's process is gone; streams go on, and calls wait for it")
-            self._report(await self._reconnect())
+            self._obey(*await self._connect_within(GIVE_UP_SECONDS))
             log.warning("the scheduler's process is back, and has the report of %d requests", self._history.requests)
 
-    async def _reconnect(self) -> FrontEnd:
-        end, secret, run = await self._connect_within(GIVE_UP_SECONDS)
-        if run == self._run:
-            end.abort()
-            raise ChannelClosed("the scheduler, which lives, has settled what this front had")
-        self._run = run
-        if secret != self._secret:
-            end.abort()
-            raise ChannelClosed("the scheduler has lost its state, and with it the key of the prompt hashes")
-        return end
+    async def _is_superseded(self, end: FrontEnd) -> bool:
+        """Wait until the scheduler is lost, or another leads. Returns whether it is the latter."""
+        lost = asyncio.ensure_future(end.lost())
+        superseded = asyncio.ensure_future(self._route.superseded(self._epoch))
+        try:
+            await asyncio.wait((lost, superseded), return_when=asyncio.FIRST_COMPLETED)
+            return not lost.done()
+        finally:
+            lost.cancel()
+            superseded.cancel()
 
-    async def _connect_within(self, seconds: float) -> tuple[FrontEnd, bytes, str]:
+    async def _move(self, left: FrontEnd) -> None:
+        """Leave a scheduler for the one that leads, as soon as that can be reached; until then it is obeyed."""
+        try:
+            end, hello = await self._connect()
+        except ChannelClosed:
+            await asyncio.sleep(RETRY_SECONDS)
+            return
+        log.warning("the scheduler with epoch %d leads in place of epoch %d", hello.epoch, self._epoch)
+        left.send(Superseded(hello.epoch))
+        left.leave()
+        self._obey(end, hello)
+
+    async def _connect_within(self, seconds: float) -> tuple[FrontEnd, Hello]:
         """Connect, and try again while no scheduler listens. Returns what `_connect` does. Raises ChannelClosed."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
@@ -142,22 +169,35 @@ class FrontChannel:
                     raise
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _connect(self) -> tuple[FrontEnd, bytes, str]:
-        """Connect, and learn what the run's state covers. Returns the connection, the key of the prompt hashes, and the
-        run's name.
-        """
-        self._covered = asyncio.get_running_loop().create_future()
-        end, hello = await connect_front(self._path, self._number, self._session, self._receive)
+    async def _connect(self) -> tuple[FrontEnd, Hello]:
+        """Connect, and learn what the run's state covers. Returns the connection, and the run's first frame."""
+        covered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        hello = Hello(channel_version(), self._number, self._session, epoch=self._epoch, replica=self._replica)
+        end, welcome = await connect_front(self._route, hello, partial(self._receive, covered))
+        if welcome.epoch < self._epoch:
+            end.abort()
+            raise ChannelClosed(f"the scheduler has epoch {welcome.epoch}, and epoch {self._epoch} has led since")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                self._history.saved(await end.unless_lost(self._covered))
+                self._history.saved(await end.unless_lost(covered))
         except TimeoutError:
             end.abort()
             raise ChannelClosed("the scheduler does not say what its state covers") from None
-        return end, hello.secret, hello.session
+        return end, welcome
 
-    def _report(self, end: FrontEnd) -> None:
-        """Report what the run does not know, and send it from now on what happens."""
+    def _obey(self, end: FrontEnd, hello: Hello) -> None:
+        """Report what the run does not know, and send it from now on what happens. Raises ChannelClosed if this run can
+        do nothing with that.
+        """
+        refused = ""
+        if hello.session == self._run:
+            refused = "the scheduler, which lives, has settled what this front had"
+        elif hello.secret != self._secret:
+            refused = "the scheduler has lost its state, and with it the key of the prompt hashes"
+        if refused:
+            end.abort()
+            raise ChannelClosed(refused)
+        self._run, self._epoch = hello.session, hello.epoch
         for message in self._history.report():
             end.send(message)
         self._history.messages += 1
@@ -169,12 +209,15 @@ class FrontChannel:
             self._end.send(message)  # first, as it raises for what cannot be encoded
         self._history.sent(message)
 
-    def _receive(self, message: SchedulerMessage) -> None:
+    def _receive(self, covered: "asyncio.Future[int]", message: SchedulerMessage) -> None:
+        """Take a message. `covered`: of its connection, takes how many messages of this front the run's state covers:
+        the first that it says.
+        """
         if isinstance(message, Saved):
-            if self._ready:
+            if covered.done():
                 self._history.saved(message.messages)
-            elif self._covered is not None and not self._covered.done():
-                self._covered.set_result(message.messages)
+            else:
+                covered.set_result(message.messages)
             return
         self._history.received(message)
         if self._client is None:

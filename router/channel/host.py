@@ -109,10 +109,11 @@ class FrontLink:
     gets another id here, which its front learns from its assignment.
     """
 
-    def __init__(self, host: "SchedulerHost", deliver: Deliver, number: int, session: str) -> None:
-        """`number`: of this front, for logs and metrics; `session`: as in `Hello`."""
+    def __init__(self, host: "SchedulerHost", deliver: Deliver, number: int, session: str, replica: str) -> None:
+        """`number`: of this front in its replica, for logs and metrics; `session` and `replica`: as in `Hello`."""
         self.number: Final = number
         self.session: Final = session
+        self.replica: Final = replica
         self.deliver: Final = deliver
         self.messages: int | None = None
         """How many messages the front has sent, to earlier runs too; None until it has reported what these had."""
@@ -121,6 +122,12 @@ class FrontLink:
         """What the front has reported so far of what earlier runs had."""
         self._renamed: dict[RequestId, RequestId] = {}
         """The scheduler's ids of live requests, by the front's own id where it differs."""
+
+    @property
+    def name(self) -> str:
+        """The name of the front in metrics."""
+        own = f"front-{self.number}"
+        return f"{self.replica}/{own}" if self.replica else own
 
     @property
     def covered(self) -> CoveredFront:
@@ -319,12 +326,12 @@ class SchedulerHost:
             for kind in observer.event_types:
                 self._observers_by_type[kind].append(observer)
 
-    def connect(self, deliver: Deliver, number: int = 0, session: str = "") -> FrontLink:
+    def connect(self, deliver: Deliver, number: int = 0, session: str = "", replica: str = "") -> FrontLink:
         """Add a front, to which `deliver` sends messages, first of all the present workers.
 
         A front with a session is told first what the restored state covers, and reports the rest.
         """
-        link = FrontLink(self, deliver, number, session)
+        link = FrontLink(self, deliver, number, session, replica)
         self._links.append(link)
         if session:
             deliver(Saved(self.earlier.messages_of(session)))

@@ -77,6 +77,14 @@ class ResponseForgotten:
     response: str
 
 
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """The front obeys another replica's scheduler from now on, and this is the last that it says to this one."""
+
+    epoch: int
+    """The other one's, which is higher."""
+
+
 class Question(Generic[A_co]):
     """A question whose answer has the type `A_co`."""
 
@@ -218,7 +226,7 @@ class AllReported:
     """How many messages the front has sent to any run, this one included."""
 
 
-Fact = UnreachableWorker | FieldsRefused | CallEnded | ResponseStored | ResponseForgotten | FrontMeasured
+Fact = UnreachableWorker | FieldsRefused | CallEnded | ResponseStored | ResponseForgotten | FrontMeasured | Superseded
 """What a front reports besides its requests."""
 FrontMessage = FrontEvent | WaitedBefore | RanBefore | AllReported | Fact | Ask
 

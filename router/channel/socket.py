@@ -1,4 +1,4 @@
-"""The channel between processes: messages as frames on a Unix socket.
+"""The channel between processes: messages as frames on a Unix socket, or between machines on a TCP connection.
 
 A frame is its length (four bytes, big-endian) and a message as `codec` encodes it. The first frame of each side is its
 `Hello`, with its version of the messages; ends with different versions part at once. An empty frame is a probe, which
@@ -10,10 +10,11 @@ What an end sends in one turn of its event loop goes out in one write.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Final, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -61,6 +62,10 @@ class Hello:
     """The same at each connection of a front or of a run of the scheduler, and at those of no other."""
     secret: bytes = b""
     """From the scheduler: keys the prompt hashes."""
+    epoch: int = 0
+    """From the scheduler: its epoch; from a front: the highest that it has obeyed. 0 without a cluster."""
+    replica: str = ""
+    """From a front: the name of its replica; empty without a cluster."""
 
 
 _HELLO: Final = msgspec.msgpack.Decoder(Hello)
@@ -226,10 +231,14 @@ class FrontEnd(ChannelEnd):
 
     async def close(self) -> None:
         """Send what is unsent, and close the channel."""
+        self.leave()
+        await self.lost()
+
+    def leave(self) -> None:
+        """Begin to close the channel: what is unsent is sent, as far as the other end reads it."""
         self.flush()
         if self._transport is not None:
             self._transport.close()
-        await self.lost()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Send this end's first frame."""
@@ -283,12 +292,18 @@ class FrontEnd(ChannelEnd):
 class HostEnd(ChannelEnd):
     """The scheduler's end of the channel to one front."""
 
-    def __init__(self, host: SchedulerHost, hello: Hello, open_ends: "set[HostEnd]") -> None:
-        """`hello`: this end's first frame; `open_ends`: holds this end while it is connected."""
+    def __init__(
+        self, host: SchedulerHost, hello: Hello, open_ends: "set[HostEnd]", on_superseded: Callable[[int], None]
+    ) -> None:
+        """`hello`: this end's first frame; `open_ends`: holds this end while it is connected.
+
+        `on_superseded`: called with the epoch of a front that has obeyed a higher one than that of `hello`.
+        """
         super().__init__()
         self._host = host
         self._hello = hello
         self._open_ends = open_ends
+        self._on_superseded = on_superseded
         self._link: FrontLink | None = None
         """The front; None before its first frame."""
 
@@ -324,9 +339,17 @@ class HostEnd(ChannelEnd):
             log.error("a front does not read what the scheduler sends; its channel is cut")
             self.abort()
 
+    @property
+    def replica(self) -> str:
+        """The name of the front's replica; empty without a cluster, and before its first frame."""
+        return "" if self._link is None else self._link.replica
+
     def _greet(self, hello: Hello) -> None:
-        if hello.version == channel_version():
-            self._link = self._host.connect(self._deliver, hello.front, hello.session)
+        if hello.epoch > self._hello.epoch:
+            self.abort()
+            self._on_superseded(hello.epoch)
+        elif hello.version == channel_version():
+            self._link = self._host.connect(self._deliver, hello.front, hello.session, hello.replica)
         elif self._transport is not None:
             log.error("front %d runs another version of the router; its channel is closed", hello.front)
             self.flush()
@@ -348,13 +371,25 @@ class HostEnd(ChannelEnd):
 
 
 class ChannelServer:
-    """Accepts fronts at a Unix socket while the context is entered."""
+    """Accepts fronts while the context is entered: at a Unix socket, or those that others bring with `new_end`."""
 
-    def __init__(self, host: SchedulerHost, secret: bytes, path: str) -> None:
-        """`secret`: for the fronts, keys the prompt hashes; `path`: of the socket, which only this user may reach."""
+    def __init__(
+        self,
+        host: SchedulerHost,
+        secret: bytes,
+        path: str | None,
+        epoch: int = 0,
+    ) -> None:
+        """`secret`: for the fronts, keys the prompt hashes; `path`: of the socket, which only this user may reach.
+
+        `epoch`: of this run of the scheduler.
+        """
         self._host = host
-        self._hello = Hello(channel_version(), session=token_hex(8), secret=secret)
+        self._hello = Hello(channel_version(), session=token_hex(8), secret=secret, epoch=epoch)
         self._path = path
+        self.on_superseded: Callable[[int], None] = lambda _: None
+        """Called with the epoch of a front that has obeyed a higher one."""
+        self._server: asyncio.Server | None = None
         self._ends: set[HostEnd] = set()
 
     @property
@@ -362,29 +397,69 @@ class ChannelServer:
         """How many fronts are connected."""
         return len(self._ends)
 
+    @property
+    def replicas(self) -> Mapping[str, int]:
+        """How many fronts of each replica are connected."""
+        return Counter(end.replica for end in self._ends)
+
+    def new_end(self) -> HostEnd:
+        """Return this side's end of a connection that a front is making."""
+        return HostEnd(self._host, self._hello, self._ends, self.on_superseded)
+
     async def __aenter__(self) -> Self:
         """Listen."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(
-            lambda: HostEnd(self._host, self._hello, self._ends), path=self._path
-        )
+        if self._path is not None:
+            self._server = await asyncio.get_running_loop().create_unix_server(self.new_end, path=self._path)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop listening, and cut what is connected."""
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         for end in list(self._ends):
             end.abort()
 
 
+class Route(Protocol):
+    """How a front reaches the scheduler."""
+
+    patience: float
+    """Seconds without a scheduler for which new calls wait for it, and are not refused."""
+
+    async def connect(self, end: FrontEnd) -> None:
+        """Connect this end. Raises OSError, for one if there is no scheduler."""
+
+    async def superseded(self, epoch: int) -> None:
+        """Wait until a scheduler with a higher epoch than this leads."""
+
+
+class UnixRoute(Route):
+    """To the only scheduler, on the same machine."""
+
+    patience = 2.0
+
+    def __init__(self, path: str) -> None:
+        """`path`: of its Unix socket."""
+        self._path = path
+
+    async def connect(self, end: FrontEnd) -> None:
+        await asyncio.get_running_loop().create_unix_connection(lambda: end, self._path)
+
+    async def superseded(self, epoch: int) -> None:  # noqa: ARG002
+        await asyncio.get_running_loop().create_future()
+
+
 async def connect_front(
-    path: str, number: int, session: str, receive: Callable[[SchedulerMessage], None]
+    route: Route, hello: Hello, receive: Callable[[SchedulerMessage], None]
 ) -> tuple[FrontEnd, Hello]:
-    """Connect a front to the scheduler. Raises ChannelClosed if it is not welcomed."""
-    end = FrontEnd(Hello(channel_version(), number, session), receive)
+    """Connect a front to the scheduler. Returns its end, and the scheduler's first frame.
+
+    `hello`: the front's first frame. Raises ChannelClosed if it is not welcomed.
+    """
+    end = FrontEnd(hello, receive)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            await asyncio.get_running_loop().create_unix_connection(lambda: end, path)
+            await route.connect(end)
             return end, await end.welcome()
     except OSError as error:  # TimeoutError is one
         end.abort()

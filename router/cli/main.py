@@ -20,9 +20,13 @@ COMMANDS: Final[Mapping[str, str]] = {
     "config": "print the settings as a file with comments",
     "keys": "manage clients, their keys and their shares",
     "top": "show the clients and workers of a running router",
+    "cluster": "show who leads a cluster, and hand its lead over",
     DEMO: "try the policies side by side on emulated workers",
 }
-"""Each subcommand with its help text. All but the demo have a module of the same name in this package."""
+"""Each subcommand with its help text. All but the demo have a module in this package, of the same name if `MODULES` has
+no other.
+"""
+MODULES: Final[Mapping[str, str]] = {"cluster": "replicas"}  # the core has a cluster of workers
 
 
 class Command(Protocol):
@@ -60,7 +64,7 @@ def _parser(called: str) -> Parser:
         described = f"{about[0].upper()}{about[1:]}."
         subparser = commands.add_parser(name, help=about, description=described, allow_abbrev=False)
         if name == called:
-            cast(Command, import_module(f"router.cli.{name}")).configure(subparser)
+            cast(Command, import_module(f"router.cli.{MODULES.get(name, name)}")).configure(subparser)
     if called == PROCESS:
         cast(Command, import_module(f"router.cli.{PROCESS}")).configure(commands.add_parser(PROCESS))
     return parser

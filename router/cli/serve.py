@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Final
 
+from router.cluster.handshake import read_secret
 from router.config.settings import Settings, WorkerAddress
 from router.config.sources import ABOUT, add_flags, load
 from router.errors import ConfigError
@@ -51,6 +53,10 @@ def _serve(settings: Settings) -> int:
     named = (settings.workers(), settings.worker_dns, settings.worker_kubernetes, settings.workers_file)
     if not any((*named, settings.emulate)):
         raise ConfigError("there is no worker: give the URL of each with --worker, or try with --emulate 2")
+    if settings.cluster is not None and find_spec("redis") is None:
+        raise ConfigError("cluster: this needs the package redis: pip install 'd2lpm-router[cluster]'")
+    if settings.cluster_secret_file is not None:
+        read_secret(settings.cluster_secret_file)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
         suppress(KeyboardInterrupt),
@@ -68,7 +74,7 @@ def _serve(settings: Settings) -> int:
 
 
 def _run(settings: Settings, listeners: Sequence[socket.socket], on_ready: Callable[[], None]) -> int:
-    processes, tls = process_count(settings.processes), build_tls(settings)
+    processes, tls = process_count(settings), build_tls(settings)
     if processes > 1:
         return supervise(settings, listeners, processes - 1, on_ready)
     check_files(settings)
@@ -101,7 +107,7 @@ def _announced(
             **({"admin_url": urls[1]} if urls[1:] else {}),
             "policy": settings.policy,
             "workers": workers,
-            "processes": process_count(settings.processes),
+            "processes": process_count(settings),
         }
         log.info("started", extra={FIELDS: fields})
         if settings.log_format == "text":

@@ -19,6 +19,7 @@ SECTIONS: Final = (
         ("config", "host", "port"),
         ("admin_port", "admin_host", "tls_cert", "tls_key", "allowed_hosts", "cors_origins", "processes"),
     ),
+    Section("Cluster", (), ("cluster", "cluster_address", "cluster_secret_file")),
     Section(
         "Workers",
         ("worker", "worker_api_key", "worker_dns", "emulate"),

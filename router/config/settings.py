@@ -4,6 +4,7 @@ Each field is a flag, an environment variable and a key of the YAML file, and it
 parameters are not listed here: each class in `PARAMETERS` is a group of settings of its own.
 """
 
+import re
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -33,6 +34,8 @@ FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use
 ORIGIN: Final = r"^(\*|https?://[^\s/*]+)$"
 SESSION_LABEL: Final = r"^(body\.prompt_cache_key|body\.metadata\.user_id|[a-z0-9_-]{1,64})$"
 ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
+STORE_SCHEMES: Final = ("valkey", "redis", "valkeys", "rediss")
+CLUSTER_NAME: Final = r"[A-Za-z0-9._-]{1,64}"
 OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 """Host names by which a machine addresses itself."""
 NAMED: Final = (*POOLED, *ALIASES)
@@ -53,6 +56,9 @@ ADDRESSES: Final = frozenset(
         "tls_cert",
         "tls_key",
         "processes",
+        "cluster",
+        "cluster_address",
+        "cluster_secret_file",
         "worker",
         "worker_api_key",
         "worker_dns",
@@ -148,6 +154,27 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def host_and_port(text: str) -> str:
+    """Return the text. Raises ValueError unless it is HOST:PORT; an IPv6 address needs brackets."""
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname or parts.port is None or parts.netloc != text or parts.username is not None:
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return text
+
+
+def cluster_url(url: SecretStr | None) -> SecretStr | None:
+    """Return the URL. Raises ValueError unless it names a store and a cluster there."""
+    if url is None:
+        return None
+    parts = urlsplit(url.get_secret_value())
+    # The errors do not repeat the URL: it can contain a password.
+    if parts.scheme not in STORE_SCHEMES or not parts.hostname or parts.port == 0 or parts.query or parts.fragment:
+        raise ValueError("not a URL like valkey://host:6379/name")
+    if not re.fullmatch(CLUSTER_NAME, parts.path.strip("/")):
+        raise ValueError("the name of the cluster, after the slash, must be letters, digits, dots and dashes")
+    return url
 
 
 def alias_pair(text: str) -> str:
@@ -249,6 +276,15 @@ class Settings(PolicyGroups):
     """Processes that serve: 1 does everything in one; from 2 on, one schedules and the others are fronts, which accept
     clients and relay answers. auto: one for each core. Each front has an equal part of the limits on connections and
     held bytes."""
+    cluster: Annotated[SecretStr | None, AfterValidator(cluster_url)] = None
+    """Share clients and workers with other routers as one fair router: valkey://HOST:PORT/NAME or redis://, with TLS
+    valkeys:// or rediss://, where NAME is that of the cluster. One of its replicas schedules for all. With a password
+    in it, prefer the environment or the file to a flag."""
+    cluster_address: Annotated[str, AfterValidator(host_and_port)] = "127.0.0.1:0"
+    """HOST:PORT at which the fronts of other replicas reach the scheduler of this one while it leads."""
+    cluster_secret_file: Path | None = None
+    """File with a secret that all replicas of the cluster have. By it they know each other; without it,
+    `cluster_address` must be a loopback address."""
     worker: Annotated[tuple[WorkerAddress, ...], AfterValidator(distinct)] = ()
     """URL of a vLLM or SGLang server; repeatable. In YAML also {url, api_key, id, kv_events, kv_replay, kv_topic, rank,
     group, role}."""
@@ -509,6 +545,17 @@ class Settings(PolicyGroups):
             raise ValueError("admin_host: it is the address of admin_port, which is not set")
         if self.admin_port and self.admin_port == self.port:
             raise ValueError("admin_port: it is the same as port")
+        return self
+
+    @model_validator(mode="after")
+    def _has_fitting_cluster(self) -> "Settings":
+        if self.cluster is None:
+            return self
+        if self.state is not None:
+            raise ValueError("state: the state of a cluster is in its store, not in a folder")
+        host = urlsplit(f"//{self.cluster_address}").hostname or ""
+        if self.cluster_secret_file is None and not is_loopback(host):
+            raise ValueError("cluster_address: others can reach it, so cluster_secret_file is needed")
         return self
 
     @model_validator(mode="after")

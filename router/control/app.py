@@ -13,8 +13,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from router.api.body.edits import AddedFields
 from router.api.body.error_bodies import error_body
 from router.api.openapi import with_calls
-from router.control.admin import Operations, administration
+from router.control.admin import Operations, administration, needs_key
 from router.control.page.routes import Page
+from router.control.replicas import ClusterOperations, cluster_routes
 from router.core.model.request import WorkerId
 from router.errors import (
     InvalidKey,
@@ -56,13 +57,14 @@ def control_plane(
     operations: Operations | None,
     page: Page,
     lifespan: Lifespan,
+    cluster: ClusterOperations | None = None,
 ) -> FastAPI:
     """Build the application that serves every path off the data path.
 
     `scrape` returns the metrics as text, `reports` the report of each worker. `usage` takes a call's headers and
     address, and raises InvalidKey. `explain` takes a request's id, and raises UnknownRequest. `sessions` returns the
     report of /sessions. `drained`: the workers that an operator drained. `operations`: what the admin API works on;
-    None switches it off. `lifespan` starts and stops the router.
+    None switches it off. `lifespan` starts and stops the router. `cluster`: None for a router that is alone.
     """
     # FastAPI's own pages for the document load their scripts from elsewhere.
     no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
@@ -70,7 +72,11 @@ def control_plane(
     _answer_errors(app)
     app.include_router(_models(directory))
     app.include_router(_usage(usage))
-    app.include_router(_health(directory, report, reports, drain, drained))
+    store = None if cluster is None else lambda: cluster.report().store
+    app.include_router(_health(directory, report, reports, drain, drained, store))
+    if cluster is not None:
+        check_key = None if operations is None else needs_key(operations.settings)
+        app.include_router(cluster_routes(cluster, check_key, NEEDS_KEY))
     if operations is not None:
         app.include_router(administration(operations))
     app.include_router(_insight(scrape, report, explain, sessions))
@@ -150,7 +156,9 @@ def _health(
     reports: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
     drain: Drain,
     drained: Collection[WorkerId],
+    store: Callable[[], str] | None,
 ) -> APIRouter:
+    """`store`: returns the state of the store of a cluster."""
     routes = APIRouter()
 
     @routes.get("/health")
@@ -176,15 +184,19 @@ def _health(
         return {"server_load": sum(client.queued + client.running for client in clients)}
 
     @routes.get("/ready", responses={NoWorker.status: {"description": NOT_READY}})
-    async def ready() -> dict[str, int]:
-        """Readiness: 503 while no worker is alive, and once the router shuts down."""
+    async def ready() -> dict[str, int | str]:
+        """Readiness: 503 while no worker is alive, and once the router shuts down.
+
+        In a cluster, `degraded` says what is wrong with the store while calls are served without it.
+        """
         if drain.begun:
             raise ShuttingDown
         workers = [endpoint for endpoint in directory.endpoints if not endpoint.ranks and endpoint.id not in drained]
         alive = sum(map(directory.is_up, workers))
         if not alive:
             raise NoWorker("No worker is alive.")
-        return {"workers": alive}
+        state = "ok" if store is None else store()
+        return {"workers": alive} if state == "ok" else {"workers": alive, "degraded": f"store {state}"}
 
     @routes.get("/workers", responses=NEEDS_KEY)
     async def workers() -> dict[str, Any]:

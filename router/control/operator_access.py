@@ -14,7 +14,7 @@ from router.front.http.http_errors import without_port
 log = logging.getLogger(__name__)
 
 OPERATOR_PATHS: Final = frozenset(
-    {"metrics", "fairness", "sessions", "explain", "workers", "clients", "config", "usage", "ui"}
+    {"metrics", "fairness", "sessions", "explain", "workers", "clients", "config", "cluster", "usage", "ui"}
 )
 """The first parts of the paths that say something of all clients or workers, or change them."""
 

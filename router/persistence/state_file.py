@@ -98,21 +98,42 @@ def encode(piece: StateLine) -> bytes:
     return _PIECE.dump_json(piece, warnings="error") + b"\n"
 
 
+def encode_header(header: StateHeader) -> bytes:
+    """Encode the first line, without its newline."""
+    return _HEADER.dump_json(header)
+
+
 def decode(content: bytes) -> SavedState:
     """Decode a file. Raises ValueError, with the reason, if it is damaged or of another format."""
     head, _, rest = content.partition(b"\n")
+    header = _decode_header(head)
+    body, _, last = content.removesuffix(b"\n").rpartition(b"\n")
+    try:
+        checksum = _CHECKSUM.validate_json(last).sha256
+    except ValidationError:
+        raise ValueError("it is damaged") from None
+    if checksum != hashlib.sha256(body + b"\n").hexdigest():
+        raise ValueError("it is damaged")
+    return _decode_lines(header, rest.splitlines()[:-1])
+
+
+def decode_lines(head: bytes, lines: Iterable[bytes]) -> SavedState:
+    """Decode the first line and those of the pieces. Raises ValueError as `decode` does."""
+    return _decode_lines(_decode_header(head), lines)
+
+
+def _decode_header(head: bytes) -> StateHeader:
     try:
         header = _HEADER.validate_json(head)
     except ValidationError:
         raise ValueError("it is not a state file of this router") from None
     if header.d2lpm_state != FORMAT:
         raise ValueError(f"it has format {header.d2lpm_state}; this router reads format {FORMAT}")
-    body, _, last = content.removesuffix(b"\n").rpartition(b"\n")
+    return header
+
+
+def _decode_lines(header: StateHeader, lines: Iterable[bytes]) -> SavedState:
     try:
-        checksum = _CHECKSUM.validate_json(last).sha256
-        if checksum != hashlib.sha256(body + b"\n").hexdigest():
-            raise ValueError("it is damaged")
-        lines = rest.splitlines()[:-1]
         saved = [_PIECE.validate_json(line) for line in lines]
     except (ValidationError, LookupError, TypeError):  # the last two where a pair is expected and missing
         raise ValueError("it is damaged") from None
@@ -162,12 +183,17 @@ def load(directory: Path, max_age: float, now: float) -> SavedState | None:
     except ValueError as error:
         set_aside(directory, error)
         return None
+    return not_too_old(state, max_age, now, str(path))
+
+
+def not_too_old(state: SavedState, max_age: float, now: float, where: str) -> SavedState:
+    """Return the state, or only its usage if it is too old, as `load` does. `where`: it was found, for the log."""
     age = now - state.header.saved
-    if age > max_age:
-        log.warning("%s: not loaded but for the usage of past days, it is %.0f s old", path, age)
-        usage: list[Piece] = [piece for piece in state.pieces if isinstance(piece, UsageRows)]
-        return SavedState(state.header, usage, too_old=True)
-    return state
+    if age <= max_age:
+        return state
+    log.warning("%s: not loaded but for the usage of past days, it is %.0f s old", where, age)
+    usage: list[Piece] = [piece for piece in state.pieces if isinstance(piece, UsageRows)]
+    return SavedState(state.header, usage, too_old=True)
 
 
 def set_aside(directory: Path, reason: object) -> None:
@@ -237,7 +263,7 @@ class StateFile(PeriodicTask):
         await self._run_once()
 
     async def _run_once(self) -> None:
-        lines = [_HEADER.dump_json(self._header()) + b"\n"]
+        lines = [encode_header(self._header()) + b"\n"]
         usage: dict[int, tuple[StateLine, bytes]] = {}
         for piece in self._pieces():
             _, line = self._usage.get(id(piece), (piece, b""))

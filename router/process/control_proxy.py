@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.control.admin import BODY_LIMIT
 from router.control.page.routes import EVENT_STREAM
-from router.errors import CapacityError, RouterError
+from router.errors import CapacityError, RouterError, ShuttingDown
 from router.front.byte_budget import ByteBudget
 from router.front.drain import Drain
 from router.front.exchange import ClientGone, Exchange, new_request_id
@@ -25,6 +25,7 @@ LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20, 
 RETRY_SECONDS: Final = 1.0
 """Seconds after which a call may be repeated that came while no scheduler ran."""
 HEALTH: Final = "/health"
+READINESS: Final = ("/ready", "/ping")
 
 
 class ControlProxy:
@@ -54,6 +55,8 @@ class ControlProxy:
                 if scope["path"] == HEALTH and exchange.method == "GET":
                     await send_whole(send, 200, [(b"content-type", b"application/json")], b'{"status":"ok"}')
                     return
+                if self._drain.begun and scope["path"] in READINESS:
+                    raise ShuttingDown  # this process; in a cluster, others serve on
                 answer = await self._pass_on(scope, body)
                 try:
                     await self._pass_back(answer, exchange, send)

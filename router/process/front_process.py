@@ -4,7 +4,9 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from importlib import import_module
 from math import ceil
 from typing import Final, Self
 
@@ -12,7 +14,7 @@ import uvicorn
 
 from router.channel.front_channel import FrontChannel
 from router.channel.messages import FrontMeasured
-from router.channel.socket import ChannelClosed
+from router.channel.socket import ChannelClosed, Route, UnixRoute
 from router.config.settings import Settings
 from router.control.operator_access import OperatorAccess
 from router.front.drain import Drain
@@ -36,6 +38,8 @@ from router.telemetry.loop_lag import LoopLag
 
 log = logging.getLogger(__name__)
 
+FOLLOWER: Final = "router.process.replica.follower"
+"""What follows the leader of a cluster. Imported only in one: it needs an optional extra."""
 REPORT_SECONDS: Final = 1.0
 """Seconds between two reports of what a front has counted."""
 
@@ -97,14 +101,26 @@ class FrontReports(PeriodicTask):
 
 
 async def _serve(plan: ProcessPlan) -> int:
+    async with AsyncExitStack() as stack:
+        route: Route = UnixRoute(plan.channel)
+        control = plan.control
+        if plan.settings.cluster is not None:
+            follow: Callable[[ProcessPlan, AsyncExitStack], Awaitable[tuple[Route, str]]]
+            follow = import_module(FOLLOWER).follow_leader
+            route, control = await follow(plan, stack)
+        return await _serve_over(plan, route, control)
+
+
+async def _serve_over(plan: ProcessPlan, route: Route, control: str) -> int:
+    """Serve clients. `route`: to the scheduler; `control`: path of the socket of the control plane."""
     settings = share_of(plan.settings, plan.fronts)
-    channel = FrontChannel(plan.channel, plan.number)
+    channel = FrontChannel(route, plan.number, plan.replica)
     secret = await channel.open()
     defer_termination()  # until here, there is nothing to drain: the signal ends the process
     drain, lag = Drain(settings.drain_timeout), LoopLag()
     front = build_front(settings, secret, drain, time.monotonic)
     channel.attach(front.scheduler_client)
-    proxy = ControlProxy(plan.control, front.budget, drain)
+    proxy = ControlProxy(control, front.budget, drain)
     reports = FrontReports(front, drain, lag, channel, plan.restart)
     entry = Entry(front.gateway, proxy, OperatorAccess(settings), settings.cors_origins)
     tls = build_tls(settings)

@@ -22,10 +22,9 @@ from router.core.model.cost import LinearCost
 from router.core.model.request import RequestId, WorkerId
 from router.core.scheduler import Scheduler
 from router.front.drain import Drain
-from router.persistence.state_file import StateFile
 from router.process.scheduling import SchedulerSide
 from router.telemetry.cache_alarm import CacheAlarm
-from router.telemetry.component_metrics import BuildInfo, EventMetrics, FileMetrics, StoredMetrics
+from router.telemetry.component_metrics import BuildInfo, EventMetrics, FileMetrics, StoredMetrics, WrittenFile
 from router.telemetry.explain import Explanation, Explanations, RecentDecision
 from router.telemetry.exposition import render_metrics
 from router.telemetry.history import FairnessHistory
@@ -72,7 +71,7 @@ class Insight:
         side: SchedulerSide,
         identifier: Identifier,
         records: RequestRecords,
-        takeover: StateFile | None = None,
+        takeover: WrittenFile | None = None,
     ) -> None:
         """`identifier`: says which client asks for its usage; `takeover`: from which another run can take over."""
         self._policy = settings.policy

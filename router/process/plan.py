@@ -49,6 +49,8 @@ class ProcessPlan:
     """How often this process was started again after it had died."""
     connected: tuple[int, ...] = ()
     """For the scheduler: the numbers of the fronts that run already, and will connect to it."""
+    replica: str = ""
+    """The name of this replica in its cluster."""
 
     @property
     def name(self) -> str:

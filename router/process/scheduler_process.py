@@ -1,20 +1,23 @@
 """The scheduler in a process of its own: it serves fronts over the channel, and the control plane over HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from importlib import import_module
-from typing import Final
+from math import inf
+from typing import Final, NamedTuple
 
 from fastapi import FastAPI
 
-from router.auth.key_watch import KeyWatch
 from router.channel.socket import ChannelServer
+from router.cluster.report import ClusterMetrics
 from router.control.app import control_plane
+from router.control.replicas import ClusterOperations
 from router.core.model.cost import LinearCost
 from router.front.drain import Drain
-from router.persistence.state_file import StateFile
+from router.persistence.state_file import SavedState, load
 from router.process.control_proxy import FromFronts
 from router.process.front import build_identifier
 from router.process.insight import Insight, RequestRecords, build_operations, build_page
@@ -27,7 +30,7 @@ from router.process.server import (
     defer_termination,
     set_up_process,
 )
-from router.process.takeover import begin_takeover, run_file
+from router.process.takeover import RunState, Takeover, new_takeover, run_file
 from router.runtime import open_files
 from router.runtime.gc_tuning import FullCollections
 from router.telemetry.front_metrics import ProcessMetrics
@@ -38,6 +41,8 @@ LATE_IMPORTS: Final = (
     "router.kv_events.subscriber",
 )
 """What the parts of this process import at their first use. The last one needs an optional extra."""
+CANDIDATE: Final = "router.process.replica.candidate"
+"""What runs the scheduler in a cluster. Imported only there: it needs an optional extra."""
 
 
 def import_all() -> None:
@@ -60,6 +65,72 @@ class FrontsDrain(Drain):
         return not self._channel.fronts
 
 
+class SchedulerRun:
+    """One run of the scheduler: all parts of its process, and the server of the control plane."""
+
+    def __init__(self, plan: ProcessPlan, left: SavedState | None, *, goes_on: bool) -> None:
+        """`left`: the state that another run has left to this one; `goes_on`: see `KeyWatch`.
+
+        Raises ConfigError for a file that cannot be read or written.
+        """
+        settings = plan.settings
+        self.plan = plan
+        self._identifier, self._keys = build_identifier(settings, goes_on=goes_on)
+        self._records = RequestRecords(settings.policy, LinearCost(settings.extend_weight, settings.output_weight))
+        self.side = build_scheduler(settings, self._records.observers, resolve, left)
+
+    def server(
+        self,
+        channel: ChannelServer,
+        state: RunState,
+        takeover: Takeover | None,
+        drain: Drain,
+        on_started: Callable[[], None],
+        cluster: "ClusterParts | None" = None,
+    ) -> DrainingServer:
+        """Return the server, which runs all parts.
+
+        `state`: from which another run can take over; `takeover`: what this one takes over from another.
+        """
+        settings, side = self.plan.settings, self.side
+        insight = Insight(settings, side, self._identifier, self._records, state)
+        fronts, restarts = side.services.measurements, self.plan.restart
+        insight.register(
+            fronts,
+            ProcessMetrics(
+                self.plan.name, lambda: insight.lag.worst, lambda: side.host.open_requests, fronts, restarts
+            ),
+        )
+        entrances: list[AbstractAsyncContextManager[object]] = [channel]
+        last: list[AbstractAsyncContextManager[object]] = [insight.history]
+        seen = drain
+        if cluster is not None:
+            insight.register(ClusterMetrics(cluster.operations.report))
+            entrances.append(cluster.entrance)
+            last.insert(0, cluster.upkeep)
+            seen = Drain(0.0)  # the fronts of other replicas serve on while this one ends
+        control = control_plane(
+            side.directory,
+            *(insight.scrape, insight.report, insight.cards, insight.usage, insight.explain, insight.sessions),
+            *(seen, side.workers.drain.drained, build_operations(settings, side, insight)),
+            build_page(settings, insight, drain),
+            partial(_running, side, state, takeover, entrances, [self._keys, insight.lag], last),
+            None if cluster is None else cluster.operations,
+        )
+        config = control_server_config(FromFronts(control), self.plan.control)
+        return DrainingServer(config, drain, on_started, drains_early=takeover is not None)
+
+
+class ClusterParts(NamedTuple):
+    """What a run of the scheduler has in a cluster."""
+
+    upkeep: AbstractAsyncContextManager[object]
+    """Keeps the lease, from when the scheduler serves."""
+    entrance: AbstractAsyncContextManager[object]
+    """Where the fronts of all replicas connect."""
+    operations: ClusterOperations
+
+
 def run_scheduler(plan: ProcessPlan) -> int:
     """Schedule for the fronts until the supervisor ends this process or is gone. Returns the exit code.
 
@@ -69,63 +140,40 @@ def run_scheduler(plan: ProcessPlan) -> int:
     set_up_process(settings, plan.name)
     open_files.raise_limit()
     defer_termination()
-    identifier, keys = build_identifier(settings, goes_on=plan.restart > 0)
-    records = RequestRecords(settings.policy, LinearCost(settings.extend_weight, settings.output_weight))
-    side = build_scheduler(settings, records.observers, resolve, plan.run_folder if plan.restart else None)
-    channel = ChannelServer(side.host, side.secret, plan.channel)
+    if settings.cluster is not None:
+        candidate: Callable[[ProcessPlan], int] = import_module(CANDIDATE).run_candidate
+        return candidate(plan)
+    left = load(plan.run_folder, inf, time.time()) if plan.restart else None
+    run = SchedulerRun(plan, left, goes_on=plan.restart > 0)
+    channel = ChannelServer(run.side.host, run.side.secret, plan.channel)
     drain = FrontsDrain(settings.drain_timeout + 2 * GRACE_SECONDS, channel)
-    state = run_file(side, plan.run_folder, settings.policy, settings.state_interval)
-    insight = Insight(settings, side, identifier, records, state)
-    fronts = side.services.measurements
-    insight.register(
-        fronts,
-        ProcessMetrics(plan.name, lambda: insight.lag.worst, lambda: side.host.open_requests, fronts, plan.restart),
-    )
-    config = control_server_config(FromFronts(_control(plan, side, state, channel, keys, insight, drain)), plan.control)
-    server = DrainingServer(config, drain, report_ready, drains_early=plan.restart > 0)
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(_serve(server, plan.folder))
+    state = run_file(run.side, plan.run_folder, settings.policy, settings.state_interval)
+    server = run.server(channel, state, new_takeover(run.side, plan.connected), drain, report_ready)
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(serve(server, plan.folder))
     return 0
 
 
-def _control(
-    plan: ProcessPlan,
-    side: SchedulerSide,
-    state: StateFile,
-    channel: ChannelServer,
-    keys: KeyWatch,
-    insight: Insight,
-    drain: Drain,
-) -> FastAPI:
-    """Build the control plane, whose lifespan runs all parts of this process."""
-    operations = build_operations(plan.settings, side, insight)
-    return control_plane(
-        side.directory,
-        *(insight.scrape, insight.report, insight.cards, insight.usage, insight.explain, insight.sessions),
-        *(drain, side.workers.drain.drained, operations, build_page(plan.settings, insight, drain)),
-        partial(_running, plan, side, state, channel, [keys, insight.lag], [insight.history]),
-    )
-
-
-async def _serve(server: DrainingServer, folder: str) -> None:
+async def serve(server: DrainingServer, folder: str) -> None:
+    """Run a server until a signal arrives or the supervisor, whose folder this is, is gone."""
     on_supervisor_end(folder, server.end_now)
     await server.serve()
 
 
 @asynccontextmanager
 async def _running(
-    plan: ProcessPlan,
     side: SchedulerSide,
-    state: StateFile,
-    channel: ChannelServer,
+    state: RunState,
+    takeover: Takeover | None,
+    entrances: Sequence[AbstractAsyncContextManager[object]],
     first: Sequence[AbstractAsyncContextManager[object]],
     last: Sequence[AbstractAsyncContextManager[object]],
     app: FastAPI,  # noqa: ARG001 - FastAPI's signature
 ) -> AsyncIterator[None]:
     """Run all parts. The fronts come last and go first; but a run that takes over hears them before all else.
 
-    `state`: from which another run can take over; `first` and `last`: parts to enter before and after those of the
-    scheduler's side.
+    `entrances`: where the fronts come in; `first` and `last`: parts to enter before and after those of the scheduler's
+    side.
     """
     parts: list[AbstractAsyncContextManager[object]] = [
         AliveReports(),
@@ -136,13 +184,14 @@ async def _running(
     async with AsyncExitStack() as stack:
         for part in parts:
             await stack.enter_async_context(part)
-        takeover = begin_takeover(side, plan.connected)
         if takeover is not None:
+            takeover.begin()
             await takeover.find_workers()
-            await stack.enter_async_context(channel)
+            for entrance in entrances:
+                await stack.enter_async_context(entrance)
             await takeover.finish()
         await state.save()
-        parts = [state, *side.running, *last, *([channel] if takeover is None else [])]
+        parts = [state, *side.running, *last, *(entrances if takeover is None else ())]
         for part in parts:
             await stack.enter_async_context(part)
         yield

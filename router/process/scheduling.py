@@ -1,5 +1,6 @@
 """The scheduler's side: the core and its host, the workers' polling and KV events, journal and state."""
 
+import logging
 import os
 import random
 import secrets
@@ -7,8 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from math import inf
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from router.auth.identity import is_allowed_name
@@ -42,6 +41,8 @@ from router.upstream.flag_rules import RouterNeeds
 from router.upstream.poller import Poller
 from router.upstream.ranks.rank_rules import RankRules
 from router.upstream.worker_registry import OperatorChanges, WorkerDrain, WorkerRegistry, endpoint_of
+
+log = logging.getLogger(__name__)
 
 
 def today() -> int:
@@ -86,15 +87,15 @@ def build_scheduler(
     settings: Settings,
     observers: Callable[[Scheduler], Sequence[Observer]],
     resolve: Resolve,
-    left_in: Path | None = None,
+    left: SavedState | None = None,
 ) -> SchedulerSide:
     """Build the scheduler's side, with its saved state restored. Raises ConfigError for a file that cannot be used.
 
     `observers`: returns the observers of a scheduler's events; `resolve`: looks up the addresses of a host name;
-    `left_in`: the folder of the state that another run has left to this one, if there is one.
+    `left`: the state that another run has left to this one, if there was one.
     """
     now = time.monotonic()
-    secret, scheduler, restored, responses, saved = initial_state(settings, now, left_in)
+    secret, scheduler, restored, responses, saved = initial_state(settings, now, left)
     journal = _journal(settings, secret, now, restored)
     first = [] if journal is None else [journal]
     host = SchedulerHost(scheduler, [*first, *observers(scheduler)], time.monotonic, today, traced=settings.otel)
@@ -296,28 +297,29 @@ class InitialState(NamedTuple):
     """What else another run has left."""
 
 
-def initial_state(settings: Settings, now: float, left_in: Path | None = None) -> InitialState:
+def initial_state(settings: Settings, now: float, left: SavedState | None = None) -> InitialState:
     """Build the scheduler and restore its saved state, if there is a usable one.
 
-    `left_in`: the folder with the state of another run of the same router. Raises ConfigError if the state directory
-    cannot be used.
+    `left`: the state of another run of the same router. Raises ConfigError if the state directory cannot be used.
     """
     given = settings.hash_secret
     secret = None if given is None else given.get_secret_value().encode()
     scheduler = new_scheduler(settings)
-    folder = left_in or settings.state
-    oldest = settings.state_fresh if left_in is None else inf
-    found = None if folder is None else load(folder, oldest, time.time())
-    if folder is None or found is None:
+    folder = settings.state if left is None else None
+    found = left if folder is None else load(folder, settings.state_fresh, time.time())
+    if found is None:
         return InitialState(secret or secrets.token_bytes(32), scheduler, [])
     saved = bytes.fromhex(found.header.hash_secret)
     pieces = list(usable_pieces(found, settings.policy, saved if secret is None else secret))
     try:
         restore(scheduler, pieces, now)
     except ValueError as error:
-        set_aside(folder, error)
+        if folder is None:
+            log.error("the state of the run before is not used: %s", error)
+        else:
+            set_aside(folder, error)
         return InitialState(secret or secrets.token_bytes(32), new_scheduler(settings), [])
-    run = None if left_in is None else _saved_run(found)
+    run = None if left is None else _saved_run(found)
     return InitialState(
         secret or (secrets.token_bytes(32) if found.too_old else saved), scheduler, pieces, found.responses, run
     )

@@ -18,6 +18,7 @@ from router.channel.messages import (
     IsOfAnother,
     ResponseForgotten,
     ResponseStored,
+    Superseded,
     TakeInput,
     TicketId,
     UnreachableWorker,
@@ -49,6 +50,8 @@ class SchedulerServices(FrontServices):
         self._stored = stored
         self._mark_unreachable = mark_unreachable
         self._clock: Callable[[], float] = host.clock
+        self.on_superseded: Callable[[int], None] = lambda _: None
+        """Called with the epoch of another replica's scheduler, which a front obeys from now on."""
 
     def take(self, front: FrontLink, fact: Fact) -> None:
         match fact:
@@ -65,7 +68,9 @@ class SchedulerServices(FrontServices):
             case ResponseForgotten(response):
                 self._stored.forget(response)
             case FrontMeasured():
-                self.measurements.take(front.number, fact)
+                self.measurements.take(front.name, fact)
+            case Superseded(epoch):
+                self.on_superseded(epoch)
             case _:
                 assert_never(fact)
 
@@ -100,7 +105,7 @@ class SchedulerServices(FrontServices):
     def front_closed(self, front: FrontLink) -> None:
         for ticket in self._calls.pop(front, ()):
             self.limits.end_call((front, ticket), None, self._clock())
-        self.measurements.front_closed(front.number)
+        self.measurements.front_closed(front.name)
 
     def _in_service(self, worker: WorkerId | None) -> WorkerId | None:
         cluster = self._host.scheduler.cluster

@@ -6,11 +6,12 @@ the fronts report what the state does not cover (`UnsavedHistory`). Then it goes
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from router.channel.earlier_run import CoveredFront, EarlierRun
 from router.channel.host import FrontLink
@@ -27,14 +28,42 @@ FIRST_POLL_SECONDS: Final = 1.0
 """Seconds in which workers must answer that the state does not name."""
 
 
+class RunState(AbstractAsyncContextManager[object], Protocol):
+    """Saves the state from which the next run takes over, at regular intervals while its context is entered."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last save failed."""
+
+    @property
+    def failures(self) -> int:
+        """How many saves have failed."""
+
+    async def save(self) -> None:
+        """Save the state now."""
+
+
 class Takeover:
     """Holds the scheduler until the fronts of the run before have reported."""
 
-    def __init__(self, side: SchedulerSide, saved: SavedRun, fronts: Collection[int]) -> None:
-        """`fronts`: the numbers of those that had been connected and are still running."""
+    def __init__(
+        self,
+        side: SchedulerSide,
+        saved: SavedRun,
+        fronts: Collection[int | str],
+        *,
+        unknown: bool = False,
+        gone_seconds: float = inf,
+    ) -> None:
+        """`fronts`: those that had been connected and may still run, by their numbers, or in a cluster by their
+        sessions; `unknown`: whether there may be others, so that the whole time is waited for them. `gone_seconds`:
+        after which one that has not reported counts as dead.
+        """
         self._side = side
         self._saved = saved
         self._missing = set(fronts)
+        self._unknown = unknown
+        self._gone_seconds = gone_seconds
         self._complete = asyncio.Event()
         self._awaits_late = False
         """Whether the scheduler goes on, and fronts are still missing."""
@@ -59,10 +88,11 @@ class Takeover:
 
     async def finish(self) -> None:
         """Wait for the fronts, and release the scheduler."""
-        if self._missing:
+        if self._missing or self._unknown:
             with suppress(TimeoutError):  # the last report may come in the very turn in which the time ends
                 async with asyncio.timeout(REPORT_SECONDS):
                     await self._complete.wait()
+        self._unknown = False
         if self._missing:
             log.error("fronts %s have not reported; the scheduler goes on without them", sorted(self._missing))
         scheduler = self._side.host.scheduler
@@ -74,12 +104,20 @@ class Takeover:
         self._awaits_late = bool(self._missing)
         if not self._missing:
             self._side.host.all_reported()
+        elif self._gone_seconds < inf:
+            asyncio.get_running_loop().call_later(self._gone_seconds, self._give_up)
         self._side.host.feed(Released(complete=not self._missing))
+
+    def _give_up(self) -> None:
+        """Wait no more for fronts that are missing: their machines are gone."""
+        if self._missing:
+            self._missing.clear()
+            self._release()
 
     def _on_reported(self, front: FrontLink) -> None:
         """Take note that a front has reported, or one that was started again in its place."""
-        self._missing.discard(front.number)
-        if not self._missing:
+        self._missing -= {front.number, front.session}
+        if not self._missing and not self._unknown:
             self._complete.set()
             if self._awaits_late:
                 self._release()
@@ -95,10 +133,19 @@ class Legacy:
 
     def lines(self) -> Iterator[StateLine]:
         """Yield the state. All that must agree with each other is taken in one step, before the first line."""
+        yield from self.books()
+        yield from self.caches()
+
+    def books(self) -> Sequence[StateLine]:
+        """Return what must agree with each other, and what the operator changed."""
         side, host = self._side, self._side.host
         self._covered = host.covered()
         exact: list[StateLine] = [*books(host.scheduler), *side.stored.saved(), CoveredFronts(tuple(self._covered))]
-        yield from [*exact, side.workers.registry.operator_changes()]
+        return [*exact, side.workers.registry.operator_changes()]
+
+    def caches(self) -> Iterator[StateLine]:
+        """Yield what workers are believed to hold."""
+        host = self._side.host
         yield from caches(host.scheduler, host.clock())
 
     def on_saved(self) -> None:
@@ -113,10 +160,6 @@ def run_file(side: SchedulerSide, folder: Path, policy: str, interval: float) ->
     return StateFile(folder, legacy.lines, partial(new_header, policy, side.secret), interval, legacy.on_saved)
 
 
-def begin_takeover(side: SchedulerSide, fronts: Collection[int]) -> Takeover | None:
-    """Hold the scheduler if another run has left something. Returns None if none has."""
-    if side.saved is None:
-        return None
-    takeover = Takeover(side, side.saved, fronts)
-    takeover.begin()
-    return takeover
+def new_takeover(side: SchedulerSide, fronts: Collection[int]) -> Takeover | None:
+    """Return what this run takes over from another; None if none has left something. `fronts`: as in `Takeover`."""
+    return None if side.saved is None else Takeover(side, side.saved, fronts)

@@ -33,20 +33,20 @@ class FrontMeasurements(Collector):
     """The last report of each front, and the counts of those that have ended."""
 
     def __init__(self) -> None:
-        self._reports: dict[int, FrontMeasured] = {}
+        self._reports: dict[str, FrontMeasured] = {}
         self._ended: dict[str, FrontMetric] = {}
         """The sum of the counters of ended fronts, by name: a counter never goes back."""
 
     @property
-    def loads(self) -> Mapping[int, ProcessLoad]:
-        """How busy each front is, by its number."""
-        return {number: report.load for number, report in self._reports.items()}
+    def loads(self) -> Mapping[str, ProcessLoad]:
+        """How busy each front is, by its name."""
+        return {front: report.load for front, report in self._reports.items()}
 
-    def take(self, front: int, report: FrontMeasured) -> None:
+    def take(self, front: str, report: FrontMeasured) -> None:
         """Replace the report of a front."""
         self._reports[front] = report
 
-    def front_closed(self, front: int) -> None:
+    def front_closed(self, front: str) -> None:
         """Keep the counts of a front that has ended, and nothing else of it."""
         if (report := self._reports.pop(front, None)) is not None:
             for metric in report.metrics:
@@ -114,7 +114,7 @@ class ProcessMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield one gauge or counter per measure, labelled by process."""
         own = process_load(self._lag(), self._calls(), restarts=self._restarts)
-        loads = {self._name: own} | {f"front-{number}": load for number, load in sorted(self._fronts.loads.items())}
+        loads = {self._name: own} | dict(sorted(self._fronts.loads.items()))
         cpu = CounterMetricFamily("d2lpm_process_cpu_seconds", "CPU time of each process.", labels=("process",))
         lag = GaugeMetricFamily(
             "d2lpm_process_loop_lag_seconds",

@@ -30,6 +30,7 @@ from router.channel.messages import (
     ResponseStored,
     Saved,
     SchedulerMessage,
+    Superseded,
     TakeInput,
     TicketId,
     Timeouts,
@@ -104,6 +105,7 @@ FROM_FRONTS: list[FrontMessage] = [
     CallEnded(TicketId(1), None),
     ResponseStored("resp_1", ANN, WORKER),
     ResponseForgotten("resp_1"),
+    Superseded(7),
     FrontMeasured(
         (FrontMetric("d2lpm_limited_calls", MetricKind.COUNTER, "Calls.", ("reason",), ((("limit",), 2.0),)),),
         ProcessLoad(1.5, 0.01, 3, 0.001),

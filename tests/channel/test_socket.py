@@ -27,6 +27,7 @@ from router.channel.socket import (
     FrameCutter,
     FrontEnd,
     Hello,
+    UnixRoute,
     frame,
 )
 from router.core.fleet.window import FixedWindow
@@ -92,7 +93,7 @@ class SocketScene:
 
     async def front(self, number: int) -> tuple[FrontEnd, SchedulerClient]:
         """Connect a front."""
-        channel = FrontChannel(self.path, number)
+        channel = FrontChannel(UnixRoute(self.path), number)
         assert await channel.open() == SECRET
         client = SchedulerClient(self.host.clock)
         channel.attach(client)
@@ -135,7 +136,7 @@ async def test_a_request_is_placed_and_settled_over_the_socket(tmp_path: Path) -
 async def test_a_front_learns_of_the_workers_before_it_has_a_client(tmp_path: Path) -> None:
     """What arrives between the welcome and the client is kept for the client."""
     async with socket_scene(tmp_path) as scene:
-        channel = FrontChannel(scene.path, 1)
+        channel = FrontChannel(UnixRoute(scene.path), 1)
         await channel.open()
         await until(lambda: bool(channel._early))
         client, recorder = SchedulerClient(scene.host.clock), WorkerRecorder()
@@ -254,7 +255,7 @@ async def test_another_version_is_refused(tmp_path: Path, caplog: pytest.LogCapt
 
     async with await asyncio.start_unix_server(serve, tmp_path / "other"):
         with pytest.raises(ChannelClosed, match="another version"):
-            await FrontChannel(str(tmp_path / "other"), 1).open()
+            await FrontChannel(UnixRoute(str(tmp_path / "other")), 1).open()
 
 
 async def test_bytes_that_are_no_message_cut_the_channel(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

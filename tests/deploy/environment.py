@@ -44,19 +44,22 @@ def run(command: Sequence[str | Path], folder: Path) -> None:
         raise CannotGetError(f"{command[0]} {command[-1]} failed: {said[-1]}")
 
 
-def get_prometheus(folder: Path) -> None:
-    """Unpack Debian's package. If the machine's package lists lack it, fetch lists into `folder` first."""
+def unpack(packages: Sequence[str], folder: Path, target: Path) -> None:
+    """Unpack Debian's packages into `target`. If the machine's package lists lack one, fetch lists into `folder` first.
+
+    `folder`: an empty one, which is of no use afterwards.
+    """
     try:
-        run(["apt-get", "download", "prometheus"], folder)
+        run(["apt-get", "download", *packages], folder)
     except CannotGetError:
         for needed in ("state/lists/partial", "cache/archives/partial"):
             (folder / needed).mkdir(parents=True)
         own = [f"-oDir::State={folder}/state", f"-oDir::Cache={folder}/cache"]
         own += ["-oDir::State::status=/var/lib/dpkg/status", "-oAPT::Sandbox::User="]
         run(["apt-get", *own, "update"], folder)
-        run(["apt-get", *own, "download", "prometheus"], folder)
-    (package,) = folder.glob("prometheus_*.deb")
-    run(["dpkg-deb", "-x", package, FOLDER], folder)
+        run(["apt-get", *own, "download", *packages], folder)
+    for package in folder.glob("*.deb"):
+        run(["dpkg-deb", "-x", package, target], folder)
 
 
 def get_schema(folder: Path) -> None:
@@ -71,7 +74,7 @@ def main() -> int:
     try:
         with TemporaryDirectory() as made:
             if program("prometheus") is None or program("promtool") is None:
-                get_prometheus(Path(made))
+                unpack(["prometheus"], Path(made), FOLDER)
             if not SCHEMA.exists():
                 get_schema(Path(made))
     except CannotGetError as reason:

@@ -15,7 +15,7 @@ MOST_FILES: Final = 12
 """In one folder, `__init__.py` aside."""
 
 ORDER: Final[Mapping[str, str]] = {
-    "router": "__main__ > cli > process > control > kv_events, persistence, telemetry > front"
+    "router": "__main__ > cli > process > control > cluster > kv_events, persistence, telemetry > front"
     " > upstream > config > auth > channel, api > core, runtime > errors",
     "router.core": "snapshot > scheduler > attempts > handoffs, membership, fleet_view, known_clients"
     " > scheduler_settings, requests, policies > cache, fleet > clients, kv_blocks, predict > model",
@@ -46,6 +46,7 @@ INTO_THE_CORE: Final[Mapping[str, tuple[str, ...]]] = {
     "router.kv_events": ("model", "kv_blocks"),
     "router.persistence": ("model", "fleet.stored_responses"),
     "router.control": ("model",),
+    "router.cluster": ("model",),
     "router.config": ("policies.registry",),
 }
 """What each of these folders may import of `router.core`; the folders that are not listed may import all of it."""

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from random import Random
 
@@ -13,15 +14,16 @@ import pytest
 from router.channel.client import SchedulerClient
 from router.channel.front_channel import FrontChannel
 from router.channel.messages import AllReported, Assignment, RanBefore, SchedulerMessage
-from router.channel.socket import ChannelClosed, ChannelServer
+from router.channel.socket import ChannelClosed, ChannelServer, UnixRoute
 from router.config.settings import Settings
 from router.core.model.commands import Deficit
 from router.core.model.cost import NOTHING, Tokens
 from router.core.model.events import Cancelled, Fault, Finished, Resumed, Returned, WorkerJoined
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
+from router.persistence.state_file import load
 from router.process.scheduling import SchedulerSide, build_scheduler
-from router.process.takeover import begin_takeover, run_file
+from router.process.takeover import new_takeover, run_file
 from tests.support.running import until
 
 HASHER = PromptHasher(b"0123456789abcdef")
@@ -92,13 +94,17 @@ class Runs:
         `saves`: whether it lives long enough to save its state.
         """
         folder = self._folder / "run"
-        self.side = build_scheduler(self._settings, lambda _: (), _no_address, folder if self.count else None)
+        self.side = build_scheduler(
+            self._settings, lambda _: (), _no_address, load(folder, inf, 0.0) if self.count else None
+        )
         self.count += 1
         self.state = run_file(self.side, folder, self._settings.policy, 3600.0)
         self._server = ChannelServer(self.side.host, self.side.secret, self.channel)
         for part in self.side.observing:
             await self._stack.enter_async_context(part)
-        takeover = begin_takeover(self.side, fronts)
+        takeover = new_takeover(self.side, fronts)
+        if takeover is not None:
+            takeover.begin()
         await self._server.__aenter__()
         if takeover is None:
             for worker in WORKERS:
@@ -115,7 +121,7 @@ class Runs:
 
     async def front(self, number: int) -> SchedulerClient:
         """Connect a front, which stays connected to whatever run there is."""
-        channel = FrontChannel(self.channel, number)
+        channel = FrontChannel(UnixRoute(self.channel), number)
         await channel.open()
         client = SchedulerClient(asyncio.get_running_loop().time)
         channel.attach(client)
@@ -203,7 +209,7 @@ async def test_two_fronts_with_the_same_id_keep_their_own_requests(tmp_path: Pat
 async def test_a_front_that_is_gone_keeps_nobody_waiting(tmp_path: Path) -> None:
     """The next run goes on without it, and its client keeps owing for what the state says."""
     async with runs_in(tmp_path) as runs, AsyncExitStack() as gone:
-        channel = FrontChannel(runs.channel, 2)
+        channel = FrontChannel(UnixRoute(runs.channel), 2)
         await channel.open()
         client = SchedulerClient(asyncio.get_running_loop().time)
         channel.attach(client)
@@ -299,7 +305,7 @@ def _drive(random: Random, what: str, call: Call, calls: list[Call], expected: E
 async def test_a_front_that_a_live_run_has_given_up_ends(tmp_path: Path) -> None:
     """The run has settled what the front had, so the front must not report it again."""
     async with runs_in(tmp_path) as runs:
-        channel = FrontChannel(runs.channel, 1)
+        channel = FrontChannel(UnixRoute(runs.channel), 1)
         await channel.open()
         async with channel:
             assert channel._end is not None

@@ -34,33 +34,33 @@ def limited_calls(fronts: FrontMeasurements) -> dict[str, float]:
 def test_counts_are_summed_and_outlive_their_front() -> None:
     """A report replaces the one before; a front that is started again begins at zero, and the sum goes on."""
     fronts = FrontMeasurements()
-    fronts.take(1, report(Counter(a=1)))
-    fronts.take(1, report(Counter(a=2)))
-    fronts.take(2, report(Counter(a=3, b=1)))
+    fronts.take("front-1", report(Counter(a=1)))
+    fronts.take("front-1", report(Counter(a=2)))
+    fronts.take("front-2", report(Counter(a=3, b=1)))
     assert limited_calls(fronts) == {"a": 5, "b": 1}
-    fronts.front_closed(1)
+    fronts.front_closed("front-1")
     assert limited_calls(fronts) == {"a": 5, "b": 1}
-    fronts.take(1, report(Counter()))
-    fronts.take(1, report(Counter(a=1)))
+    fronts.take("front-1", report(Counter()))
+    fronts.take("front-1", report(Counter(a=1)))
     assert limited_calls(fronts) == {"a": 6, "b": 1}
-    fronts.front_closed(3)
+    fronts.front_closed("front-3")
     assert limited_calls(fronts) == {"a": 6, "b": 1}
 
 
 def test_the_gauges_of_an_ended_front_are_gone() -> None:
     """A front that has ended holds no bytes and connections any more."""
     fronts = FrontMeasurements()
-    fronts.take(1, report(Counter()))
+    fronts.take("front-1", report(Counter()))
     before = {metric.name: len(metric.samples) for metric in fronts.collect() if metric.type == "gauge"}
     assert before["d2lpm_connections"] == 1
-    fronts.front_closed(1)
+    fronts.front_closed("front-1")
     assert not [metric for metric in fronts.collect() if metric.type == "gauge"]
 
 
 def test_each_process_has_its_load() -> None:
     """The scheduler's own load is read at the scrape, and only fronts have a channel."""
     fronts = FrontMeasurements()
-    fronts.take(2, report(Counter(), ProcessLoad(3.0, 0.5, 7, 0.25, 2)))
+    fronts.take("front-2", report(Counter(), ProcessLoad(3.0, 0.5, 7, 0.25, 2)))
     found = {
         (sample.name, sample.labels["process"]): sample.value
         for metric in ProcessMetrics("scheduler", lambda: 0.1, lambda: 9, fronts, 4).collect()

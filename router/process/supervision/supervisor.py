@@ -6,12 +6,14 @@ yet stay in their queues for the others. It serves no call itself.
 
 import asyncio
 import os
+import platform
 import signal
 import socket
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from secrets import token_hex
 from typing import Final, Literal
 
 from router.config.settings import Settings
@@ -27,8 +29,15 @@ LONGEST_FOLDER: Final = 96
 """Bytes of the path of the folder of sockets. The kernel takes 107 for that of a socket, macOS 103."""
 
 
-def process_count(setting: int | Literal["auto"]) -> int:
-    """Return how many processes serve: by default one for each core that this process may use."""
+def process_count(settings: Settings) -> int:
+    """Return how many processes serve: with `auto`, one for each core that this process may use.
+
+    In a cluster a scheduler serves the fronts of other replicas too, so it always has a process of its own.
+    """
+    return max(_wanted(settings.processes), 1 if settings.cluster is None else 2)
+
+
+def _wanted(setting: int | Literal["auto"]) -> int:
     if setting != "auto":
         return setting
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
@@ -83,6 +92,7 @@ class Supervisor:
         self._scheduler = Keeper(self._start_scheduler, rules)
         self._fronts = {n: Keeper(partial(self._start_front, n), rules) for n in range(1, fronts + 1)}
         self._standby = Standby(command)
+        self._replica = "" if settings.cluster is None else new_replica_name()
         self._tasks: list[asyncio.Task[None]] = []
         """What keeps the processes running."""
         self._stopping = asyncio.Event()
@@ -141,12 +151,19 @@ class Supervisor:
         """Have the standby take its place, or start another process if there is none."""
         connected = tuple(number for number, front in self._fronts.items() if front.serves)
         count = len(self._fronts)
-        plan = ProcessPlan(self._settings, self._folder, fronts=count, restart=restarts, connected=connected)
+        plan = ProcessPlan(
+            self._settings,
+            self._folder,
+            fronts=count,
+            restart=restarts,
+            connected=connected,
+            replica=self._replica,
+        )
         return self._standby.take(plan) or await start_process(plan, self._command)
 
     async def _start_front(self, number: int, restarts: int) -> ChildProcess:
         count, listeners = len(self._fronts), tuple([listener.fileno() for listener in self._listeners])
-        plan = ProcessPlan(self._settings, self._folder, number, count, listeners, restarts)
+        plan = ProcessPlan(self._settings, self._folder, number, count, listeners, restarts, replica=self._replica)
         return await start_process(plan, self._command)
 
     async def _watch(self) -> None:
@@ -197,6 +214,12 @@ class Supervisor:
     def _processes(self) -> list[ChildProcess]:
         started = [keeper.process for keeper in (*self._fronts.values(), self._scheduler)]
         return [process for process in (*started, self._standby.process) if process is not None]
+
+
+def new_replica_name() -> str:
+    """Return a name that no other replica has: that of the machine, and some random digits."""
+    machine = "".join(each for each in platform.node().split(".")[0] if each.isalnum() or each in "-_")
+    return f"{machine or 'replica'}-{token_hex(3)}"
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[object]]) -> None:

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from router.config.settings import Settings
 from router.errors import ConfigError
 from router.process.supervision.supervisor import process_count, socket_folder
 
 
 def test_auto_is_a_process_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that the process may use; where the system does not say which these are, of all."""
-    assert process_count("auto") == len(os.sched_getaffinity(0))
+    assert process_count(Settings(processes="auto")) == len(os.sched_getaffinity(0))
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert process_count("auto") == os.cpu_count()
-    assert process_count(3) == 3
+    assert process_count(Settings(processes="auto")) == os.cpu_count()
+    assert process_count(Settings(processes=3)) == 3
 
 
 def test_only_this_user_can_enter_the_folder_of_sockets(tmp_path: Path) -> None:

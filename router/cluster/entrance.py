@@ -1,0 +1,105 @@
+"""The leader's TCP port: the fronts of all replicas connect there, for their channel and for the control plane."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Final, Self
+
+from router.channel.socket import ChannelServer
+from router.cluster.handshake import Purpose, admit
+from router.cluster.pipe import join
+from router.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS: Final = 10
+"""Seconds after which a connection is given up whose other end's machine is gone."""
+BACKLOG: Final = 1024
+PAUSE_SECONDS: Final = 0.1
+"""Seconds before another connection is accepted, if there was no file descriptor left for one."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Reserve the address of the entrance. Nobody can connect before it is entered. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise ConfigError(f"cluster_address: cannot listen on {host}:{port}: {error.strerror}") from None
+    made.setblocking(False)
+    return made
+
+
+def watch_connection(connection: socket.socket) -> None:
+    """Have the kernel end a connection whose other end's machine is gone, and send small messages at once."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, KEEP_ALIVE_SECONDS * 1000)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_SECONDS // 2)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+
+
+class Entrance:
+    """Accepts connections while the context is entered."""
+
+    def __init__(self, listener: socket.socket, secret: bytes, channel: ChannelServer, control: str) -> None:
+        """`listener`: bound, not listening; `secret`: of the cluster; `control`: path of the control plane's socket."""
+        self._listener = listener
+        self._secret = secret
+        self._channel = channel
+        self._control = control
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        """Listen."""
+        self._listener.listen(BACKLOG)
+        self._start(self._accept())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop listening, and cut what is connected."""
+        self._listener.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            except OSError as error:
+                log.error("no connection of a front can be accepted: %s", error.strerror)
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            connection.setblocking(False)
+            self._start(self._serve(connection))
+
+    async def _serve(self, connection: socket.socket) -> None:
+        try:
+            watch_connection(connection)
+            purpose = await admit(connection, self._secret)
+        except OSError as error:  # TimeoutError is one
+            log.warning("a connection to the leader is refused: %s", error or "it took too long")
+            connection.close()
+            return
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        if purpose is Purpose.CHANNEL:
+            await asyncio.get_running_loop().connect_accepted_socket(self._channel.new_end, connection)
+            return
+        outer = await asyncio.open_connection(sock=connection)
+        with suppress(OSError):  # the control plane ends before the entrance
+            await join(outer, await asyncio.open_unix_connection(self._control))
+        outer[1].close()

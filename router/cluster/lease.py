@@ -1,0 +1,148 @@
+"""Who leads: the rules of the lease, pure. `store` asks Valkey or Redis, and says here what it has answered.
+
+A leader holds the lease and an *epoch*. Each new leader takes an epoch that is higher than all that the store, the
+replica or a front has seen, and fronts obey the highest that they have seen. So the epoch keeps decisions apart. The
+lease only says when another may lead: it may end early or late without harm.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Self
+
+LEASE_SECONDS: Final = 2.0
+"""Seconds after its last renewal in which the lease ends."""
+START_SECONDS: Final = 10.0
+"""Seconds for which a new leader has the lease at first: until it serves, it renews nothing."""
+RENEW_SECONDS: Final = 0.5
+"""Seconds between two renewals."""
+POLL_SECONDS: Final = 0.1
+"""Seconds between two looks at the lease, by those that wait for it and by fronts."""
+RETURN_SECONDS: Final = 2 * LEASE_SECONDS
+"""Seconds for which a store that has lost its data is left to a leader that may still live."""
+HAND_OVER_SECONDS: Final = 3.0
+"""Seconds after which a leader that has released the lease takes it again, if nobody else has."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRecord:
+    """What the lease says of the leader."""
+
+    epoch: int
+    replica: str
+    """The name of the replica."""
+    run: str
+    """The run of the scheduler: no other has this word."""
+    address: str
+    """Where fronts connect, HOST:PORT."""
+    since: float
+    """When it took the lease, in seconds since 1970 by its own clock."""
+
+    @property
+    def rest(self) -> str:
+        """The record without the epoch, which the store puts before it."""
+        return f"{self.replica} {self.run} {self.address} {self.since:.3f}"
+
+    def encoded(self) -> str:
+        """Return the record as text."""
+        return f"{self.epoch} {self.rest}"
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Return the record of a text. Raises ValueError if it is none."""
+        epoch, replica, run, address, since = text.split(" ")
+        return cls(int(epoch), replica, run, address, float(since))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """What the store says at one moment."""
+
+    leader: LeaderRecord | None
+    """Who holds the lease; None if it has ended."""
+    epoch: int
+    """The highest epoch that was stored; 0 if none was."""
+
+
+class Candidacy:
+    """When a replica that waits may take the lease."""
+
+    def __init__(self, replica: str) -> None:
+        self._replica = replica
+        self.highest = 0
+        """The highest epoch that this replica has seen."""
+        self._lost_at: float | None = None
+        """When the store was first seen to have lost its data; None while it has them."""
+
+    def may_take(self, view: StoreView, now: float) -> bool:
+        """Return whether to take the lease now, after a look at the store. `now`: seconds of a clock that never goes
+        backwards.
+
+        A lease of this replica's own is one of a run that has died. If the lease is gone and the epoch with it, the
+        store has lost its data: then the leader has `RETURN_SECONDS` to come back to it.
+        """
+        forgot = view.epoch < self.highest
+        self.highest = max(self.highest, view.epoch, 0 if view.leader is None else view.leader.epoch)
+        if view.leader is not None:
+            self._lost_at = None
+            return view.leader.replica == self._replica
+        if not forgot:
+            self._lost_at = None
+            return True
+        if self._lost_at is None:
+            self._lost_at = now
+        return now - self._lost_at >= RETURN_SECONDS
+
+
+class Renewal(StrEnum):
+    """What became of a renewal."""
+
+    KEPT = "kept"
+    SUPERSEDED = "superseded"
+    """Another leads, with a higher epoch."""
+    UNREACHABLE = "unreachable"
+    """The store did not answer."""
+
+
+class Tenure:
+    """A leader's time with the lease."""
+
+    def __init__(self, record: LeaderRecord, now: float) -> None:
+        """`now`: when it took the lease, in seconds of a clock that never goes backwards."""
+        self.record: Final = record
+        self._renewed_at = now
+        self._released_at: float | None = None
+        self.unreachable = False
+        """Whether the store did not answer the last time."""
+        self.over = False
+        """Whether another leads: this leader only serves the fronts that have not heard of it."""
+
+    def answered(self, renewal: Renewal, now: float) -> None:
+        """Take note of what became of a renewal. `now`: when it was sent.
+
+        A leader whose store does not answer goes on: its fronts will hear of a higher epoch, should there be one.
+        """
+        self.unreachable = renewal is Renewal.UNREACHABLE
+        if renewal is Renewal.KEPT:
+            self._renewed_at = now
+        self.over = self.over or renewal is Renewal.SUPERSEDED
+
+    def heard(self, epoch: int) -> None:
+        """Take note that a front has seen this epoch."""
+        self.over = self.over or epoch > self.record.epoch
+
+    def holds(self, now: float) -> bool:
+        """Return whether no other can have taken the lease, unless the store has lost its data."""
+        return not self.over and self._released_at is None and now < self._renewed_at + LEASE_SECONDS
+
+    def hand_over(self, now: float) -> None:
+        """Renew the lease no more, so that another replica takes it."""
+        self._released_at = now
+
+    def renews(self, now: float) -> bool:
+        """Return whether to renew the lease now: not while it is handed over, and not once another leads.
+
+        A hand-over that nobody has answered in time is given up.
+        """
+        if self._released_at is not None and now >= self._released_at + HAND_OVER_SECONDS:
+            self._released_at = None
+        return self._released_at is None and not self.over

@@ -1,0 +1,200 @@
+"""The scheduler's process in a cluster: it waits for the lease, and then schedules for the fronts of all replicas.
+
+It leads once. When another replica leads, the process ends, and the supervisor starts it again as one that waits.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from dataclasses import replace
+from functools import partial
+from secrets import token_hex
+from typing import Final, NamedTuple
+
+import uvicorn
+from pydantic import SecretStr
+
+from router.channel.socket import ChannelServer
+from router.cluster.entrance import Entrance, bind
+from router.cluster.handshake import hash_secret, read_secret
+from router.cluster.leadership import Leadership
+from router.cluster.lease import POLL_SECONDS, Candidacy, LeaderRecord
+from router.cluster.state_in_store import StateInStore, stored_state
+from router.cluster.store import STATE_SECONDS, ClusterStore, StoreUnreachable, new_record, store_address
+from router.config.settings import Settings
+from router.control.replicas import ClusterOperations
+from router.errors import ConfigError
+from router.persistence.state_file import SavedState, new_header, not_too_old
+from router.process.plan import AliveReports, ProcessPlan, on_supervisor_end, report_ready
+from router.process.scheduler_process import ClusterParts, FrontsDrain, SchedulerRun, serve
+from router.process.scheduling import SavedRun
+from router.process.server import GRACE_SECONDS, DrainingServer, defer_termination
+from router.process.takeover import Legacy, Takeover
+from router.upstream.worker_registry import OperatorChanges
+
+log = logging.getLogger(__name__)
+
+WAITING_POLLS: Final = 10
+"""Looks at the lease between two words to the store that this replica waits."""
+GONE_SECONDS: Final = 60.0
+"""Seconds after which a front of an earlier leader that has not reported counts as dead."""
+
+
+class Term(NamedTuple):
+    """What a leader begins with."""
+
+    record: LeaderRecord
+    left: SavedState | None
+    """The state in the store; None if there is none, or none that can be used."""
+    leases: ClusterStore
+    states: ClusterStore
+    """The store, with time for the whole state."""
+
+
+def run_candidate(plan: ProcessPlan) -> int:
+    """Wait for the lease and lead, until another leads, or the supervisor ends this process or is gone.
+
+    Returns the exit code. Raises ConfigError for a file or an address that cannot be used.
+    """
+    secret = cluster_secret(plan.settings)
+    host, _, port = plan.settings.cluster_address.rpartition(":")
+    listener = bind(host.strip("[]"), int(port))
+    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
+        runner.run(_run(plan, secret, listener, f"{host}:{listener.getsockname()[1]}"))
+    return 0
+
+
+async def _run(plan: ProcessPlan, secret: bytes, listener: socket.socket, address: str) -> None:
+    async with AliveReports(), open_store(plan.settings) as leases, open_store(plan.settings, STATE_SECONDS) as states:
+        record = await _campaign(plan, leases, address)
+        if record is None:
+            return
+        left = await _state(plan.settings, states)
+        # In a thread, so that the supervisor sees this process alive while a large state is restored.
+        server = await asyncio.to_thread(_build, plan, Term(record, left, leases, states), secret, listener)
+        await serve(server, plan.folder)
+
+
+def cluster_secret(settings: Settings) -> bytes:
+    """Return what replicas know each other by; nothing without a file. Raises ConfigError."""
+    return b"" if settings.cluster_secret_file is None else read_secret(settings.cluster_secret_file)
+
+
+def open_store(settings: Settings, seconds: float | None = None) -> ClusterStore:
+    """Return the store of a cluster. `seconds`: in which it must answer; None for as usual."""
+    assert settings.cluster is not None
+    address = store_address(settings.cluster.get_secret_value())
+    return ClusterStore(address) if seconds is None else ClusterStore(address, seconds)
+
+
+async def _campaign(plan: ProcessPlan, store: ClusterStore, address: str) -> LeaderRecord | None:
+    """Wait for the lease. Returns None if a signal ends this process, or its supervisor is gone."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, ended.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    on_supervisor_end(plan.folder, ended.set)
+    report_ready()
+    winning, waiting = asyncio.create_task(_win(store, plan.replica, address)), asyncio.create_task(ended.wait())
+    try:
+        await asyncio.wait([winning, waiting], return_when=asyncio.FIRST_COMPLETED)
+        return None if ended.is_set() else winning.result()
+    finally:
+        winning.cancel()
+        waiting.cancel()
+        await asyncio.gather(winning, waiting, return_exceptions=True)
+        loop.remove_signal_handler(signal.SIGTERM)
+        defer_termination()
+
+
+async def _win(store: ClusterStore, replica: str, address: str) -> LeaderRecord:
+    """Wait until this replica holds the lease."""
+    candidacy, run = Candidacy(replica), token_hex(8)
+    looks, failing = 0, False
+    while True:
+        try:
+            if candidacy.may_take(await store.view(), time.monotonic()):
+                record = await store.acquire(new_record(replica, run, address), candidacy.highest)
+                if record is not None:
+                    log.warning("this replica leads with epoch %d", record.epoch)
+                    return record
+            elif looks % WAITING_POLLS == 0:
+                await store.waiting(replica)
+            looks, failing = looks + 1, False
+        except StoreUnreachable as error:
+            if not failing:
+                log.error("the cluster's store does not answer, so this replica cannot lead: %s", error)
+            failing = True
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _state(settings: Settings, store: ClusterStore) -> SavedState | None:
+    """Read the state in the store, as it is once nobody else saves it. Returns None if none can be used."""
+    try:
+        left = stored_state(await store.load())
+    except StoreUnreachable as error:
+        raise ConfigError(f"the cluster's store does not give its state: {error}") from None
+    except ValueError as error:
+        log.error("the state in the cluster's store is not used: %s", error)
+        return None
+    return None if left is None else not_too_old(left, settings.state_fresh, time.time(), "the cluster's store")
+
+
+def _build(plan: ProcessPlan, term: Term, secret: bytes, listener: socket.socket) -> DrainingServer:
+    """Build the run that leads. Returns its server."""
+    settings = plan.settings
+    if settings.hash_secret is None and secret:
+        settings = settings.model_copy(update={"hash_secret": SecretStr(hash_secret(secret).hex())})
+    plan = replace(plan, settings=settings)
+    run = SchedulerRun(plan, term.left, goes_on=True)
+    epoch = term.record.epoch
+    channel = ChannelServer(run.side.host, run.side.secret, None, epoch)
+    leadership = Leadership(term.leases, term.record, channel)
+    channel.on_superseded = run.side.services.on_superseded = leadership.on_superseded
+    legacy = Legacy(run.side)
+    state = StateInStore(
+        term.states,
+        epoch,
+        legacy.books,
+        legacy.caches,
+        partial(new_header, settings.policy, run.side.secret),
+        settings.state_interval,
+        legacy.on_saved,
+    )
+    leadership.saves(state)
+    parts = ClusterParts(
+        leadership,
+        Entrance(listener, secret, channel, plan.control),
+        ClusterOperations(leadership.report, leadership.hand_over),
+    )
+    drain = ReplicaDrain(settings.drain_timeout + 2 * GRACE_SECONDS, channel, leadership)
+    server = run.server(channel, state, _takeover(run), drain, _nothing, parts)
+    leadership.on_end = server.end_now
+    return server
+
+
+def _takeover(run: SchedulerRun) -> Takeover:
+    """Return what this run takes over: at least the time in which fronts of leaders before can report."""
+    saved = run.side.saved
+    if saved is None or not saved.fronts:
+        return Takeover(run.side, saved or SavedRun((), {}, (), OperatorChanges()), (), unknown=True)
+    return Takeover(run.side, saved, {front.session for front in saved.fronts}, gone_seconds=GONE_SECONDS)
+
+
+def _nothing() -> None:
+    """The supervisor knows already that this process serves."""
+
+
+class ReplicaDrain(FrontsDrain):
+    """Hands the lead over when it begins."""
+
+    def __init__(self, seconds: float, channel: ChannelServer, leadership: Leadership) -> None:
+        """`seconds` and `channel`: as in `FrontsDrain`."""
+        super().__init__(seconds, channel)
+        self._leadership = leadership
+
+    def begin(self) -> None:
+        super().begin()
+        self._leadership.begin_hand_over()

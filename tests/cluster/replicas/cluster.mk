@@ -1,0 +1,6 @@
+# Three replicas as processes, with a real Valkey or Redis server: Debian's, unpacked into .venv and not installed.
+.PHONY: test-cluster
+
+test-cluster: $(STAMP)
+	@$(VENV)/bin/python -m tests.cluster.replicas.environment
+	$(VENV)/bin/pytest tests/cluster/replicas -q -p no:randomly

@@ -1,0 +1,189 @@
+"""Faults of a cluster under load: what runs and what waits goes on, and the books are exact afterwards."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP
+
+import aiohttp
+
+from tests.chaos.clients import Crowd, Outcome, ask_all, make_clients
+from tests.chaos.kills import accounts
+from tests.chaos.leftovers import at_rest
+from tests.chaos.processes import get_json, running_workers
+from tests.chaos.reading import Ending
+from tests.cluster.replicas.replicas import Cluster, Replica, running_cluster
+
+CLIENTS = 8
+"""Clients of each replica, half of them greedy."""
+CUT_SECONDS = 1.0
+"""Seconds after a kill in which the clients of a killed front notice it."""
+
+
+class Load:
+    """Clients of all replicas, and what became of their calls."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.began = time.monotonic()
+        self.cut: list[tuple[int, float]] = []
+        """Which replica's front was killed, and when."""
+        self.faults: list[tuple[float, float]] = []
+        """When each fault began, and when the cluster was whole again."""
+        self.crowds = [Crowd(replica.server.url, self.now) for replica in cluster.replicas]
+
+    def now(self) -> float:
+        return time.monotonic() - self.began
+
+    @contextmanager
+    def fault(self) -> Iterator[None]:
+        """While the cluster is not whole, new calls may be refused."""
+        began = self.now()
+        yield
+        self.faults.append((began, self.now()))
+
+    async def run(self) -> None:
+        """Call until `end`."""
+        clients = make_clients(1, CLIENTS * len(self.crowds), 0)
+        for number, client in enumerate(clients):
+            client.greedy = number % 2 == 0
+        shares = [clients[number :: len(self.crowds)] for number in range(len(self.crowds))]
+        try:
+            await asyncio.gather(
+                *(ask_all(crowd, share, 2, 1.0) for crowd, share in zip(self.crowds, shares, strict=True))
+            )
+        finally:
+            for crowd in self.crowds:
+                await crowd.close()
+
+    def end(self) -> None:
+        """Begin no more calls."""
+        for crowd in self.crowds:
+            crowd.over.set()
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [outcome for crowd in self.crowds for outcome in crowd.outcomes]
+
+    def broken(self) -> list[Outcome]:
+        """The calls that a killed front took with it."""
+        return [
+            outcome
+            for number, at in self.cut
+            for outcome in self.crowds[number].outcomes
+            if outcome.verdict.ending is Ending.WRONG and outcome.sent <= at <= outcome.ended <= at + CUT_SECONDS
+        ]
+
+    def refused(self) -> list[Outcome]:
+        """The calls that were refused while the cluster was not whole."""
+        return [
+            outcome
+            for outcome in self.outcomes
+            if outcome.verdict.ending is Ending.ERROR
+            if any(began <= outcome.sent <= ended for began, ended in self.faults)
+        ]
+
+    def lost(self) -> list[str]:
+        """The calls that did not complete, and neither a refusal nor a killed front explains it."""
+        explained = {id(outcome) for outcome in (*self.broken(), *self.refused())}
+        return [
+            f"{outcome.request} {outcome.sent:.2f}-{outcome.ended:.2f}: {outcome.verdict.why}"
+            for outcome in self.outcomes
+            if outcome.verdict.ending is not Ending.COMPLETE and id(outcome) not in explained
+        ]
+
+
+@asynccontextmanager
+async def loaded(folder: Path) -> AsyncIterator[tuple[Cluster, Load]]:
+    """A cluster under load. At the end, checks that no call is lost and that charged equals served."""
+    async with AsyncExitStack() as stack:
+        workers = await stack.enter_async_context(running_workers(2, 0.2, 4))
+        urls = [worker.url for worker in workers]
+        cluster = await stack.enter_async_context(running_cluster(folder, urls))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        load = Load(cluster)
+        calling = asyncio.create_task(load.run())
+        try:
+            await served(load, 20)
+            yield cluster, load
+            await served(load, 20)
+        finally:
+            load.end()
+            await calling
+        url = cluster.replicas[0].server.url
+        assert not await at_rest(http, url, urls)
+        report = await get_json(http, f"{url}/fairness")
+        print(len(load.outcomes), "calls,", len(load.broken()), "cut,", len(load.refused()), "refused")
+        assert not load.lost()
+        assert not [each for account in accounts(report, load.outcomes, load.broken()) for each in account.objections]
+
+
+async def served(load: Load, more: int) -> None:
+    """Wait until each replica has completed so many more calls."""
+    goals = [len(crowd.outcomes) + more for crowd in load.crowds]
+    while any(len(crowd.outcomes) < goal for crowd, goal in zip(load.crowds, goals, strict=True)):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
+async def another_leads(cluster: Cluster, epoch: int, asked: Replica) -> None:
+    """Wait until another leader answers, and then until the cluster is whole again."""
+    print(f"epoch {epoch} is followed after {await cluster.higher(epoch, asked):.2f} s")
+    await cluster.whole()
+
+
+def other(cluster: Cluster, leader: Replica) -> Replica:
+    """A replica that does not lead."""
+    return next(replica for replica in cluster.replicas if replica is not leader)
+
+
+async def test_the_death_and_the_stop_of_a_leader_lose_nothing(tmp_path: Path) -> None:
+    """Another scheduler leads with a higher epoch, what runs and waits goes on, and all is charged once."""
+    async with loaded(tmp_path) as (cluster, load):
+        for number in (SIGKILL, SIGSTOP):
+            leader, epoch = await cluster.leader(), await cluster.epoch()
+            with load.fault():
+                leader.signal("scheduler", number)
+                await another_leads(cluster, epoch, other(cluster, leader))
+            await served(load, 5)
+
+
+async def test_two_leaders_for_a_moment_and_a_hand_over_lose_nothing(tmp_path: Path) -> None:
+    """A leader that was stopped, and goes on while another leads, is left by the fronts, and ends."""
+    async with loaded(tmp_path) as (cluster, load):
+        leader, epoch = await cluster.leader(), await cluster.epoch()
+        pid = leader.pid("scheduler")
+        with load.fault():
+            leader.signal("scheduler", SIGSTOP)
+            await cluster.higher(epoch, other(cluster, leader))
+            leader.signal("scheduler", SIGCONT)
+            await cluster.whole()
+        assert leader.pid("scheduler") != pid
+        epoch = await cluster.epoch()
+        await cluster.hand_over()
+        await another_leads(cluster, epoch, other(cluster, await cluster.leader()))
+        await served(load, 5)
+
+
+async def test_a_store_that_dies_and_comes_back_empty_loses_nothing(tmp_path: Path) -> None:
+    """Calls are served without it, `/ready` says so, and then the same leader goes on with its epoch and saves."""
+    async with loaded(tmp_path) as (cluster, load):
+        epoch = await cluster.epoch()
+        await cluster.store.end()
+        await served(load, 10)
+        async with aiohttp.ClientSession() as http:
+            ready = await get_json(http, f"{cluster.replicas[0].server.url}/ready")
+        assert ready["degraded"] == "store unreachable"
+        await cluster.store.start()
+        assert (await cluster.whole())["epoch"] == epoch
+
+
+async def test_the_death_of_a_front_harms_only_its_own_calls(tmp_path: Path) -> None:
+    """Its streams break off and are charged as far as they came; the other replicas' calls go on."""
+    async with loaded(tmp_path) as (cluster, load):
+        leader = await cluster.leader()
+        victim = other(cluster, leader)
+        load.cut.append((list(cluster.replicas).index(victim), load.now()))
+        with load.fault():
+            victim.signal("front-1", SIGKILL)
+            await cluster.whole()

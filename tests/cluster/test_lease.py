@@ -1,0 +1,100 @@
+"""The rules of the lease: who may take it when, and when a leader goes on or ends."""
+
+import pytest
+
+from router.cluster.lease import (
+    HAND_OVER_SECONDS,
+    LEASE_SECONDS,
+    RETURN_SECONDS,
+    Candidacy,
+    LeaderRecord,
+    Renewal,
+    StoreView,
+    Tenure,
+)
+
+
+def record(epoch: int, replica: str = "a") -> LeaderRecord:
+    return LeaderRecord(epoch, replica, f"run-{epoch}", "127.0.0.1:7", 12.5)
+
+
+def test_a_record_survives_its_way_through_the_store() -> None:
+    """What is stored is read back; other text is no record."""
+    assert LeaderRecord.decode(record(7).encoded()) == record(7)
+    with pytest.raises(ValueError, match="not enough values"):
+        LeaderRecord.decode("nobody")
+
+
+def test_a_free_lease_is_taken_and_that_of_another_is_not() -> None:
+    """On the first day there is neither a leader nor an epoch."""
+    candidacy = Candidacy("b")
+    assert candidacy.may_take(StoreView(None, 0), 0.0)
+    assert not candidacy.may_take(StoreView(record(1), 1), 0.1)
+    assert candidacy.may_take(StoreView(None, 1), 0.2)
+
+
+def test_the_lease_of_an_earlier_run_of_its_own_is_taken_at_once() -> None:
+    """The supervisor never runs two schedulers, so that run is dead."""
+    assert Candidacy("a").may_take(StoreView(record(3), 3), 0.0)
+
+
+def test_a_store_that_has_lost_its_data_is_left_to_the_leader_for_a_while() -> None:
+    """It may live, and comes back with its epoch; if not, the next one begins above it."""
+    candidacy = Candidacy("b")
+    assert not candidacy.may_take(StoreView(record(7), 7), 0.0)
+    assert not candidacy.may_take(StoreView(None, 0), 1.0)
+    assert not candidacy.may_take(StoreView(None, 0), 1.0 + RETURN_SECONDS / 2)
+    assert candidacy.may_take(StoreView(None, 0), 1.0 + RETURN_SECONDS)
+    assert candidacy.highest == 7
+
+
+def test_the_wait_for_a_leader_begins_anew_after_it_was_back() -> None:
+    """Each loss of data has its own time."""
+    candidacy = Candidacy("b")
+    for view, now in [(record(7), 0.0), (None, 1.0), (record(7), 2.0)]:
+        assert not candidacy.may_take(StoreView(view, 0 if view is None else 7), now)
+    assert not candidacy.may_take(StoreView(None, 0), 1.0 + RETURN_SECONDS)
+
+
+def test_a_leader_whose_store_does_not_answer_goes_on() -> None:
+    """It only no longer knows whether it holds the lease."""
+    tenure = Tenure(record(2), 0.0)
+    tenure.answered(Renewal.UNREACHABLE, 1.0)
+    assert (tenure.unreachable, tenure.over, tenure.renews(1.5)) == (True, False, True)
+    assert tenure.holds(LEASE_SECONDS - 0.1)
+    assert not tenure.holds(LEASE_SECONDS)
+    tenure.answered(Renewal.KEPT, 5.0)
+    assert (tenure.unreachable, tenure.holds(5.0)) == (False, True)
+
+
+@pytest.mark.parametrize("by", ["the store", "a front"])
+def test_a_leader_is_over_once_another_has_led(by: str) -> None:
+    """Whoever says so; it renews no more, and nothing makes it a leader again."""
+    tenure = Tenure(record(2), 0.0)
+    if by == "the store":
+        tenure.answered(Renewal.SUPERSEDED, 0.5)
+    else:
+        tenure.heard(3)
+    tenure.answered(Renewal.KEPT, 0.6)
+    assert tenure.over
+    assert not tenure.renews(1.0)
+    assert not tenure.holds(1.0)
+
+
+def test_a_front_with_the_same_epoch_or_a_lower_one_changes_nothing() -> None:
+    """Only a higher epoch is that of another leader."""
+    tenure = Tenure(record(2), 0.0)
+    tenure.heard(2)
+    tenure.heard(1)
+    assert not tenure.over
+
+
+def test_a_hand_over_that_nobody_answers_is_given_up() -> None:
+    """Meanwhile the lease is not renewed, so that another replica can take it."""
+    tenure = Tenure(record(2), 0.0)
+    tenure.hand_over(1.0)
+    assert not tenure.renews(1.5)
+    assert not tenure.holds(1.5)
+    assert tenure.renews(1.0 + HAND_OVER_SECONDS)
+    tenure.answered(Renewal.KEPT, 1.0 + HAND_OVER_SECONDS)
+    assert tenure.holds(1.5 + HAND_OVER_SECONDS)
