@@ -6,6 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bench.lab.agents.sessions import LOADS, STAND_IN, AgentSessions, over_max_min
+from bench.report.records import Record, Result, ServiceSample
+from bench.report.summary import summarise
+from bench.workloads.parts.traffic import Outcome
 from bench.workloads.recorded.sessions import LIGHT, ONE_SHOT, SessionPlay, Sessions
 
 
@@ -38,6 +41,21 @@ def test_each_load_is_played_under_each_policy() -> None:
     by_load = {load: [cell["policy"] for cell in cells if cell["load"] == f"{load:g}"] for load in LOADS}
     assert len({tuple(policies) for policies in by_load.values()}) == 1
     assert "uncontended" in by_load[2.0]
+
+
+def test_shares_are_of_the_whole_run() -> None:
+    """Useful service counts from the start, so that a client has no more of it in a slow run than in a fast one only
+    because its long first prompt ends after the warm-up; calls per second are those after the warm-up.
+    """
+    first, second = (
+        Record(f"{at}", "c1", Outcome.DONE, at - 1.0, at, at, at, "w1", None, size, 0, 0, 10, fresh_tokens=size)
+        for at, size in ((5.0, 900), (15.0, 60))
+    )
+    samples = (ServiceSample(10.0, {}, {}), ServiceSample(20.0, {}, {}))
+    result = Result(20.0, 10.0, (first, second), {}, {"c1": 1.0}, samples)
+    figures = AgentSessions().measure(result, summarise(result))
+    assert figures["clients"] == [(0.0, (900 + 60 + 2 * 2 * 10) / 20.0)]
+    assert figures["calls/s"] == 1 / 10.0
 
 
 @pytest.mark.parametrize(
