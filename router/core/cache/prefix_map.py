@@ -102,6 +102,10 @@ class PrefixMap:
         """New watches, not indexed before the tree changes: most requests that are watched never wait that long."""
         self._narrow_models: dict[str, None] = {}
         """The models of the requests that were watched narrowly since none was watched at all."""
+        self._most_needed = 0.0
+        """The chunks with which a request of each of these models surely reaches the minimum."""
+        self._enough_for = (-1, 0)
+        """The version of the estimates and the number of models from which that was computed."""
         self.changed: dict[WorkerId, dict[RequestId, None]] = {}
         """By worker, the watched requests that a change of their match there concerns; read-only, see `take_changes`.
         """
@@ -259,8 +263,12 @@ class PrefixMap:
             return inf
         if not self._match_minimum:
             return 0.0
-        chunks_with = self._estimates.chunks_with
-        return max([chunks_with(model, self._match_minimum) for model in self._narrow_models], default=0.0)
+        known = self._estimates.version, len(self._narrow_models)
+        if self._enough_for != known:
+            chunks_with = self._estimates.chunks_with
+            chunks = [chunks_with(model, self._match_minimum) for model in self._narrow_models]
+            self._enough_for, self._most_needed = known, max(chunks, default=0.0)
+        return self._most_needed
 
     def _indexes_of(self, worker: WorkerId) -> list[WatchIndex]:
         return [index for each in (None, worker) if (index := self._indexes.get(each)) is not None]
@@ -397,6 +405,7 @@ class PrefixMap:
                     self._indexes[watched.worker].remove(watch)
             if not self._watches:
                 self._narrow_models.clear()
+                self._enough_for = (-1, 0)
 
     @property
     def watched(self) -> int:
