@@ -170,3 +170,23 @@ def test_a_file_of_clients_needs_a_source_that_can_name_one() -> None:
 def test_a_trusted_proxy_is_an_address_or_a_network(network: str) -> None:
     """A host name, or a network with host bits set, is refused."""
     assert refusal(trusted_proxy=[network])
+
+
+@pytest.mark.parametrize("url", ["http://host/name", "redis://host", "valkey:///name", "redis://host/two/names"])
+def test_a_cluster_is_a_store_and_a_name(url: str) -> None:
+    """Another URL is refused, without its text: it can contain a password."""
+    assert url not in refusal(cluster=url)
+
+
+def test_replicas_that_others_can_reach_need_a_secret() -> None:
+    """On a loopback address they need none; where there is no cluster, nobody listens."""
+    away = {"cluster": "valkey://host:6379/name", "cluster_address": "10.0.0.5:7000"}
+    assert "cluster_secret_file" in refusal(**away)
+    assert Settings.model_validate({**away, "cluster_secret_file": "/secret"}).cluster_address == "10.0.0.5:7000"
+    assert Settings.model_validate({**away, "cluster_address": "[::1]:0"}).cluster is not None
+    assert "HOST:PORT" in refusal(cluster_address="10.0.0.5")
+
+
+def test_the_state_of_a_cluster_has_one_place() -> None:
+    """A folder for the state beside the store is refused."""
+    assert "in its store" in refusal(cluster="valkey://host/name", state="/folder")
