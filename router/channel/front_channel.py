@@ -9,13 +9,23 @@ epoch is lower than one that it has obeyed.
 
 import asyncio
 import logging
+import time
+from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from typing import Final, Self
 
 from router.channel.client import SchedulerClient
 from router.channel.codec import channel_version
-from router.channel.messages import AllReported, FrontMessage, Saved, SchedulerMessage, Superseded
+from router.channel.messages import (
+    AllReported,
+    Assignment,
+    FrontMessage,
+    PlacementRecord,
+    Saved,
+    SchedulerMessage,
+    Superseded,
+)
 from router.channel.socket import (
     CONNECT_SECONDS,
     ChannelClosed,
@@ -219,8 +229,21 @@ class FrontChannel:
             else:
                 covered.set_result(message.messages)
             return
+        if self._replica and isinstance(message, Assignment):
+            message = _decided_at(message, time.monotonic())
         self._history.received(message)
         if self._client is None:
             self._early.append(message)
         else:
             self._client.receive(message)
+
+
+def _decided_at(assignment: Assignment, now: float) -> Assignment:
+    """Return an assignment with its decisions as of now: the monotonic clock of another machine says nothing here."""
+
+    def moved(placement: PlacementRecord | None) -> PlacementRecord | None:
+        return None if placement is None else replace(placement, decided=now)
+
+    beside = assignment.prefill
+    beside = None if beside is None else replace(beside, placement=moved(beside.placement))
+    return replace(assignment, placement=moved(assignment.placement), prefill=beside)

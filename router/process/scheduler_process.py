@@ -69,12 +69,13 @@ class SchedulerRun:
     """One run of the scheduler: all parts of its process, and the server of the control plane."""
 
     def __init__(self, plan: ProcessPlan, left: SavedState | None, *, goes_on: bool) -> None:
-        """`left`: the state that another run has left to this one; `goes_on`: see `KeyWatch`.
+        """`left`: the state that another run has left to this one; `goes_on`: whether there was another run.
 
         Raises ConfigError for a file that cannot be read or written.
         """
         settings = plan.settings
         self.plan = plan
+        self._goes_on = goes_on
         self._identifier, self._keys = build_identifier(settings, goes_on=goes_on)
         self._records = RequestRecords(settings.policy, LinearCost(settings.extend_weight, settings.output_weight))
         self.side = build_scheduler(settings, self._records.observers, resolve, left)
@@ -118,7 +119,7 @@ class SchedulerRun:
             None if cluster is None else cluster.operations,
         )
         config = control_server_config(FromFronts(control), self.plan.control)
-        return DrainingServer(config, drain, on_started, drains_early=takeover is not None)
+        return DrainingServer(config, drain, on_started, drains_early=self._goes_on)
 
 
 class ClusterParts(NamedTuple):

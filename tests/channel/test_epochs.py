@@ -1,6 +1,7 @@
 """Two schedulers of a cluster: a front obeys the one with the higher epoch, and tells the other."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -45,7 +46,7 @@ class Leader:
         scheduler = Scheduler(
             POLICIES["rr+fcfs"], SchedulerSettings(window=FixedWindow(1, 1000)), Parameters(), Random(0)
         )
-        self.host = SchedulerHost(scheduler, [], asyncio.get_running_loop().time)
+        self.host = SchedulerHost(scheduler, [], lambda: time.monotonic() + 1000.0, traced=True)
         self.host.feed(WorkerJoined(Worker(WorkerId("w"), frozenset({"m"}))))
         self.path = str(folder / f"channel-{epoch}")
         self.last_words = LastWords()
@@ -147,3 +148,14 @@ async def test_the_same_epoch_or_a_higher_one_is_obeyed_after_a_death(tmp_path: 
         signpost.point(second.path, epoch)
         await first.server.__aexit__()
         await until(lambda: second.host.open_requests == 1)
+
+
+async def test_a_decision_has_a_time_of_the_front_s_own_clock(tmp_path: Path) -> None:
+    """The monotonic clock of the leader's machine may be ahead of it by any time."""
+    leader = Leader(tmp_path, 1)
+    async with leader.server, front_of(Signpost(leader.path, 1)) as client:
+        placement = (await client.submit(REQUEST)).placement
+        assert placement is not None
+        assert placement.decided <= time.monotonic()
+        client.settle(Cancelled(REQUEST.id))
+        await until(lambda: leader.host.at_rest)
