@@ -14,6 +14,11 @@ from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId
 
 
+def no_name(client: ClientId) -> bool:  # noqa: ARG001 - a function of the module, so that settings can be pickled
+    """Return False: any caller can choose any name."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """All that can be set in the core, apart from the policy's own parameters."""
@@ -35,7 +40,7 @@ class SchedulerSettings:
     """Clients without a live request that are remembered; of the clients beyond them, only the debts are."""
     debtor_limit: int = DEBTOR_LIMIT
     """Debts of forgotten clients that each queue keeps; beyond this, the smallest are dropped."""
-    named: Callable[[ClientId], bool] = field(default=lambda _: False)
+    named: Callable[[ClientId], bool] = no_name
     """Whether a client has a name that callers cannot choose freely; its usage is never added to that of others."""
     usage_days: int = KEPT_DAYS
     """Days of usage that are kept, the present one included."""

@@ -1,5 +1,6 @@
 """The lifecycle of a request, event by event: what it costs, how it ends, and what it leaves in the cache."""
 
+import pickle
 from dataclasses import replace
 from math import ceil
 
@@ -355,3 +356,10 @@ def test_a_displaced_request_has_ended() -> None:
     scene.wait(1000)
     assert scene.scheduler.waiting == 0
     assert list(scene.refusals.values()).count(Refusal.EXPIRED) == 2
+
+
+def test_settings_can_be_sent_to_another_process() -> None:
+    """Experiments run each simulation in a process of its own."""
+    sent = SchedulerSettings(prefix_limit=7)
+    arrived = pickle.loads(pickle.dumps(sent))
+    assert (arrived.prefix_limit, arrived.named) == (sent.prefix_limit, sent.named)
