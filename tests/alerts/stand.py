@@ -85,6 +85,15 @@ class Stand:
         self._ending.callback(other.stop)
         other.start()
 
+    def start_replica(self, *settings: str) -> Server:
+        """Start another router in front of the same workers, and wait until it is ready. `settings`: its flags."""
+        urls = [word for worker in self.workers for word in ("--worker", worker.url)]
+        other = Server("replica", _python("router", "serve", *urls, *settings), {}, self.router.log)
+        self._ending.callback(other.stop)
+        other.start()
+        other.wait_ready("/ready", START_SECONDS)
+        return other
+
     def fairness(self) -> Any:
         """Return the router's report."""
         return get(f"{self.router.url}/fairness").json

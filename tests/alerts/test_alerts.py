@@ -9,6 +9,7 @@ import httpx
 import pytest
 import yaml
 
+from tests.cluster.replicas.environment import store_environment, store_server
 from tests.engine.processes import Server, wait_until
 from tests.support.dockerfile import ROOT
 
@@ -151,6 +152,24 @@ def test_calls_that_bypass_the_router(start: Start) -> None:
             untold.kill()
             stand.start_another(untold, *small, "--hide-cached")
             stand.callers.keep(told.url, "stranger", 2, _long)
+
+
+@pytest.mark.fires("D2lpmClusterAlone", "D2lpmClusterStoreUnreachable")
+def test_a_cluster(start: Start, tmp_path: Path) -> None:
+    """The only replica that waits to lead dies, and then the store."""
+    command = [str(store_server()), "--port", "{port}", "--bind", "127.0.0.1", "--save", ""]
+    store = Server("store", command, store_environment(), tmp_path / "store.log")
+    store.start()
+    cluster = ["--cluster", f"redis://127.0.0.1:{store.port}/alerts"]
+    try:
+        with start([], settings=cluster) as stand:
+            other = stand.start_replica(*cluster)
+            with stand.fires("D2lpmClusterAlone"):
+                other.kill()
+            with stand.fires("D2lpmClusterStoreUnreachable"):
+                store.kill()
+    finally:
+        store.stop()
 
 
 def _fail(worker: Server) -> None:

@@ -2,7 +2,6 @@
 Prometheus: the one on the path, or else Debian's package, unpacked into `.venv` and not installed.
 """
 
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -29,9 +28,9 @@ def store_server() -> Path | None:
 
 
 def store_environment() -> Mapping[str, str]:
-    """Return the environment in which the server finds its libraries."""
+    """Return what the environment needs besides, so that the server finds its libraries."""
     folders = [str(folder) for folder in (FOLDER / "usr" / "lib").glob("*") if folder.is_dir()]
-    return {**os.environ, "LD_LIBRARY_PATH": ":".join(folders)}
+    return {"LD_LIBRARY_PATH": ":".join(folders)}
 
 
 def main() -> int:

@@ -36,7 +36,7 @@ class Store:
         assert server is not None, "`make test-cluster` gets one"
         flags = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
         self._process = await asyncio.create_subprocess_exec(
-            server, *flags, stdout=DEVNULL, env=store_environment(), cwd="/"
+            server, *flags, stdout=DEVNULL, env={**os.environ, **store_environment()}, cwd="/"
         )
         await until(self._listens)
 
