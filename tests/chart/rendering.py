@@ -14,7 +14,7 @@ from .environment import ROOT, program, validator
 
 CHART: Final = ROOT / "deploy" / "helm"
 KUBERNETES: Final = "1.34"
-CUSTOM: Final = frozenset({"ServiceMonitor", "PrometheusRule", "ScaledObject"})
+CUSTOM: Final = frozenset({"ServiceMonitor", "ScrapeConfig", "PrometheusRule", "ScaledObject"})
 """Kinds of other projects, for which Kubernetes has no schema."""
 Objects = list[dict[str, Any]]
 Values = dict[str, Any]
@@ -57,6 +57,10 @@ CHOICES: Final[Mapping[str, Mapping[str, Values]]] = {
     },
     "tls": {"off": {}, "on": {"tls": {"existingSecret": "certificate"}}},
     "state": {"on": {}, "off": {"state": {"enabled": False}}},
+    "cluster": {
+        "off": {},
+        "on": {"cluster": {"enabled": True, "url": "valkey://store:6379/llm", "existingSecret": "cluster"}},
+    },
     "policies": {
         "off": {},
         "on": {

@@ -216,6 +216,43 @@ def test_a_scrape_verifies_the_certificate_if_it_is_said_how(tmp_path: Path) -> 
         assert endpoint["tlsConfig"] == expected
 
 
+def test_replicas_of_a_cluster_know_their_store_their_secret_and_their_own_address(tmp_path: Path) -> None:
+    """They keep no state of their own, only they reach the port at which they talk, and one of them is scraped."""
+    chosen = {**CHOICES["cluster"]["on"], **CHOICES["policies"]["on"], **CHOICES["monitoring"]["on"]}
+    objects = render(tmp_path, chosen)
+    settings = yaml.safe_load(of_kind(objects, "ConfigMap", NAME)["data"]["router.yaml"])
+    assert (settings["cluster"], "state" in settings) == ("valkey://store:6379/llm", False)
+    deployment = of_kind(objects, "Deployment")["spec"]
+    assert (deployment["replicas"], deployment["strategy"]["type"]) == (3, "RollingUpdate")
+    assert of_kind(objects, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    variables = {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+    assert variables["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert variables["D2LPM_CLUSTER_ADDRESS"] == "$(POD_IP):7000"
+    assert container["ports"][-1] == {"name": "cluster", "containerPort": 7000}
+    folder = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}["cluster"]
+    (secret,) = [one["secret"] for one in pod["volumes"] if one["name"] == "cluster"]
+    assert settings["cluster_secret_file"] == f"{folder}/{secret['items'][0]['path']}"
+    rule = of_kind(objects, "NetworkPolicy", NAME)["spec"]["ingress"][-1]
+    assert rule["ports"] == [{"port": "cluster"}]
+    assert rule["from"] == [{"podSelector": deployment["selector"]}]
+    assert of_kind(objects, "ScrapeConfig")["spec"]["staticConfigs"] == [{"targets": [f"{NAME}-admin.llm.svc:9000"]}]
+    assert "ServiceMonitor" not in {one["kind"] for one in objects}
+
+
+def test_a_cluster_may_have_its_url_in_a_secret_and_needs_a_secret(tmp_path: Path) -> None:
+    """A URL with a password is in no configuration; without a secret nothing is rendered."""
+    objects = render(tmp_path, {"cluster": {"enabled": True, "existingSecret": "cluster"}})
+    (container,) = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (variable,) = [one for one in container["env"] if one["name"] == "D2LPM_CLUSTER"]
+    assert variable["valueFrom"] == {"secretKeyRef": {"name": "cluster", "key": "cluster-url"}}
+    assert "cluster" not in yaml.safe_load(of_kind(objects, "ConfigMap")["data"]["router.yaml"])
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render(tmp_path, {"cluster": {"enabled": True, "url": "valkey://store:6379/llm"}})
+    assert "cluster.existingSecret is missing" in refused.value.stderr
+
+
 def test_no_key_is_in_a_configuration(tmp_path: Path) -> None:
     """Keys are in the Secret alone, from where the router gets them as environment variables or as a file."""
     objects = render(tmp_path, dict(CHOICES["keys"]["given"]))

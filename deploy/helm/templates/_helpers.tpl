@@ -32,7 +32,14 @@ d2lpm-router: {{ include "d2lpm.fullname" . }}
 {{/* The router's settings: what the chart needs, and what the operator sets on top. */}}
 {{- define "d2lpm.config" -}}
 {{- $config := dict "host" "0.0.0.0" "port" 8000 "admin_port" 9000 "log_format" "json" "access_log" .Values.accessLog "drain_timeout" 25 -}}
-{{- if .Values.state.enabled }}{{ $_ := set $config "state" "/var/lib/d2lpm" }}{{ end -}}
+{{- if include "d2lpm.hasState" . }}{{ $_ := set $config "state" "/var/lib/d2lpm" }}{{ end -}}
+{{- with .Values.cluster }}
+{{- if .enabled }}
+{{- if not .existingSecret }}{{ fail "cluster.existingSecret is missing: the Secret by which replicas know each other" }}{{ end }}
+{{- with .url }}{{ $_ := set $config "cluster" . }}{{ end }}
+{{- $_ := set $config "cluster_secret_file" "/etc/d2lpm/cluster/cluster-secret" }}
+{{- end }}
+{{- end }}
 {{- if or .Values.clients.value .Values.clients.existingSecret }}{{ $_ := set $config "clients" "/etc/d2lpm/clients/clients.yaml" }}{{ end -}}
 {{- if .Values.tls.existingSecret }}
 {{- $_ := set $config "tls_cert" "/etc/d2lpm/tls/tls.crt" }}
@@ -44,6 +51,11 @@ d2lpm-router: {{ include "d2lpm.fullname" . }}
 {{- with .Values.discovery.namespace }}{{ $_ := set $config "kubernetes_namespace" . }}{{ end }}
 {{- end -}}
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}
+{{- end -}}
+
+{{/* Not empty if the router keeps its state in a volume. */}}
+{{- define "d2lpm.hasState" -}}
+{{- if and .Values.state.enabled (not .Values.cluster.enabled) }}yes{{ end -}}
 {{- end -}}
 
 {{- define "d2lpm.secretName" -}}
