@@ -51,7 +51,7 @@ class TlsHandshake(asyncio.Protocol):
             self._connections.remove(self, self._address)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin the handshake, or close the connection if there are too many.
+        """Begin the handshake, or close the connection if there are too many or no file is left for it.
 
         A connection that is refused gets no answer: the handshake before it would cost more than the refusal saves.
         """
@@ -59,14 +59,26 @@ class TlsHandshake(asyncio.Protocol):
         self._address = client[0] if client else ""
         self._counted = True
         if self._connections.add(self, self._address):
-            # A transport that was accepted may read before it is encrypted. Another one, of the same socket, does not.
-            own = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-            self._task = asyncio.get_running_loop().create_task(self._complete(own))
-            self._task.add_done_callback(partial(self._end, own))
+            self._begin(transport)
         else:
-            self._connections.refused[429] += 1
-            self.release()
+            self._refuse(429)
         transport.abort()
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        """Begin the handshake on a copy of the socket."""
+        # A transport that was accepted may read before it is encrypted. Another one, of the same socket, does not.
+        try:
+            own = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        except OSError:  # the process can open no more files
+            self._refuse(503)
+            return
+        self._task = asyncio.get_running_loop().create_task(self._complete(own))
+        self._task.add_done_callback(partial(self._end, own))
+
+    def _refuse(self, status: int) -> None:
+        """Count a refusal by the status that it would have over HTTP."""
+        self._connections.refused[status] += 1
+        self.release()
 
     async def _complete(self, accepted: socket.socket) -> None:
         """Do the handshake, within the time for a head. Closes the socket if it fails."""

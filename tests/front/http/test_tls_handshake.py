@@ -16,6 +16,7 @@ from uvicorn.server import ServerState
 from router.front.byte_budget import ByteBudget
 from router.front.http.connection import connection_class
 from router.front.http.connection_limits import Connections, FrontLimits
+from router.front.http.tls_handshake import TlsHandshake
 from router.runtime.tls import Tls
 from tests.support.running import until
 
@@ -168,3 +169,30 @@ async def test_a_connection_counts_once(authority: tuple[Tls, ssl.SSLContext], s
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         writer.transport.abort()
         await until(lambda: len(served.connections) == 0)
+
+
+class UnusableTransport(asyncio.Transport):
+    """A transport whose socket cannot be copied, as if the process could open no more files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return a socket that is closed, and the address of the client."""
+        closed = socket.socket()
+        closed.close()
+        return {"socket": closed, "peername": (ATTACKER, 1)}.get(name, default)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_connection_without_a_file_is_refused(authority: tuple[Tls, ssl.SSLContext]) -> None:
+    """If the process can open no more files, a connection is closed and counts no longer; else it would for good."""
+    connections = Connections(FrontLimits(), ByteBudget(1 << 20))
+    transport = UnusableTransport()
+    TlsHandshake(lambda _: asyncio.Protocol(), authority[0].context, connections).connection_made(transport)
+    assert transport.aborted
+    assert len(connections) == 0
+    assert connections.refused == {503: 1}
