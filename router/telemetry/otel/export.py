@@ -41,6 +41,8 @@ NAME: Final = "d2lpm-router"
 CLOSE_SECONDS: Final = 3.0
 """How long the end of a process waits for a collector that takes nothing."""
 PROTOCOL: Final = "http/protobuf"
+SILENCED: Final = ("opentelemetry.exporter", "opentelemetry.trace")
+"""Loggers of the SDK that say how each attempt to send failed, and repeat what is wrong in the headers of clients."""
 NOT_TAKEN: Final = (
     "the OpenTelemetry collector did not take %s; see OTEL_EXPORTER_OTLP_ENDPOINT (why: --log-level debug)"
 )
@@ -103,7 +105,8 @@ class OpenTelemetry:
         self._exporters: list[SpanExporter | MetricExporter] = []
         _check_protocol(environment)
         if not log.isEnabledFor(logging.DEBUG):
-            logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # it says how each attempt failed
+            for name in SILENCED:
+                logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
             resource = _resource()
             self._traces = TracerProvider(resource=resource, shutdown_on_exit=False)

@@ -1,6 +1,7 @@
 """A traced call is a tree of spans that a collector gets over OTLP: the call, its waits, placements and attempts."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -146,6 +147,31 @@ async def test_a_worker_gets_its_attempt_as_parent(collector: Collector) -> None
     assert [context_of(call.headers) for call in (first, second)] == [(TRACE, attempt, True) for attempt in attempts]
     for call in (first, second):
         assert (call.headers["tracestate"], call.headers["baggage"]) == ("vendor=1,other=2", "a=b")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"traceparent": "mine"},
+        {"traceparent": "0" * 600},
+        {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "mine"},
+        {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "mine" * 200},
+    ],
+    ids=["parent", "long parent", "state", "long state"],
+)
+async def test_an_invalid_context_is_not_logged(
+    sent: Mapping[str, str], collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It passes to no worker, and no caller can fill the log with it. Without a valid parent a new trace begins."""
+    async with scripted_engine() as engine, running_router(engine.url, otel=True) as router:
+        async with router.post(chat(), **sent) as post:
+            call = await engine.call()
+            await call.answer()
+            await post.read()
+        await collector.trace()
+    assert "tracestate" not in call.headers
+    assert (context_of(call.headers)[0] == TRACE) is (TRACE in sent["traceparent"])
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_a_call_that_its_client_does_not_sample_is_not_sent(collector: Collector) -> None:
