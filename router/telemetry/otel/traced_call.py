@@ -145,8 +145,9 @@ class TracedCall(RecordedCall):
 
     def note_waiting(self, event: Returned | Prefilled | HandoffLost) -> None:
         match event:
-            case Returned(_, _, fault, usage):
-                self._fail_attempts(event.leg, fault, usage)
+            case Returned(_, _, fault, usage, begun):
+                # Of a stream that another worker continues, the last attempt has the usage of the whole answer.
+                self._fail_attempts(event.leg, fault, None if begun else usage)
             case Prefilled(_, usage):
                 self._end_attempts(AttemptOutcome.PREFILLED, usage)
             case HandoffLost():

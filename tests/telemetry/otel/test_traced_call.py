@@ -110,7 +110,7 @@ async def test_a_retried_stream_is_one_call_with_two_attempts(collector: Collect
 
 
 async def test_the_rest_of_a_broken_stream_is_a_second_attempt(collector: Collector) -> None:
-    """A stream that another worker continues is one call, too."""
+    """A stream that another worker continues is one call, too, whose tokens its attempts count once."""
     async with pair(otel=True) as ((one, two), router):
         async with router.post(chat(stream=True, max_tokens=6)) as post:
             first = await one.call()
@@ -123,7 +123,10 @@ async def test_the_rest_of_a_broken_stream_is_a_second_attempt(collector: Collec
             await post.read()
         trace = await collector.trace()
     check_times(trace)
-    assert [outcome for name, outcome in outline(trace) if name == "chat m"] == ["failed", "finished"]
+    attempts = [each for each in trace if each.name == "chat m"]
+    assert [each.own["outcome"] for each in attempts] == ["failed", "finished"]
+    assert [each.attributes.get("gen_ai.usage.input_tokens") for each in attempts] == [None, 10]
+    assert [each.attributes.get("gen_ai.usage.output_tokens") for each in attempts] == [None, 3]
 
 
 async def test_a_worker_gets_its_attempt_as_parent(collector: Collector) -> None:
