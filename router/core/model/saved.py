@@ -108,8 +108,12 @@ class DailyUsage(NamedTuple):
         )
 
     def minus(self, other: "DailyUsage") -> "DailyUsage":
-        """Return the difference, field by field and not below 0, under this day, client and model."""
-        return DailyUsage(*self[:3], *[max(0, left) for left in map(sub, self.counts, other.counts)])
+        """Return the difference, field by field and not below 0, under this day, client and model. A part of the input
+        stays no larger than the input.
+        """
+        left = DailyUsage(*self[:3], *[max(0, count) for count in map(sub, self.counts, other.counts)])
+        cached, estimated = min(left.cached_tokens, left.input_tokens), min(left.estimated_input, left.input_tokens)
+        return left._replace(cached_tokens=cached, estimated_input=estimated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,3 +193,13 @@ def test_what_was_folded_is_taken_back_from_the_others() -> None:
         days.add(usage(name, tokens=5))
     days.take_back(usage("x", tokens=2)._replace(calls=0))
     assert rows(days) == [usage("y", tokens=5), usage(OTHERS, tokens=3)]
+
+
+def test_what_is_taken_back_leaves_no_more_cached_tokens_than_input() -> None:
+    """Also where it was folded and its client has a new row since; else an amount could be negative."""
+    days = UsageDays(most_unnamed=1)
+    before = DailyUsage(DAY, ANN, "llama", 1, input_tokens=60, cached_tokens=10, estimated_input=10)
+    for each in (before, usage("bob"), DailyUsage(DAY, ANN, "llama", 1, 100, cached_tokens=90, estimated_input=100)):
+        days.add(each)
+    days.take_back(before)
+    assert days.rows_of(ANN) == [DailyUsage(DAY, ANN, "llama", 0, 40, cached_tokens=40, estimated_input=40)]
