@@ -36,6 +36,8 @@ class Leadership(PeriodicTask):
         self._waiting: Sequence[str] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._retiring = False
+        self._serving = asyncio.Event()
+        """Set once this run has taken over all that runs before have left."""
 
     def saves(self, state: StateInStore) -> None:
         """Set what saves the state."""
@@ -43,6 +45,7 @@ class Leadership(PeriodicTask):
 
     async def __aenter__(self) -> Self:
         """Renew the lease at once."""
+        self._serving.set()
         await self._run_once()
         return await super().__aenter__()
 
@@ -93,7 +96,11 @@ class Leadership(PeriodicTask):
         )
 
     async def _release_saved(self) -> None:
-        """End the lease right after a save, so that the next leader has little to hear from the fronts."""
+        """End the lease right after a save, so that the next leader has little to hear from the fronts.
+
+        What a run would save that has not taken over yet does not say what it covers: that would be charged twice.
+        """
+        await self._serving.wait()
         if self._state is not None:
             await self._state.save()
         self._tenure.hand_over(time.monotonic())

@@ -84,6 +84,8 @@ class StateInStore(PeriodicTask):
         self._stored: frozenset[str] = frozenset()
         """The pieces of this version."""
         self._saves = 0
+        self._saving = asyncio.Lock()
+        """Held during a save: with two at once, the older state could be stored last, and fronts told of the newer."""
         self.failing = False
         """Whether the last save failed."""
         self.failures = 0
@@ -99,11 +101,14 @@ class StateInStore(PeriodicTask):
 
     async def save(self) -> None:
         """Save the state now, unless another leads."""
-        await self._run_once()
+        async with self._saving:
+            if not self.retired:
+                await self._save()
 
     async def _run_once(self) -> None:
-        if self.retired:
-            return
+        await self.save()
+
+    async def _save(self) -> None:
         began = time.monotonic()
         pieces: dict[str, bytes] = {}
         usage: dict[int, tuple[StateLine, str, bytes]] = {}

@@ -1,5 +1,6 @@
 """The state in the store of a cluster: what is saved is loaded, and only what is new is sent."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -13,6 +14,7 @@ from router.core.model.events import CacheReport
 from router.core.model.request import ClientId, WorkerId
 from router.core.model.saved import Cache, Clients, SavedClient
 from router.persistence.state_file import StateLine, new_header
+from tests.support.running import until
 
 
 class MemoryStore:
@@ -21,12 +23,16 @@ class MemoryStore:
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
         self.error: Exception | None = None
+        self.answers: list[asyncio.Event] = []
+        """What each of the next saves waits for."""
         self.sent: list[int] = []
         """How many pieces each save has sent."""
 
     async def save(
         self, epoch: int, replaced: str, version: str, manifest: bytes, gone: Sequence[str], new: Mapping[str, bytes]
     ) -> None:
+        if self.answers:
+            await self.answers.pop(0).wait()
         if self.error is not None:
             raise self.error
         if epoch != 3:
@@ -110,6 +116,22 @@ async def test_after_a_save_without_an_answer_the_whole_state_is_sent() -> None:
     scene.store.error = None
     await scene.state.save()
     assert (scene.saves, scene.state.failing, scene.store.sent) == (2, False, [3, 3])
+
+
+async def test_one_save_at_a_time() -> None:
+    """A hand-over saves while a save is under way: what is stored last is what the fronts are told of last."""
+    scene, slow = Scene(), asyncio.Event()
+    scene.store.answers = [slow]
+    first = asyncio.create_task(scene.state.save())
+    await until(lambda: not scene.store.answers)
+    scene.books = clients(1, 2, 4)
+    second = asyncio.create_task(scene.state.save())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    slow.set()
+    await asyncio.gather(first, second)
+    assert scene.loaded() == clients(1, 2, 4)
+    assert scene.store.sent == [3, 1]
 
 
 @pytest.mark.parametrize("how", ["the store says so", "a front has said so"])
