@@ -8,6 +8,8 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
@@ -71,10 +73,23 @@ async def _run(plan: ProcessPlan, secret: bytes, listener: socket.socket, addres
         record = await _campaign(plan, leases, address)
         if record is None:
             return
-        left = await _state(plan.settings, states)
-        # In a thread, so that the supervisor sees this process alive while a large state is restored.
-        server = await asyncio.to_thread(_build, plan, Term(record, left, leases, states), secret, listener)
-        await serve(server, plan.folder)
+        async with released_in_the_end(leases, record):
+            left = await _state(plan.settings, states)
+            # In a thread, so that the supervisor sees this process alive while a large state is restored.
+            server = await asyncio.to_thread(_build, plan, Term(record, left, leases, states), secret, listener)
+            await serve(server, plan.folder)
+
+
+@asynccontextmanager
+async def released_in_the_end(store: ClusterStore, record: LeaderRecord) -> AsyncIterator[None]:
+    """Give the lease up when the context is left, if it was not before: a run that fails before it serves would
+    otherwise fail again and again with the lease, as a replica's own next run gets it at once.
+    """
+    try:
+        yield
+    finally:
+        with suppress(StoreUnreachable):
+            await store.release(record)
 
 
 def cluster_secret(settings: Settings) -> bytes:
