@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS: Final = 10
 """Seconds after which a connection is given up whose other end's machine is gone."""
 BACKLOG: Final = 1024
+MOST_UNPROVEN: Final = 256
+"""Connections at most that have not proven yet that they know the secret. If another one comes, the oldest is cut:
+a front needs one round trip, and whoever knows no secret can exhaust neither memory nor file descriptors."""
 PAUSE_SECONDS: Final = 0.1
 """Seconds before another connection is accepted, if there was no file descriptor left for one."""
 
@@ -48,13 +51,25 @@ def watch_connection(connection: socket.socket) -> None:
 class Entrance:
     """Accepts connections while the context is entered."""
 
-    def __init__(self, listener: socket.socket, secret: bytes, channel: ChannelServer, control: str) -> None:
-        """`listener`: bound, not listening; `secret`: of the cluster; `control`: path of the control plane's socket."""
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        channel: ChannelServer,
+        control: str,
+        most_unproven: int = MOST_UNPROVEN,
+    ) -> None:
+        """`listener`: bound, not listening; `secret`: of the cluster; `control`: path of the control plane's socket;
+        `most_unproven`: see `MOST_UNPROVEN`.
+        """
         self._listener = listener
         self._secret = secret
         self._channel = channel
         self._control = control
+        self._most_unproven = most_unproven
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unproven: dict[asyncio.Task[None], None] = {}
+        """Those of `_tasks` whose clients have not proven that they know the secret, in order of their arrival."""
 
     async def __aenter__(self) -> Self:
         """Listen."""
@@ -84,18 +99,34 @@ class Entrance:
                 continue
             connection.setblocking(False)
             self._start(self._serve(connection))
+            await asyncio.sleep(0)  # `sock_accept` does not let others run while connections wait
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _admit(self, connection: socket.socket) -> Purpose | None:
+        """Return what a connection is for; None if it is refused, and closed."""
+        own: asyncio.Task[None] | None = asyncio.current_task()
+        assert own is not None
+        self._unproven[own] = None
+        if len(self._unproven) > self._most_unproven:
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.cancel()
         try:
             watch_connection(connection)
-            purpose = await admit(connection, self._secret)
+            return await admit(connection, self._secret)
         except OSError as error:  # TimeoutError is one
             log.warning("a connection to the leader is refused: %s", error or "it took too long")
             connection.close()
-            return
+            return None
         except asyncio.CancelledError:
             connection.close()
             raise
+        finally:
+            self._unproven.pop(own, None)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        purpose = await self._admit(connection)
+        if purpose is None:
+            return
         if purpose is Purpose.CHANNEL:
             await asyncio.get_running_loop().connect_accepted_socket(self._channel.new_end, connection)
             return
