@@ -463,4 +463,4 @@ async def connect_front(
             return end, await end.welcome()
     except OSError as error:  # TimeoutError is one
         end.abort()
-        raise ChannelClosed(f"the scheduler does not answer: {error.strerror or 'timeout'}") from None
+        raise ChannelClosed(f"the scheduler does not answer: {error.strerror or str(error) or 'timeout'}") from None

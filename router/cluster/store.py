@@ -157,7 +157,10 @@ class ClusterStore:
     async def view(self) -> StoreView:
         """Return who holds the lease, and the highest epoch."""
         leader, epoch = await self._ask(self._redis.mget([self._leader, self._epoch]))
-        return StoreView(None if leader is None else LeaderRecord.decode(leader.decode()), int(epoch or 0))
+        try:
+            return StoreView(None if leader is None else LeaderRecord.decode(leader.decode()), int(epoch or 0))
+        except ValueError:
+            raise StoreUnreachable(f"what it has under {self._leader} is not understood") from None
 
     async def acquire(self, wanted: LeaderRecord, floor: int) -> LeaderRecord | None:
         """Take the lease for `START_SECONDS`.

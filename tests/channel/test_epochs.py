@@ -13,7 +13,7 @@ from router.channel.client import SchedulerClient
 from router.channel.front_channel import FrontChannel
 from router.channel.host import FrontLink, NoServices, SchedulerHost
 from router.channel.messages import Fact, Superseded
-from router.channel.socket import ChannelServer, FrontEnd, Route, UnixRoute
+from router.channel.socket import ChannelClosed, ChannelServer, FrontEnd, Hello, Route, UnixRoute, connect_front
 from router.core.fleet.window import FixedWindow
 from router.core.model.events import Cancelled, Finished, WorkerJoined
 from router.core.model.prompt_key import PromptHasher
@@ -148,6 +148,17 @@ async def test_the_same_epoch_or_a_higher_one_is_obeyed_after_a_death(tmp_path: 
         signpost.point(second.path, epoch)
         await first.server.__aexit__()
         await until(lambda: second.host.open_requests == 1)
+
+
+async def test_a_front_that_finds_no_scheduler_says_why() -> None:
+    """So that an operator sees whether nobody leads, or this replica has another secret."""
+
+    class Nowhere(Signpost):
+        async def connect(self, end: FrontEnd) -> None:  # noqa: ARG002
+            raise ConnectionError("no replica leads")
+
+    with pytest.raises(ChannelClosed, match="no replica leads"):
+        await connect_front(Nowhere("", 0), Hello(""), lambda _: None)
 
 
 async def test_a_decision_has_a_time_of_the_front_s_own_clock(tmp_path: Path) -> None:
