@@ -194,8 +194,9 @@ class PrefixTree:
         """Split the node of a worker's residency if the worker has lost its end, so that it holds all of a node. No
         match changes.
         """
-        if worker in residency.node.cuts:
-            self._split_at_cuts(residency.node)
+        if (left := residency.node.cuts.get(worker)) is not None:
+            residency.node.split(left)
+            self.changes += 1
 
     def restore(self, nodes: Sequence[tuple[int, bytes]], touches: Iterable[tuple[WorkerId, int, float]]) -> None:
         """Fill an empty tree with saved data; no callback is called.
@@ -268,10 +269,16 @@ class PrefixTree:
         return before - holding.chunks
 
     def _must_split(self, node: Node, worker: WorkerId, *, whole: bool = False) -> bool:
-        """Split a node at its cuts, if it has any and all of it is to be one node, or if no other worker than this one,
-        which is to lose some of it, holds all of it. Returns whether it did.
+        """Split a node at its cuts, if it has any and all of it is to be one node; or behind the last of them, if no
+        other worker than this one, which is to lose some of it, holds all of it. Returns whether it did.
         """
-        return bool(node.cuts) and (whole or not node.held_whole_beside(worker)) and self._split_at_cuts(node)
+        if whole:
+            return self._split_at_cuts(node)
+        if not node.cuts or node.held_whole_beside(worker):
+            return False
+        node.split(max(node.cuts.values()))
+        self.changes += 1
+        return True
 
     def _split_at_cuts(self, node: Node) -> bool:
         """Split a node at its cuts. Returns whether it had any."""
@@ -297,8 +304,7 @@ class PrefixTree:
             return 0
         before = holding.chunks
         while (oldest := holding.free.oldest) is not None and oldest.touch.now < than:
-            if not self._must_split(oldest.node, worker):
-                self._release(oldest.node, worker)
+            self._take(oldest.node, worker)
         return before - holding.chunks
 
     def prune(self, hashes: bytes, worker: WorkerId, kept: int, before: float) -> int:
@@ -311,12 +317,12 @@ class PrefixTree:
             return 0
         held = holding.chunks
         node, shared, at = self._root.find(hashes[: (kept + 1) * HASH_BYTES])
-        if node is not self._root:
-            for cut in [each for each in (node, *node.below()) if each.cuts]:
-                self._split_at_cuts(cut)
-            node, shared, at = self._root.find(hashes[: (kept + 1) * HASH_BYTES])
-        if at > kept * HASH_BYTES and worker in node.residencies:
-            upper = node.split(shared - HASH_BYTES) if shared > HASH_BYTES else None
+        if at > kept * HASH_BYTES and worker in node.residencies and node.held_bytes(worker) >= shared:
+            upper = None
+            if shared > HASH_BYTES:
+                upper = node.split(shared - HASH_BYTES)
+                (node,) = upper.children.values()  # the rest may have joined its only child
+                self.changes += 1
             self._prune(node, worker, before)
             if upper is not None and upper.may_join_child():
                 upper.join_child()
@@ -397,10 +403,20 @@ class PrefixTree:
             if residency is None or residency.pins or residency.touch.now >= before:
                 continue
             if node.is_leaf_of(worker):
-                self._release(node, worker)
+                self._take(node, worker)
+
+    def _take(self, leaf: Node, worker: WorkerId) -> None:
+        """Take from this worker all that it holds of a leaf, whatever others hold of it."""
+        if self._must_split(leaf, worker):
+            upper = leaf.parent
+            self._release(leaf, worker)
+            leaf = upper
+        self._release(leaf, worker)
 
     def _release(self, node: Node, worker: WorkerId) -> None:
-        """Take a leaf from this worker; the node is removed if no worker holds it any more."""
+        """Take a leaf from this worker, which is alone there or beside one that holds all of it. The node is removed if
+        no worker holds it any more.
+        """
         node.residencies.pop(worker).unlink()
         chunks = node.chunks
         lost = node.key[: node.cuts.pop(worker)] if worker in node.cuts else node.key

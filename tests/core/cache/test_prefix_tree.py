@@ -216,6 +216,32 @@ def test_a_cut_becomes_a_branch_where_its_holder_goes_on_otherwise() -> None:
     assert tree.match(chain("document")) == {A: 6, B: 3}
 
 
+def test_cuts_last_until_they_matter() -> None:
+    """Where the last worker that holds all of a node loses some, or the tree is saved, or others are pruned, a node is
+    split in two at most, however many workers have lost how much of its end: no step pays for all of them.
+    """
+
+    def cut_tree() -> PrefixTree:
+        tree = tree_of(*[("document", WorkerId(f"w{number}")) for number in range(8)])
+        for number in range(1, 8):
+            tree.evict(WorkerId(f"w{number}"), number)
+        return tree
+
+    w0 = WorkerId("w0")
+    kept = {WorkerId(f"w{number}"): 8 - number for number in range(1, 8)}
+    changes: list[Callable[[PrefixTree], object]] = [
+        lambda tree: tree.evict(w0, 2),
+        lambda tree: tree.evict_older(w0, 0.5),
+        lambda tree: tree.prune(chain("document"), w0, 6, before=9.0),
+        lambda tree: tree.split_at_cut(node_of(tree, "do").residencies[WorkerId("w4")], WorkerId("w4")),
+    ]
+    for left, change in zip((6, 0, 6, 8), changes, strict=True):
+        change(tree := cut_tree())
+        tree.check_integrity()
+        assert tree.match(chain("document")) == kept | ({w0: left} if left else {})
+        assert len(nodes(tree)) <= 2
+
+
 def test_eviction_ends_when_nothing_is_left() -> None:
     """Asked for more than a worker holds, eviction takes all and returns how many; an unknown worker loses nothing."""
     tree = tree_of(("xxx", A), ("xx", B))
@@ -438,7 +464,8 @@ def test_a_pinned_prefix_ends_with_the_node_that_it_was_inserted_with(
         end, worker, document = ends.pop()
         tree.unpin(end, worker, 1.0, tree.holding(worker).epoch)
         tree.insert(chain(document + order.choice(["", "x", "xyx"])), order.choice([A, B, C]), 1.0)
-        tree.evict(worker, min(order.randrange(3), sum(node.node.chunks for node in tree.holding(worker).free)))
+        unpinned = sum(each.node.held_bytes(worker) for each in tree.holding(worker).free) // HASH_BYTES
+        tree.evict(worker, min(order.randrange(3), unpinned))
         tree.check_integrity()
     assert all(tree.holding(worker).pinned.oldest is None for worker in (A, B, C))
 
