@@ -24,6 +24,7 @@ class Session:
     """
     head: bytes
     """Hash of the first chunks of its prompts; empty if its first prompt has no whole chunk."""
+    first_call: RequestId
     anchors: tuple[bytes, ...] = ()
     """Hashes of the last whole chunks of its latest prompt and of what that was answered: a prompt with one of them
     continues the session.
@@ -41,7 +42,7 @@ class Session:
     ended_turn: bool = False
     """Whether the latest answer ended the turn, so that a person is to speak next."""
     came_back: bool = False
-    """Whether it has made a second call."""
+    """Whether it has made a second call; another try of the first one is none."""
     hot: bool = False
     """Whether it has a live call, or had one within the idle limit."""
     worker: WorkerId | None = None

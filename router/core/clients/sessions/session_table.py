@@ -61,7 +61,7 @@ class SessionTable:
         session = self._continued(owner, prompt)
         if session is None:
             session = self._begin(owner, request, prompt, now)
-        else:
+        elif request.id != session.first_call:
             session.came_back = True
         if session.worker is None:
             self._without_place.move_to_end(session)
@@ -130,7 +130,9 @@ class SessionTable:
         if client is None:
             client = self.clients[request.client] = SessionClient(request.client, self._numbers)
         self._numbers += 1
-        session = Session(client, request.model, owner[2], request.parent, self._numbers, now, _head(prompt))
+        session = Session(
+            client, request.model, owner[2], request.parent, self._numbers, now, _head(prompt), request.id
+        )
         if session.label is not None:
             self._by_head.setdefault((owner, session.head), {})[session] = None
         self._without_place[session] = client.sessions[session] = None

@@ -142,22 +142,24 @@ class SessionAdmission:
         capacity = self._view.kv_tokens(worker)
         return capacity is not None and self._places.reserved(worker) > self._fill * capacity
 
-    def trim(self, worker: WorkerId, calling: Session) -> None:
+    def trim(self, worker: WorkerId, calling: Session) -> bool:
         """Take places at a worker that has more reserved than it may, because contexts have grown or it got its
         sessions while the gate was open: of sessions between calls, also of the one that begins its next call now, the
-        cold ones first, then those of the client with most service.
+        cold ones first, then those of the client with most service. Returns whether it took any.
         """
         if not self.is_overfull(worker):
-            return
+            return False
         room, places = self._fill * (self._view.kv_tokens(worker) or 0), self._places
+        before = len(places.at(worker))
         while places.reserved(worker) > room and places.cold_tokens(worker):
             self._places.revoke(places.coldest(worker), Loss.IDLE)
         losers = [each for each in places.at(worker) if not each.calls or each is calling]
         losers.sort(key=_by_account)
         for loser in losers:
             if places.reserved(worker) <= room or len(places.at(worker)) == 1:
-                return
+                break
             self._places.revoke(loser, Loss.OVERFULL)
+        return len(places.at(worker)) < before
 
     def _losers(self, session: Session, worker: WorkerId, *, overfull: bool) -> Iterator[Session]:
         """Yield the sessions at a worker that can lose their places to this one, of the client with most service first.

@@ -103,7 +103,7 @@ class SessionGate(Policy):
             self._hot.wake(session, now)
         session.calls[request.id] = size
         self._sessions[request.id] = session
-        self._hot.resize(session, size)
+        self._resize(session, size)
         if self.table.has_surplus:
             for old in self.table.to_forget():
                 self._forget_session(old)
@@ -114,7 +114,7 @@ class SessionGate(Policy):
             self._let_in(request, now)
         else:
             if session.worker is not None and len(session.calls) == 1 and self._hot.overflow(session.model, now):
-                self._admission.trim(session.worker, session)
+                self._changed |= self._admission.trim(session.worker, session)  # it may take more than is lacking
             worker = session.worker
             if worker is not None and worker in self._view.able(request):
                 self._let_in_at(request, worker, now)
@@ -230,16 +230,22 @@ class SessionGate(Policy):
         size = session.calls.pop(request.id)
         if session.calls:
             return
-        before = session.reserved
-        self._hot.resize(session, size)
+        self._resize(session, size)
         if request.last_of_session:
             self._hot.remove(session)
             self._forget_session(session)
             return
         self._hot.rest(session, now)
         # Nothing else of a call's end lets a waiting session in: room, or sessions that can lose their places.
-        worker, shrank = session.worker, session.reserved < before
-        if session.client.spent or worker is None or shrank or self._admission.is_overfull(worker):
+        worker = session.worker
+        if session.client.spent or worker is None or self._admission.is_overfull(worker):
+            self._changed = True
+
+    def _resize(self, session: Session, context: int) -> None:
+        """Set the size of a session's context. A smaller one leaves room for others."""
+        before = session.reserved
+        self._hot.resize(session, context)
+        if session.reserved < before:
             self._changed = True
 
     def _advance(self, now: float) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from router.core.clients.queue_limits import WaitingLimits
+from router.core.model.events import Fault, Returned
 from router.core.model.request import ClientId, Takes, WorkerId
 from router.core.policies.sessions.places import Loss
 from router.core.policies.sessions.session_admission import PATIENCE
@@ -57,6 +58,19 @@ def test_calls_with_new_labels_keep_no_places() -> None:
     scene.wait(6.0)
     assert scene.worker_of(waits) == W1
     scene.gate.check_integrity()
+
+
+def test_another_try_of_a_call_is_no_second_call() -> None:
+    """A session whose only call was returned by a worker and tried again has not come back."""
+    scene = GatedScene(kv_chunks=10, workers=("w1", "w2"))
+    call = scene.call("eve", "a" * 10, "invented")
+    scene.feed(Returned(call, accepted=False, fault=Fault.ERROR))
+    scene.answer(call)
+    scene.call("ada", "b" * 10, "one")
+    waits = scene.call("bob", "c" * 8, "two")
+    assert scene.is_paused(waits)
+    scene.wait(6.0)
+    assert not scene.is_paused(waits)
 
 
 def test_a_session_with_a_place_goes_on_while_others_wait() -> None:
@@ -266,6 +280,32 @@ def test_where_contexts_outgrow_the_cache_some_sessions_wait() -> None:
     assert scene.is_paused(grown)
     assert not scene.is_paused(scene.call("bob", "bbbbb", "two"))
     assert scene.gate.places.losses[Loss.OVERFULL] == 1
+
+
+def test_what_a_trimmed_worker_has_left_goes_to_those_that_wait() -> None:
+    """Where a session loses its place to one that calls, and more becomes free than that one lacks, a paused session
+    that fits goes at once.
+    """
+    scene = GatedScene(kv_chunks=10)
+    for client, prompt in (("ada", "aaaa"), ("bob", "bbbbbb")):
+        scene.answer(scene.call(client, prompt, "one"), prompt)
+    waits = scene.call("cyd", "c", "one")
+    assert scene.is_paused(waits)
+    scene.call("ada", "aaaaa", "one")
+    assert scene.gate.places.losses[Loss.OVERFULL] == 1
+    assert scene.worker_of(waits) == W1
+    assert scene.reserved == {W1: 6}
+
+
+def test_a_context_that_shrinks_lets_a_waiting_session_in() -> None:
+    """When a session's next call has less context, what it does not reserve any more goes to a paused session."""
+    scene = GatedScene(kv_chunks=100)
+    head = "s" * 32
+    scene.answer(scene.call("ada", head + "a" * 60, "one"))
+    waits = scene.call("bob", "b" * 50, "two")
+    assert scene.is_paused(waits)
+    scene.call("ada", head + "b", "one")
+    assert scene.worker_of(waits) == W1
 
 
 def test_nobody_loses_a_place_to_growth_that_the_cache_still_holds() -> None:
