@@ -31,7 +31,7 @@ class Leadership(PeriodicTask):
         self._channel = channel
         self.on_end: Callable[[], None] = lambda: None
         """Ends this run."""
-        self._tenure = Tenure(record, time.monotonic())
+        self._tenure = Tenure(record)
         self._state: StateInStore | None = None
         self._waiting: Sequence[str] = ()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,9 +125,9 @@ class Leadership(PeriodicTask):
             log.warning("it is not known which replicas wait: %s", error)
 
     async def _run_once(self) -> None:
-        now, was_unreachable = time.monotonic(), self._tenure.unreachable
-        if self._tenure.renews(now):
-            self._tenure.answered(await self._store.renew(self._tenure.record), now)
+        was_unreachable = self._tenure.unreachable
+        if self._tenure.renews(time.monotonic()):
+            self._tenure.answered(await self._store.renew(self._tenure.record))
         if self._tenure.unreachable and not was_unreachable:
             log.error("the cluster's store does not answer; this replica goes on to serve its fronts")
         if was_unreachable and not self._tenure.unreachable:

@@ -106,36 +106,31 @@ class Renewal(StrEnum):
 class Tenure:
     """A leader's time with the lease."""
 
-    def __init__(self, record: LeaderRecord, now: float) -> None:
-        """`now`: when it took the lease, in seconds of a clock that never goes backwards."""
+    def __init__(self, record: LeaderRecord) -> None:
         self.record: Final = record
-        self._renewed_at = now
         self._released_at: float | None = None
         self.unreachable = False
         """Whether the store did not answer the last time."""
         self.over = False
         """Whether another leads: this leader only serves the fronts that have not heard of it."""
 
-    def answered(self, renewal: Renewal, now: float) -> None:
-        """Take note of what became of a renewal. `now`: when it was sent.
+    def answered(self, renewal: Renewal) -> None:
+        """Take note of what became of a renewal.
 
         A leader whose store does not answer goes on: its fronts will hear of a higher epoch, should there be one.
         """
         self.unreachable = renewal is Renewal.UNREACHABLE
-        if renewal is Renewal.KEPT:
-            self._renewed_at = now
         self.over = self.over or renewal is Renewal.SUPERSEDED
 
     def heard(self, epoch: int) -> None:
         """Take note that a front has seen this epoch."""
         self.over = self.over or epoch > self.record.epoch
 
-    def holds(self, now: float) -> bool:
-        """Return whether no other can have taken the lease, unless the store has lost its data."""
-        return not self.over and self._released_at is None and now < self._renewed_at + LEASE_SECONDS
-
     def hand_over(self, now: float) -> None:
-        """Renew the lease no more, so that another replica takes it."""
+        """Renew the lease no more, so that another replica takes it.
+
+        `now`: seconds of a clock that never goes backwards.
+        """
         self._released_at = now
 
     def renews(self, now: float) -> bool:

@@ -4,7 +4,6 @@ import pytest
 
 from router.cluster.lease import (
     HAND_OVER_SECONDS,
-    LEASE_SECONDS,
     RETURN_SECONDS,
     Candidacy,
     LeaderRecord,
@@ -57,33 +56,30 @@ def test_the_wait_for_a_leader_begins_anew_after_it_was_back() -> None:
 
 
 def test_a_leader_whose_store_does_not_answer_goes_on() -> None:
-    """It only no longer knows whether it holds the lease."""
-    tenure = Tenure(record(2), 0.0)
-    tenure.answered(Renewal.UNREACHABLE, 1.0)
+    """It asks again, and says meanwhile that it gets no answer."""
+    tenure = Tenure(record(2))
+    tenure.answered(Renewal.UNREACHABLE)
     assert (tenure.unreachable, tenure.over, tenure.renews(1.5)) == (True, False, True)
-    assert tenure.holds(LEASE_SECONDS - 0.1)
-    assert not tenure.holds(LEASE_SECONDS)
-    tenure.answered(Renewal.KEPT, 5.0)
-    assert (tenure.unreachable, tenure.holds(5.0)) == (False, True)
+    tenure.answered(Renewal.KEPT)
+    assert not tenure.unreachable
 
 
 @pytest.mark.parametrize("by", ["the store", "a front"])
 def test_a_leader_is_over_once_another_has_led(by: str) -> None:
     """Whoever says so; it renews no more, and nothing makes it a leader again."""
-    tenure = Tenure(record(2), 0.0)
+    tenure = Tenure(record(2))
     if by == "the store":
-        tenure.answered(Renewal.SUPERSEDED, 0.5)
+        tenure.answered(Renewal.SUPERSEDED)
     else:
         tenure.heard(3)
-    tenure.answered(Renewal.KEPT, 0.6)
+    tenure.answered(Renewal.KEPT)
     assert tenure.over
     assert not tenure.renews(1.0)
-    assert not tenure.holds(1.0)
 
 
 def test_a_front_with_the_same_epoch_or_a_lower_one_changes_nothing() -> None:
     """Only a higher epoch is that of another leader."""
-    tenure = Tenure(record(2), 0.0)
+    tenure = Tenure(record(2))
     tenure.heard(2)
     tenure.heard(1)
     assert not tenure.over
@@ -91,10 +87,7 @@ def test_a_front_with_the_same_epoch_or_a_lower_one_changes_nothing() -> None:
 
 def test_a_hand_over_that_nobody_answers_is_given_up() -> None:
     """Meanwhile the lease is not renewed, so that another replica can take it."""
-    tenure = Tenure(record(2), 0.0)
+    tenure = Tenure(record(2))
     tenure.hand_over(1.0)
     assert not tenure.renews(1.5)
-    assert not tenure.holds(1.5)
     assert tenure.renews(1.0 + HAND_OVER_SECONDS)
-    tenure.answered(Renewal.KEPT, 1.0 + HAND_OVER_SECONDS)
-    assert tenure.holds(1.5 + HAND_OVER_SECONDS)
