@@ -70,13 +70,13 @@ def test_entries_of_strangers_are_bounded(policy: str) -> None:
 
 
 def entries_after(scene: Scene) -> int:
-    """Count the entries of strangers when nothing runs any more. The estimates, which have a limit of their own, are
-    left out.
+    """Count the entries of strangers when nothing runs any more. What has a limit of its own is left out: estimates and
+    usage by day.
     """
     scene.serve_all()
     scheduler = scene.scheduler
     watched = (scheduler.weights, scheduler.ledger, scheduler.fairness, scheduler.policy, scheduler.backlog)
-    limited = {id(scheduler.estimates), id(scheduler.estimates.outputs)}
+    limited = {id(scheduler.estimates), id(scheduler.estimates.outputs), id(scheduler.ledger.usage)}
     return sum(entries(part, "stranger", {*limited}) for part in watched)
 
 

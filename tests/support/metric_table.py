@@ -8,6 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+from router.cluster.report import ClusterMetrics, ClusterReport
 from router.control.page.feed import PageFeed
 from router.front.byte_budget import ByteBudget
 from router.front.http.connection_limits import Connections, FrontLimits
@@ -66,6 +67,7 @@ def metrics() -> list[Family]:
     registry.register(LagMetrics(int))
     registry.register(LabelMetrics(int))
     registry.register(SpanCounts())
+    registry.register(ClusterMetrics(lambda: ClusterReport("", 1, 0.0, "", {}, (), "ok", 0.0)))
     registry.register(GateMetrics(partial(gate_report, None, 0.0)))
     registry.register(ProcessMetrics("", float, int, FrontMeasurements()))
     budget = ByteBudget(1)
