@@ -78,7 +78,7 @@ class SchedulerRun:
         self._goes_on = goes_on
         self._identifier, self._keys = build_identifier(settings, goes_on=goes_on)
         self._records = RequestRecords(settings.policy, LinearCost(settings.extend_weight, settings.output_weight))
-        self.side = build_scheduler(settings, self._records.observers, resolve, left)
+        self.side = build_scheduler(settings, self._records.observers, resolve, left, goes_on=goes_on)
 
     def server(
         self,

@@ -88,14 +88,16 @@ def build_scheduler(
     observers: Callable[[Scheduler], Sequence[Observer]],
     resolve: Resolve,
     left: SavedState | None = None,
+    *,
+    goes_on: bool = False,
 ) -> SchedulerSide:
     """Build the scheduler's side, with its saved state restored. Raises ConfigError for a file that cannot be used.
 
     `observers`: returns the observers of a scheduler's events; `resolve`: looks up the addresses of a host name;
-    `left`: the state that another run has left to this one, if there was one.
+    `left`: the state that another run has left to this one, if there was one; `goes_on`: as in `initial_state`.
     """
     now = time.monotonic()
-    secret, scheduler, restored, responses, saved = initial_state(settings, now, left)
+    secret, scheduler, restored, responses, saved = initial_state(settings, now, left, goes_on=goes_on)
     journal = _journal(settings, secret, now, restored)
     first = [] if journal is None else [journal]
     host = SchedulerHost(scheduler, [*first, *observers(scheduler)], time.monotonic, today, traced=settings.otel)
@@ -297,15 +299,19 @@ class InitialState(NamedTuple):
     """What else another run has left."""
 
 
-def initial_state(settings: Settings, now: float, left: SavedState | None = None) -> InitialState:
+def initial_state(
+    settings: Settings, now: float, left: SavedState | None = None, *, goes_on: bool = False
+) -> InitialState:
     """Build the scheduler and restore its saved state, if there is a usable one.
 
-    `left`: the state of another run of the same router. Raises ConfigError if the state directory cannot be used.
+    `left`: the state of another run of the same router; `goes_on`: whether there was another run. If that has left
+    nothing, the state directory is not read: what fronts report would be charged twice. Raises ConfigError if the
+    state directory cannot be used.
     """
     given = settings.hash_secret
     secret = None if given is None else given.get_secret_value().encode()
     scheduler = new_scheduler(settings)
-    folder = settings.state if left is None else None
+    folder = None if goes_on or left is not None else settings.state
     found = left if folder is None else load(folder, settings.state_fresh, time.time())
     if found is None:
         return InitialState(secret or secrets.token_bytes(32), scheduler, [])

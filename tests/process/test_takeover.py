@@ -21,7 +21,7 @@ from router.core.model.cost import NOTHING, Tokens
 from router.core.model.events import Cancelled, Fault, Finished, Resumed, Returned, WorkerJoined
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
-from router.persistence.state_file import load
+from router.persistence.state_file import FILE_NAME, load
 from router.process.scheduling import SchedulerSide, build_scheduler
 from router.process.takeover import new_takeover, run_file
 from tests.support.running import until
@@ -95,7 +95,11 @@ class Runs:
         """
         folder = self._folder / "run"
         self.side = build_scheduler(
-            self._settings, lambda _: (), _no_address, load(folder, inf, 0.0) if self.count else None
+            self._settings,
+            lambda _: (),
+            _no_address,
+            load(folder, inf, 0.0) if self.count else None,
+            goes_on=self.count > 0,
         )
         self.count += 1
         self.state = run_file(self.side, folder, self._settings.policy, 3600.0)
@@ -188,6 +192,25 @@ async def test_what_waits_and_what_runs_goes_on(tmp_path: Path) -> None:
             front.settle(Finished(RequestId(name), Usage(100, 1, 0)))
         await until(lambda: runs.side.host.at_rest)
         assert runs.served() == {"ann": Tokens(400, 0, 10), "bob": Tokens(200, 0, 2)}
+
+
+async def test_what_fronts_report_is_not_added_to_the_state_directory(tmp_path: Path) -> None:
+    """A run whose predecessor could leave it nothing begins with what fronts report, and charges it once."""
+    more = {"state": str(tmp_path / "directory"), "hash_secret": "0123456789abcdef"}
+    async with runs_in(tmp_path, **more) as runs:
+        front = await runs.front(1)
+        await front.submit(request("a", "ann"))
+        front.settle(Finished(RequestId("a"), Usage(100, 7, 0)))
+        await until(lambda: runs.side.host.at_rest)
+        assert runs.side.state is not None
+        await runs.side.state.save()
+        await runs.kill()
+        (tmp_path / "run" / FILE_NAME).unlink()
+        await runs.begin(1)
+        await front.submit(request("b", "ann"))  # placed after the report
+        front.settle(Finished(RequestId("b"), Usage(100, 7, 0)))
+        await until(lambda: runs.side.host.at_rest)
+        assert runs.served() == {"ann": Tokens(200, 0, 14)}
 
 
 async def test_two_fronts_with_the_same_id_keep_their_own_requests(tmp_path: Path) -> None:
