@@ -3,8 +3,8 @@
 Policies ask one question: `match(request) -> {worker: tokens}`. There are two key spaces. For workers whose KV events
 report what they hold, and requests whose tokens are known, `token_blocks` answers. For all others, the prefix tree
 counts chunks, the mirror keeps the tree true to the engines' caches, and the tokens of a chunk are learned per model
-(`token_estimates`). Queued requests can be watched, in the tree only: `match_watch` indexes them, so that an insertion
-or an eviction names exactly the requests whose match it changes, at a cost that does not depend on how many are queued.
+(`token_estimates`). Queued requests can be watched, in the tree only: `watch_index` indexes them, so that an insertion
+or an eviction names the requests that it concerns, at a cost that does not depend on how many others are queued.
 """
 
 from collections import Counter, defaultdict
@@ -16,8 +16,10 @@ from typing import NamedTuple, Protocol
 
 from router.core.cache.cache_mirror import CacheMirror
 from router.core.cache.engine_rules import TRACK_ALL, MatchWorth, Tracking, whole_blocks
-from router.core.cache.match_watch import HeldChunks, MatchGroup, MatchWatch, Narrow, WatchIndex
+from router.core.cache.held_chunks import HeldChunks
+from router.core.cache.match_group import MatchGroup, MatchWatch, Narrow
 from router.core.cache.prefix_tree import PrefixTree
+from router.core.cache.watch_index import WatchIndex
 from router.core.kv_blocks.token_blocks import TokenBlocks
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 from router.core.model.request import Request, RequestId, WorkerId

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol, TypeVar
 
-from router.core.cache.match_watch import HeldChunks
+from router.core.cache.held_chunks import HeldChunks
 from router.core.clients.backlog import Backlog
 from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.shares import Shares

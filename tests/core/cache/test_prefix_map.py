@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.cache.match_watch import HeldChunks, MatchGroup
+from router.core.cache.held_chunks import HeldChunks
+from router.core.cache.match_group import MatchGroup
 from router.core.cache.prefix_map import Lookup, PrefixMap
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.predict.token_estimates import Estimates

@@ -7,7 +7,8 @@ from router.core.model.request import Request, WorkerId
 from router.core.policies.balance.arrival_queue import ArrivalQueue
 from router.core.policies.context import FleetView
 from router.core.policies.deficit.eligibility import Eligibility
-from router.core.policies.dlpm.home_pool import FleetLoads, HomePool, PooledRequest
+from router.core.policies.dlpm.fleet_loads import FleetLoads
+from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients
 
 K = TypeVar("K", WorkerId, str)

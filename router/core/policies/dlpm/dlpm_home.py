@@ -22,7 +22,8 @@ from router.core.policies.context import FleetView, PolicyContext
 from router.core.policies.deficit.deficits import WorkerDeficits
 from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
-from router.core.policies.dlpm.home_pool import FleetLoads, HomePool, PooledRequest
+from router.core.policies.dlpm.fleet_loads import FleetLoads
+from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, longest
 from router.core.policies.dlpm.refill_hold import AwaitingFirstToken, RefillHold
 

@@ -1,170 +1,22 @@
-"""The waiting requests of one pool, each at home at some workers or free to go to any, and its workers by load.
+"""The waiting requests of one pool, each at home at some workers or free to go to any.
 
 A request is at home at the workers that hold most of its prefix. It leaves home for good when it has waited for a
 multiple of the time that its prefix takes to compute: then any worker may take it, and at home it still goes first.
-
-The workers are kept in order of their load from the changes that the fleet reports. The order of dispatch is by
-requests in flight, and of equals the worker that was sent nothing for longest. The order in which homes are chosen also
-counts the requests that wait at home there, and of equals takes the worker that joined first.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, nsmallest
+from heapq import heappop, heappush
 from math import ceil, inf
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from router.core.cache.match_watch import HeldChunks
+from router.core.cache.held_chunks import HeldChunks
 from router.core.model.prompt_key import CHUNK_BYTES
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.context import FleetView
+from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients
-
-FEW: Final = 16
-"""This many workers or fewer are compared one by one."""
-LoadKey = tuple[int, int, WorkerId]
-"""The load, what decides between equals, and the worker."""
-
-
-class LoadOrder:
-    """Workers in the order of their keys. A change costs O(log workers), and moving their references."""
-
-    def __init__(self) -> None:
-        self._keys: dict[WorkerId, LoadKey] = {}
-        self._ordered: list[LoadKey] = []
-
-    def __iter__(self) -> Iterator[LoadKey]:
-        """Iterate in order. The order must not change meanwhile."""
-        return iter(self._ordered)
-
-    def of(self, worker: WorkerId) -> LoadKey:
-        """Return a worker's key."""
-        return self._keys[worker]
-
-    def set(self, worker: WorkerId, load: int, tie: int) -> None:
-        """Set a worker's key."""
-        key, known = (load, tie, worker), self._keys.get(worker)
-        if key != known:
-            if known is not None:
-                del self._ordered[bisect_left(self._ordered, known)]
-            self._keys[worker] = key
-            insort(self._ordered, key)
-
-    def remove(self, worker: WorkerId) -> None:
-        """Remove a worker, if it is there."""
-        if (key := self._keys.pop(worker, None)) is not None:
-            del self._ordered[bisect_left(self._ordered, key)]
-
-    def with_load(self, load: int) -> list[WorkerId]:
-        """Return the workers with exactly this load."""
-        ordered = self._ordered
-        start, end = bisect_left(ordered, (load,)), bisect_left(ordered, (load + 1,))
-        return [worker for _, _, worker in ordered[start:end]]
-
-    def least(self, wanted: Callable[[WorkerId], bool], count: int) -> list[WorkerId]:
-        """Return the first of the wanted workers, at most `count`."""
-        found: list[WorkerId] = []
-        for _, _, worker in self._ordered:
-            if wanted(worker):
-                found.append(worker)
-                if len(found) == count:
-                    break
-        return found
-
-
-@dataclass(slots=True)
-class PoolWorker:
-    """A worker of the pool."""
-
-    joined: int
-    """Its number in the order in which workers joined the fleet."""
-    added: int
-    """The same for the pool, which a worker leaves when it is ejected."""
-    at_home: int = 0
-    """The requests that wait at home there."""
-    last_dispatch: int = 0
-    """The number of the last request dispatched there, counted over all workers."""
-
-
-class FleetLoads:
-    """The loads of a pool's workers."""
-
-    def __init__(self, view: FleetView) -> None:
-        self._view = view
-        self._workers: dict[WorkerId, PoolWorker] = {}
-        self._with_room = LoadOrder()
-        self._by_homes = LoadOrder()
-        self._longest_homes = LoadOrder()
-        self._dispatches = self._added = 0
-
-    def add(self, worker: WorkerId) -> None:
-        """Add a worker, with nothing at home there."""
-        self._added += 1
-        self._workers[worker] = PoolWorker(self._view.joined(worker), self._added)
-        self._update(worker)
-
-    def remove(self, worker: WorkerId) -> None:
-        """Remove a worker."""
-        del self._workers[worker]
-        self._with_room.remove(worker)
-        self._by_homes.remove(worker)
-        self._longest_homes.remove(worker)
-
-    def dispatched(self, worker: WorkerId) -> None:
-        """Note that a request is sent to a worker. The fleet then reports its load as changed."""
-        self._dispatches += 1
-        self._workers[worker].last_dispatch = self._dispatches
-
-    def add_at_home(self, worker: WorkerId, change: int) -> None:
-        """Note that this many more requests wait at home at a worker; negative if fewer. Ignored once it is removed."""
-        if (entry := self._workers.get(worker)) is None:
-            return
-        entry.at_home += change
-        self._by_homes.set(worker, entry.at_home + self._view.in_flight(worker), entry.joined)
-        if entry.at_home:
-            self._longest_homes.set(worker, -entry.at_home, entry.added)
-        else:
-            self._longest_homes.remove(worker)
-
-    @property
-    def with_room(self) -> LoadOrder:
-        """The workers with room for any request, by requests in flight; of equals, the one that waited longest."""
-        self._take_changes()
-        return self._with_room
-
-    @property
-    def longest_home_without_room(self) -> WorkerId | None:
-        """The worker without room at which most requests wait at home; None if none wait at any."""
-        with_room = self._view.with_room
-        return next(iter(self._longest_homes.least(lambda worker: worker not in with_room, 1)), None)
-
-    def least_loaded(
-        self, workers: Mapping[WorkerId, object], besides: Mapping[WorkerId, object], count: int
-    ) -> Iterable[WorkerId]:
-        """Return those of these workers, `besides` others, that have the lowest load with what waits at home there."""
-        self._take_changes()
-        if len(workers) > FEW:
-            return self._by_homes.least(lambda worker: worker in workers and worker not in besides, count)
-        keys = [self._by_homes.of(worker) for worker in workers if worker not in besides]
-        return [worker for _, _, worker in nsmallest(count, keys)]
-
-    def _take_changes(self) -> None:
-        for worker in self._view.take_changed_loads():
-            if worker in self._workers:
-                self._update(worker)
-
-    def _update(self, worker: WorkerId) -> None:
-        entry = self._workers[worker]
-        in_flight = self._view.with_room.get(worker)
-        if in_flight is None:
-            in_flight = self._view.in_flight(worker)
-            self._with_room.remove(worker)
-        else:
-            self._with_room.set(worker, in_flight, entry.last_dispatch)
-        self._by_homes.set(worker, entry.at_home + in_flight, entry.joined)
-
 
 _arrival = attrgetter("arrival")
 _size = attrgetter("size")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.match_watch import HeldChunks
+from router.core.cache.held_chunks import HeldChunks
 from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.balance.arrival_queue import ArrivalQueue, oldest
 from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH_AND_SPARSE, ROUND_ROBIN_CLASSES

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core.model.request import WorkerId
 from router.core.policies.context import FleetView
-from router.core.policies.dlpm.home_pool import FEW, FleetLoads
+from router.core.policies.dlpm.fleet_loads import FEW, FleetLoads
 
 WORKERS = [WorkerId(f"w{number}") for number in range(FEW + 2)]
 workers = st.sampled_from(WORKERS[:5])

@@ -1,0 +1,46 @@
+"""How far workers hold the prompts of one request."""
+
+from collections.abc import Mapping
+
+from router.core.model.request import WorkerId
+
+
+class HeldChunks:
+    """How many chunks of a request's prompts each worker holds. Never changes."""
+
+    __slots__ = ("_among", "_at_least", "by_worker", "least", "most")
+
+    def __init__(self, by_worker: Mapping[WorkerId, int]) -> None:
+        """`by_worker`: without the workers that hold none."""
+        self.by_worker = by_worker
+        self.most = max(by_worker.values(), default=0)
+        self.least = min(by_worker.values(), default=0)
+        """The fewest that a worker holds which holds any; 0 if there is none."""
+        self._at_least: dict[int, Mapping[WorkerId, int]] = {}
+        """Answers of `at_least`, because requests of one group ask alike."""
+        self._among: tuple[object, HeldChunks | None] | None = None
+        """The same for the latest workers of `among`; None for this object itself, as a cycle would outlive it."""
+
+    def at(self, worker: WorkerId) -> int:
+        """Return how many chunks this worker holds."""
+        return self.by_worker.get(worker, 0)
+
+    def at_least(self, chunks: int) -> Mapping[WorkerId, int]:
+        """Return the workers that hold at least this many chunks, at least 1."""
+        if chunks <= self.least:
+            return self.by_worker
+        found = self._at_least.get(chunks)
+        if found is None:
+            found = {worker: held for worker, held in self.by_worker.items() if held >= chunks}
+            self._at_least[chunks] = found
+        return found
+
+    def among(self, workers: Mapping[WorkerId, object]) -> "HeldChunks":
+        """Return what these workers hold; the mapping must not change."""
+        if self._among is None or self._among[0] is not workers:
+            if self.by_worker.keys() <= workers.keys():
+                self._among = workers, None
+            else:
+                held = {worker: chunks for worker, chunks in self.by_worker.items() if worker in workers}
+                self._among = workers, HeldChunks(held)
+        return self._among[1] or self
