@@ -224,6 +224,9 @@ class SessionGate(Policy):
 
     def call_ended(self, request: Request, now: float) -> None:
         self.inner.call_ended(request, now)
+        client = self._clients.get(request.client)
+        if client is not None and client.spent:  # it may have more service by now than one that waits
+            self._changed = True
         session = self._sessions.pop(request.id, None)
         if session is None:
             return

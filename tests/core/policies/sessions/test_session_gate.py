@@ -101,6 +101,20 @@ def test_a_spent_turn_gives_way_to_a_client_with_less_service() -> None:
     assert scene.gate.places.losses[Loss.TURN] == 1
 
 
+def test_service_beside_its_sessions_counts_where_a_turn_is_spent() -> None:
+    """A client with a spent turn loses that place once it has been served more than the one that waits, also by calls
+    that belong to no session.
+    """
+    scene = GatedScene(kv_chunks=10, parameters=replace(SMALL, grace=64, turn=0.1))
+    spends, waits = scene.call("ada", "aaaaaa", "one"), scene.call("bob", "bbbbbb", "two")
+    scene.answer(scene.call("bob", "b"), output=100)
+    scene.answer(spends, output=20)
+    assert scene.is_paused(waits)
+    scene.answer(scene.call("ada", "a"), output=200)
+    assert scene.worker_of(waits) == W1
+    assert scene.gate.places.losses[Loss.TURN] == 1
+
+
 def test_the_client_with_the_least_service_is_next() -> None:
     """Of the waiting sessions, the oldest one of the client that was served least goes first."""
     scene = GatedScene(kv_chunks=10)
