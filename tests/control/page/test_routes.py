@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Message
 from yarl import URL
 
-from router.control.page.routes import FILES
+from router.control.page.routes import FILES, PageFiles
 from router.errors import Unauthorized
 from tests.support.running import RunningRouter, chat, running_router
 from tests.support.scripted_engine import scripted_engine
@@ -113,6 +114,36 @@ async def test_the_page_runs_no_foreign_code_and_reaches_no_other_host() -> None
                 assert "default-src 'none'" in policy
                 assert "unsafe" not in policy
                 assert response.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_file_is_read_whole_before_its_answer_begins() -> None:
+    """Even the largest goes out as one message, so no file stays open when a reader leaves in the middle."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()  # the reader stays
+        raise AssertionError
+
+    path = "/uplot/uPlot.esm.js"
+    scope = {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": [], "extensions": {}}
+    await PageFiles(directory=FILES, html=True)(scope, receive, send)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[1]["body"] == (FILES / "uplot" / "uPlot.esm.js").read_bytes()
+
+
+async def test_an_unchanged_file_is_not_sent_again() -> None:
+    """A browser that names the version it has is told that this is still the one; HEAD brings the headers alone."""
+    async with running_router(NOBODY) as router:
+        async with router.http.get("/ui/main.js") as response:
+            whole, etag = await response.read(), response.headers["etag"]
+        async with router.http.get("/ui/main.js", headers={"if-none-match": etag}) as response:
+            assert (response.status, await response.read()) == (304, b"")
+        async with router.http.head("/ui/main.js") as response:
+            assert (response.status, await response.read()) == (200, b"")
+            assert int(response.headers["content-length"]) == len(whole)
 
 
 @pytest.mark.parametrize("path", ["/ui/none.js", "/ui/../routes.py", "/ui/%2e%2e/routes.py", "/ui/uplot"])
