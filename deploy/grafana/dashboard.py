@@ -424,8 +424,8 @@ ROUTER: Final = Row(
         ),
         Panel(
             "Jain's index",
-            "Jain's index of service per weight over the last minute, of clients that waited: 1 if service is equal, "
-            "1/n if one of n clients has all.",
+            "Jain's index of service per weight over the last minute, of clients that waited for half of it or longer: "
+            "1 if service is equal, 1/n if one of n clients has all. Without such clients there is none.",
             "percentunit",
             (Query("min by (instance) (d2lpm_jain_index)", "{{instance}}"),),
             axis_max=1,

@@ -55,7 +55,7 @@ class FairnessSample:
     time: float
     """Seconds since 1970."""
     jain: float | None
-    """Jain's index of service per weight over the clients that waited; None without any."""
+    """Jain's index of service per weight over the clients with a lasting backlog; None without any."""
     clients: dict[ClientId, ClientSample]
     gaps: dict[WorkerId, float | None]
     """Service gap of each worker, in cost units per weight; None where nothing bounds it."""

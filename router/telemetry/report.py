@@ -213,7 +213,8 @@ class FairnessReport:
     policy: str
     """The scheduling policy."""
     jain: float | None
-    """Jain's index of service per weight, of the clients that waited in the last minute; None without any."""
+    """Jain's index of service per weight in the last minute, of clients backlogged for half of it or longer; None
+    without any."""
     clients: dict[ClientId, ClientReport]
     """The clients that the router remembers."""
     forgotten: Service

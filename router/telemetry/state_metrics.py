@@ -255,7 +255,10 @@ class StateCollector(Collector):
         report = self.report
         if report is None:
             return
-        jain = GaugeMetricFamily("d2lpm_jain_index", "Jain's index of service per weight, of the backlogged clients.")
+        jain = GaugeMetricFamily(
+            "d2lpm_jain_index",
+            "Jain's index of service per weight, of clients that waited for half of the last minute or longer.",
+        )
         if report.jain is not None:
             jain.add_metric((), report.jain)
         yield jain

@@ -22,8 +22,8 @@ interval for its client.
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from math import ceil
-from typing import NamedTuple
+from math import ceil, floor
+from typing import Final, NamedTuple
 
 from router.core.clients.shares import Shares
 from router.core.clients.turns import MINUTE, MinuteSums, Turns
@@ -166,6 +166,10 @@ def _add(total: Outstanding, request: Outstanding, sign: int) -> None:
     total.requests += sign * request.requests
 
 
+LASTING: Final = 0.5
+"""The part of the last minute for which a client must have been backlogged to count in Jain's index. A client that asks
+for less than its share waits for moments, is served less than others, and has no right to more.
+"""
 WAITS_KEPT = 256
 """Waiting times kept per client for its percentiles."""
 
@@ -191,18 +195,50 @@ def percentile(values: Iterable[float], share: float) -> float | None:
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None
 
 
+class RecentBacklog:
+    """For how long one client was backlogged in the last minute."""
+
+    __slots__ = ("_seconds", "_since")
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        """When the present backlog began; None if the client is not backlogged."""
+        self._seconds: MinuteSums | None = None
+        """Seconds of earlier backlogs, as the first sum; None before the first, as most clients never wait."""
+
+    def began(self, now: float) -> None:
+        """Begin a backlog."""
+        self._since = now
+
+    def ended(self, now: float) -> None:
+        """End the present backlog."""
+        since, self._since = self._since, None
+        if since is None or since == now:
+            return
+        seconds = self._seconds = self._seconds or MinuteSums()
+        begin = max(since, now - MINUTE)
+        while begin < now:
+            end = min(now, floor(begin) + 1.0)
+            seconds.add(end - begin, 0.0, begin)
+            begin = end
+
+    def seconds(self, now: float) -> float:
+        """Return for how many seconds of the last minute the client was backlogged."""
+        present = 0.0 if self._since is None else min(MINUTE, now - self._since)
+        return present if self._seconds is None else present + self._seconds.totals(now)[0]
+
+
 class RecentService(MinuteSums):
-    """One client's service in the last minute, and whether it was backlogged then.
+    """One client's service in the last minute, and for how long it was backlogged then.
 
     The sums are of service divided by the client's weight at that time, and of service, in cost units.
     """
 
-    __slots__ = ("backlogged_until",)
+    __slots__ = ("backlog",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.backlogged_until: float | None = None
-        """When the client was last backlogged; infinite while it is backlogged, None if it never was."""
+        self.backlog = RecentBacklog()
 
     def per_weight(self, now: float) -> float:
         """Return the service of the last minute, each part divided by the client's weight at that time."""
@@ -226,25 +262,28 @@ class Fairness:
         self._queues: dict[ClientId, int] = {}
         self._granted = 0.0
         self._alike = True
+        self._began: float | None = None
+        """When the first request came; None before."""
         self.turns = Turns()
         """Requests are reported to it directly: when they arrive, are answered, and end."""
 
-    def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
+    def backlog_began(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
         self._gaps[queue].backlog_began(client)
-        self._queues[client] = self._queues.get(client, 0) + 1
-        self._recent[client].backlogged_until = float("inf")
+        self._began = now if self._began is None else self._began
+        queues = self._queues[client] = self._queues.get(client, 0) + 1
+        if queues == 1:
+            self._recent[client].backlog.began(now)
 
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
         self._gaps[queue].backlog_ended(client)
         self._queues[client] -= 1
         if not self._queues[client]:
             del self._queues[client]
-            self._recent[client].backlogged_until = now
+            self._recent[client].backlog.ended(now)
 
     def passed_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
         """Record that the client was backlogged, for no time at all: no gap can open in it."""
-        if client not in self._queues:
-            self._recent[client].backlogged_until = now
+        self._began = now if self._began is None else self._began
 
     def request_dispatched(self, request: Request, worker: WorkerId, outstanding: Outstanding, waited: float) -> None:
         """Record that a request left its queue after `waited` seconds."""
@@ -326,12 +365,17 @@ class Fairness:
         return 0.0 if recent is None else min(1.0, max(0.0, recent.cost(now) / whole))
 
     def jain(self, now: float) -> float | None:
-        """Return Jain's index over the service per weight of clients that were backlogged in the last minute."""
+        """Return Jain's index over the service per weight of the clients that were backlogged for at least half of the
+        last minute (`LASTING`), or of the time since the first request, if that is shorter.
+
+        None without such clients, or if they were served nothing.
+        """
+        lasting = 0.0 if self._began is None else LASTING * min(MINUTE, now - self._began)
         return jain_index(
             [
                 max(0.0, recent.per_weight(now))
                 for recent in self._recent.values()
-                if recent.backlogged_until is not None and recent.backlogged_until >= now - MINUTE
+                if (seconds := recent.backlog.seconds(now)) > 0.0 and seconds >= lasting
             ]
         )
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.clients.fairness import WAITS_KEPT, Fairness, Outstanding, RecentService, jain_index, percentile
+from router.core.clients.fairness import (
+    WAITS_KEPT,
+    Fairness,
+    Outstanding,
+    RecentBacklog,
+    RecentService,
+    jain_index,
+    percentile,
+)
 from router.core.clients.shares import Shares
 from router.core.clients.turns import MINUTE
 from router.core.fleet.window import FixedWindow
@@ -70,16 +78,45 @@ def test_recent_service_is_that_of_the_last_minute(steps: list[tuple[float, int]
     assert recent.per_weight(now) == recent.cost(now) / 2
 
 
-def test_jain_covers_clients_backlogged_in_the_last_minute() -> None:
-    """Clients that never waited, or waited longer ago, do not count."""
+def test_jain_covers_clients_with_a_lasting_backlog() -> None:
+    """Only clients that were backlogged for half of the last minute count."""
     fairness = backlogged(ADA, BOB)
     for client, service in ((ADA, 30), (BOB, 10), (ClientId("never waited"), 1000)):
         fairness.add_service(request(client), W1, service, 1.0)
     assert fairness.jain(2.0) == pytest.approx(jain_index([30, 10]))
-    fairness.backlog_ended(W1, BOB, 3.0)
-    assert fairness.jain(50.0) == pytest.approx(jain_index([30, 10]))
+    fairness.backlog_ended(W1, BOB, 31.0)
+    assert fairness.jain(60.0) == pytest.approx(jain_index([30, 10]))
     fairness.add_service(request(ADA), W1, 30, 60.0)
-    assert fairness.jain(3.0 + MINUTE + 1) == 1
+    assert fairness.jain(63.0) == 1
+
+
+def test_clients_that_seldom_ask_do_not_count_in_jain() -> None:
+    """A thousand clients that wait for moments do not change the index of those that wait all the time."""
+    fairness = backlogged(ADA, BOB)
+    for n in range(1000):
+        seldom, now = ClientId(f"seldom {n}"), 10.0 + n / 100
+        fairness.backlog_began(W1, seldom, now)
+        fairness.backlog_ended(W1, seldom, now + 0.5)
+    for client, service in ((ADA, 30), (BOB, 10)):
+        fairness.add_service(request(client), W1, service, 21.0)
+    assert fairness.jain(30.0) == pytest.approx(jain_index([30, 10]))
+
+
+@given(st.lists(st.tuples(st.floats(0, 90), st.floats(0, 90)), max_size=20), st.floats(0, 90))
+def test_backlogs_of_the_last_minute_are_added_up(spans: list[tuple[float, float]], later: float) -> None:
+    """The seconds of a client's backlogs are those within the last minute, but for the one in which it begins."""
+    recent, now, history = RecentBacklog(), 0.0, []
+    for pause, length in spans:
+        recent.began(now + pause)
+        history.append((now + pause, now + pause + length))
+        now += pause + length
+        recent.ended(now)
+    recent.began(now)
+    history.append((now, now + later))
+    now += later
+    certain = sum(max(0.0, end - max(begin, now - MINUTE + 1)) for begin, end in history)
+    possible = sum(max(0.0, end - max(begin, now - MINUTE - 1)) for begin, end in history)
+    assert certain - 1e-6 <= recent.seconds(now) <= possible + 1e-6
 
 
 def test_a_client_is_backlogged_while_it_waits_in_any_queue() -> None:
@@ -97,7 +134,7 @@ def test_service_counts_per_weight() -> None:
     fairness.add_service(request(ADA), W1, 30, 0.0)
     fairness.add_service(request(BOB, weight=2.0), W1, 60, 0.0)
     assert fairness.gap(W1) == 0
-    assert fairness.jain(0.0) == pytest.approx(1)
+    assert fairness.jain(1.0) == pytest.approx(1)
 
 
 def test_each_worker_has_its_own_gap() -> None:

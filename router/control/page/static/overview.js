@@ -36,7 +36,7 @@ export class Overview {
   #requests = chart("requests", { unit: "requests", format: compact, tick: compact, whole: true, empty: "No request yet." });
   #hits = chart("hits", { unit: "% of input", format: percent, tick: wholePercent, range: [0, 1], empty: "No answer has reported its cached tokens yet." });
   #gap = chart("gap", { unit: "cost units", format: compact, tick: short, empty: NO_BOUND });
-  #jain = chart("jain", { unit: "index", format: twoDigits, tick: twoDigits, range: [0, 1], empty: "No client has waited in the last minute." });
+  #jain = chart("jain", { unit: "index", format: twoDigits, tick: twoDigits, range: [0, 1], empty: "No client has waited for half of a minute." });
 
   /** Show a frame, and the samples of the span chosen. */
   show(frame, samples) {
@@ -98,7 +98,7 @@ export class Overview {
     const hit = hitRates(samples).actual.at(-1);
     const { waits } = fairness;
     const tiles = [
-      ["Jain's index", fairness.jain === null ? "–" : twoDigits(fairness.jain), fairness.jain === null ? "nobody waits" : "of service per weight"],
+      ["Jain's index", fairness.jain === null ? "–" : twoDigits(fairness.jain), fairness.jain === null ? "nobody waits long" : "of service per weight"],
       ["Clients", compact(totals.open), `with open requests, of ${compact(totals.clients)}`],
       ["Waiting", compact(totals.queued), `longest for ${seconds(waits.waiting_s)}`],
       ["Running", compact(totals.running), `at ${count(up, "worker")}`],
