@@ -28,6 +28,7 @@ POLICIES: Final[Mapping[str, Look]] = {
     "d2lpm": Look(BLUE, "o"),
     "dlpm": Look(BLUE, "o"),
     "dlpm_home": Look(GREEN, "s"),
+    "dlpm_home plain": Look(BLUE, "D", "--"),
     "dlpm_balance": Look(BLUE, "o"),
     "lpm": Look(ORANGE, "^"),
     "lpm 128": Look(BROWN, "<", "--"),

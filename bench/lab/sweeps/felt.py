@@ -20,12 +20,16 @@ from bench.report.unserved import longest_unserved, never_served
 from bench.sim.scenario import Scenario
 from bench.workloads.parts.traffic import Outcome, Workload
 from router.core.clients.fairness import jain_index
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PLAIN: Final = DlpmHomeParameters(round_seconds=0.0, overdue_after=0.0, isolation=0.0, head_start=2_000.0)
+"""Algorithm 1 alone, which was the default once: rounds without a limit, nobody overdue, no refill delayed."""
 CONTENDERS: Final[Mapping[str, Contender]] = {
     "dlpm_home": Contender("dlpm_home"),
+    "dlpm_home plain": Contender("dlpm_home", PLAIN),
     "d2lpm": Contender("d2lpm"),
     "vtc": Contender("vtc"),
     "cache_aware": Contender("cache_aware"),
