@@ -37,7 +37,7 @@ from router.errors import WorkerBroke
 from router.kv_events.stream import EventStream, FaultLog, StreamLimits
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.kv_endpoints import READERS, KvPublisher
-from router.upstream.poll_client import fetch, polling_client
+from router.upstream.polling.poll_client import fetch, polling_client
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from router.core.model.events import Arrived, Cancelled, Failed, Finished
 from router.core.model.request import RequestId
 from router.errors import WorkerBroke
 from router.upstream.connections import ConnectedWorker, WorkerConnections
-from router.upstream.poll_client import fetch, polling_client
+from router.upstream.polling.poll_client import fetch, polling_client
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from router.upstream.discovery.kubernetes import KubernetesWatch, kubernetes_api
 from router.upstream.discovery.sources import Discovery, DnsSource, FileSource, Resolve, WorkerSource, read_workers
 from router.upstream.flag_check import FlagWarnings
 from router.upstream.flag_rules import RouterNeeds
-from router.upstream.poller import Poller
+from router.upstream.polling.poller import Poller
 from router.upstream.ranks.rank_rules import RankRules
 from router.upstream.worker_registry import OperatorChanges, WorkerDrain, WorkerRegistry, endpoint_of
 

@@ -36,7 +36,7 @@ from router.upstream.flag_rules import (
     handoff_findings,
     role_finding,
 )
-from router.upstream.poll_client import fetch, fetch_any_status, polling_client
+from router.upstream.polling.poll_client import fetch, fetch_any_status, polling_client
 from router.upstream.ranks.rank_rules import RankRules
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from router.core.model.request import Connector, Role, WorkerId
 from router.errors import UnknownWorker, WorkerExists
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.kv_endpoints import KvPublisher
-from router.upstream.poller import Poller
+from router.upstream.polling.poller import Poller
 
 
 class WorkerDrain:

@@ -24,7 +24,7 @@ from router.upstream.flag_rules import (
     handoff_findings,
     tier_findings,
 )
-from router.upstream.poll_client import polling_client
+from router.upstream.polling.poll_client import polling_client
 from tests.support.running import running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine, usage
 from tests.support.workers_http import worker

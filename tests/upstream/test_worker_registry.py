@@ -7,7 +7,7 @@ import pytest
 from router.config.settings import Settings, WorkerAddress
 from router.core.model.request import WorkerId
 from router.upstream.directory import WorkerDirectory
-from router.upstream.poller import Poller
+from router.upstream.polling.poller import Poller
 from router.upstream.worker_registry import OperatorChanges, WorkerDrain, WorkerRegistry, endpoint_of
 
 SOURCE = "a file"

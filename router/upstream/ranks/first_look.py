@@ -9,7 +9,7 @@ import httpx
 from router.errors import WorkerBroke
 from router.upstream.dialects import MODELS_PATH, EngineInfo, detect_dialect, read_engine_info, reported_ranks
 from router.upstream.directory import WorkerEndpoint
-from router.upstream.poll_client import fetch, polling_client
+from router.upstream.polling.poll_client import fetch, polling_client
 from router.upstream.ranks.rank_rules import RankRules
 
 LOOK_SECONDS: Final = 2.0

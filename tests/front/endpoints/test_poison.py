@@ -14,7 +14,7 @@ from router.core.model.request import WorkerId
 from router.errors import BadRequest
 from router.upstream.dialects import read_vocabulary
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.poller import WorkerProbe
+from router.upstream.polling.probe import WorkerProbe
 from router.upstream.ranks.rank_rules import RankRules
 from tests.support.running import CHAT, COMPLETIONS, chat, running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine

@@ -13,7 +13,7 @@ from router.core.model.events import Event, WorkerAnswered, WorkerJoined, Worker
 from router.core.model.request import Takes, WorkerId
 from router.upstream.dialects import LOADS_PATH, SGLANG, VLLM, pages_by_rank, reported_ranks
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.poller import WorkerProbe
+from router.upstream.polling.probe import WorkerProbe
 from router.upstream.ranks.barrier_health import BarrierHealth
 from router.upstream.ranks.rank_rules import RankRules
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine

@@ -22,8 +22,9 @@ from router.core.model.events import (
 from router.core.model.request import Connector, Role, WorkerId
 from router.errors import WorkerBroke
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.poll_client import MAX_ANSWER_BYTES
-from router.upstream.poller import MISSED_POLLS, POLLS_PER_MODEL_LIST, Poller, WorkerProbe
+from router.upstream.polling.poll_client import MAX_ANSWER_BYTES
+from router.upstream.polling.poller import Poller
+from router.upstream.polling.probe import MISSED_POLLS, POLLS_PER_MODEL_LIST, WorkerProbe
 from router.upstream.ranks.rank_rules import RankRules
 from tests.support.scripted_engine import VLLM_METRICS, ScriptedEngine, scripted_engine
 
