@@ -558,7 +558,10 @@ async def emulated(connector: str, prefill: int = 1, decode: int = 1) -> AsyncIt
 
     A call that the other one has left waits for five minutes and more.
     """
-    dialect: dict[str, str] = {"dialect": "sglang"} if connector == "sglang" else {"connector": "mooncake"}
+    dialect: dict[str, Any] = {"dialect": "sglang"} if connector == "sglang" else {"connector": "mooncake"}
+    # A prefill call that is cut in the moment in which its prompt is computed leaves it held until this time is over,
+    # as with real engines, which wait for five to eight minutes.
+    dialect |= {"transfer_timeout": 30.0}
     with ExitStack() as stack:
         first = [stack.enter_context(worker(role="prefill", model="m", **dialect)) for _ in range(prefill)]
         second = [stack.enter_context(worker(role="decode", model="m", **dialect)) for _ in range(decode)]
