@@ -178,6 +178,8 @@ class _Run:
             "Content-Type": "application/json",
             "X-Request-Id": live.id,
         }
+        if live.call.session is not None:
+            headers["X-Session-Id"] = live.call.session
         async with self._http.post(load.base + completions.PATH, data=body, headers=headers) as response:
             if response.status != 200:
                 outcome = self._failed(await _error_text(response))

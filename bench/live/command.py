@@ -1,10 +1,10 @@
 """Drive an OpenAI-compatible server over HTTP with the simulator's workloads, and report as the simulator does.
 
 Every client has its own API key and `user`, so that a router can tell clients apart. Prompts are token ids. An answer
-that is repeated in a later prompt is replaced there by the same number of other ids, so no cache holds that part.
-`--speed F` is for emulated workers whose clock runs F times faster: calls are sent F times faster, and all reported
-times are by that clock. The report leaves out what only engines and the router know; it has no workers. Ctrl-C ends the
-load and prints the report so far.
+that is repeated in a later prompt is replaced there by the same number of other ids, so no cache holds that part. Calls
+of an agent session name it in `X-Session-Id`. `--speed F` is for emulated workers whose clock runs F times faster:
+calls are sent F times faster, and all reported times are by that clock. The report leaves out what only engines and the
+router know; it has no workers. Ctrl-C ends the load and prints the report so far.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import uvloop
 from bench.report.exits import INTERRUPTED, refuse
 from bench.report.progress import ProgressBar
 from bench.workloads.parts.spec import parse_spec
+from bench.workloads.recorded.sessions import KIND, parse_recorded
+from bench.workloads.recorded.traces import READERS, TraceError
 from bench.workloads.registry import WORKLOADS
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="address of the server, for example http://127.0.0.1:8000")
     parser.add_argument(
         "--workload", default="chat", metavar="W", help=f"one of {', '.join(WORKLOADS)} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="KIND:FILE",
+        help=f"replay a public trace instead, as `simulate` does; KIND is one of {', '.join(READERS)}, {KIND}",
     )
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="length of the load, by the servers' clock (default: %(default)s)"
@@ -74,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
     bar = ProgressBar(sys.stderr, "s")
     try:
         ended = uvloop.run(run_load(read_load(options), lambda now: bar.show(now, options.seconds)))
-    except (ValueError, LoadError) as error:
+    except (ValueError, TraceError, LoadError) as error:
         refuse("load", str(error))
     finally:
         bar.close()
@@ -91,7 +98,7 @@ def read_load(options: argparse.Namespace) -> "LiveLoad":
 
     return LiveLoad(
         url=options.url,
-        workload=parse_spec(options.workload, WORKLOADS),
+        workload=parse_spec(options.workload, WORKLOADS) if options.trace is None else parse_recorded(options.trace),
         seconds=options.seconds,
         warmup=options.warmup,
         seed=options.seed,

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from .environment import is_complete
-from .fleet import ENGINE_START_SECONDS, FLEETS, NARROW, Engine, Load, Router, make_model
+from .fleet import FLEETS, NARROW, ROUTER_START_SECONDS, Engine, Load, Router, make_model, running
 from .processes import Server, wait_until
 
 StartRouter = Callable[..., Router]
 """Starts a router, given its name, its engines, and flags."""
 HERE = Path(__file__).parent
-ROUTER_START_SECONDS = 60.0
 HEALTHY_SECONDS = 60.0
 USUAL_FLEETS = "vllm", "sglang"
 SERVERS: pytest.StashKey[list[Server]] = pytest.StashKey()
@@ -100,14 +99,10 @@ def running_fleet(fleet: str, servers: list[Server], model: Path, logs: Path) ->
     engines = FLEETS[fleet].engines(fleet, model, logs)
     servers.extend(engines)
     try:
-        for engine in engines:
-            engine.start()
-        for engine in engines:
-            engine.wait_ready(engine.ready_path, ENGINE_START_SECONDS)
-        yield engines
+        with running(engines):
+            yield engines
     finally:
         for engine in engines:
-            engine.kill()  # an SGLang asked to end takes longer than the timeout for it
             servers.remove(engine)
 
 

@@ -4,7 +4,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -32,6 +33,7 @@ SETTLED_SECONDS = 20.0
 """Timeout for the router to count nothing more after the last answer."""
 ENGINE_START_SECONDS = 600.0
 """A bound: half a minute is usual on two idle cores, alone or two at a time; three minutes were seen on busy ones."""
+ROUTER_START_SECONDS = 60.0
 WIDE_SEQUENCES = 40
 """Batch of an engine in a wide fleet: all streams of a test, including those of a killed engine."""
 SMALL_TOKENS = 299 * BLOCK_TOKENS
@@ -131,6 +133,21 @@ class Engine(Server):
     def flush(self) -> None:
         """Empty its cache; the engine must be idle."""
         raise NotImplementedError
+
+
+@contextmanager
+def running(engines: Iterable[Engine]) -> Iterator[None]:
+    """Start engines side by side, and stop them at the end."""
+    each = tuple(engines)
+    try:
+        for engine in each:
+            engine.start()
+        for engine in each:
+            engine.wait_ready(engine.ready_path, ENGINE_START_SECONDS)
+        yield
+    finally:
+        for engine in each:
+            engine.kill()  # an SGLang asked to end takes longer than the timeout for it
 
 
 class VllmEngine(Engine):
@@ -325,3 +342,18 @@ class Router(Server):
         """Return what a client has been charged so far: extend, cached and output tokens, and their cost."""
         clients = mapped(self.get("/fairness")["clients"])
         return mapped(mapped(clients[client])["service"])
+
+
+@contextmanager
+def running_routers(routers: Iterable[Router]) -> Iterator[None]:
+    """Start routers side by side, and stop them at the end."""
+    each = tuple(routers)
+    try:
+        for router in each:
+            router.start()
+        for router in each:
+            router.wait_ready("/ready", ROUTER_START_SECONDS)
+        yield
+    finally:
+        for router in each:
+            router.stop()

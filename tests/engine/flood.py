@@ -21,8 +21,7 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -31,7 +30,7 @@ import aiohttp
 import orjson
 
 from .environment import is_complete
-from .fleet import ENGINE_START_SECONDS, Engine, Load, Router, VllmEngine, make_model
+from .fleet import Engine, Load, Router, VllmEngine, make_model, running, running_routers
 from .processes import wait_until
 from .wire import COMPLETIONS, WORKER_KEY, Json
 
@@ -193,40 +192,6 @@ def ratios(ours: Sequence[Shown], theirs: Sequence[Shown]) -> str:
     return f"{'isolated / not':28}" + "".join(cells)
 
 
-@contextmanager
-def engines(folder: Path) -> Iterator[tuple[Engine, Engine]]:
-    """Start two engines with room for all calls."""
-    model = make_model()
-    pair = tuple(VllmEngine(name, model, folder / name, FLAGS) for name in ("first", "second"))
-    try:
-        for engine in pair:
-            engine.start()
-        for engine in pair:
-            engine.wait_ready(engine.ready_path, ENGINE_START_SECONDS)
-        yield pair[0], pair[1]
-    finally:
-        for engine in pair:
-            engine.stop()
-
-
-@contextmanager
-def routers(pair: Sequence[Engine], folder: Path) -> Iterator[tuple[Router, Router]]:
-    """Start a router that never delays a refill, and one with default settings."""
-    both = (
-        Router("router without isolation", pair, ("--dlpm-home.isolation=0", *ROUTER_FLAGS), folder / "without"),
-        Router("router", pair, ROUTER_FLAGS, folder / "with"),
-    )
-    try:
-        for each in both:
-            each.start()
-        for each in both:
-            each.wait_ready("/ready", 20.0)
-        yield both
-    finally:
-        for each in both:
-            each.stop()
-
-
 class Measurement:
     """Turns with the same engines."""
 
@@ -250,7 +215,11 @@ def measure(pair: Sequence[Engine], folder: Path, askers: Sequence[Asker], turns
     alone = [asker for asker in askers if asker.name != "flood"]
     print(row("no flood, no router", [measurement.turn(direct, alone)]), flush=True)
     print(row("flood, no router", [measurement.turn(direct, askers)]), flush=True)
-    with routers(pair, folder) as both:
+    both = (
+        Router("router without isolation", pair, ("--dlpm-home.isolation=0", *ROUTER_FLAGS), folder / "without"),
+        Router("router", pair, ROUTER_FLAGS, folder / "with"),
+    )
+    with running_routers(both):
         shown: list[list[Shown]] = [[], []]
         for _ in range(turns):
             for router, each in zip(both, shown, strict=True):
@@ -275,8 +244,11 @@ def main() -> None:
     assert is_complete(), "there is no engine environment; `make test-engine` makes it"
     honest = [Asker(f"honest {number}", given.chats, given.input, given.output) for number in range(HONEST)]
     askers = [Asker("flood", given.long, 8000, 16), *honest, Asker("light", 1, 100, 20, think=0.2)]
-    with tempfile.TemporaryDirectory() as temporary, engines(Path(temporary)) as pair:
-        measure(pair, Path(temporary), askers, given.turns, given.seconds)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        pair = [VllmEngine(name, make_model(), folder / name, FLAGS) for name in ("first", "second")]
+        with running(pair):
+            measure(pair, folder, askers, given.turns, given.seconds)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -83,15 +84,16 @@ async def test_a_call_is_recorded_as_its_client_saw_it() -> None:
 
 
 async def test_the_server_gets_what_the_workload_asks() -> None:
-    """Prompt and length are unchanged, key and `user` name the client, and all token ids are in the vocabulary."""
+    """Prompt and length are unchanged, client and session are named, and all token ids are in the vocabulary."""
     received = []
 
     async def answer(call: Received) -> None:
         received.append(call)
         await whole(call)
 
-    await answered(answer, key_prefix="p-", stream_interval=7, vocabulary=1020)
+    await answered(answer, replace(ASKED, session="s 1"), key_prefix="p-", stream_interval=7, vocabulary=1020)
     (call,) = received
+    assert call.headers["x-session-id"] == "s 1"
     wanted = {"model": "m", "user": "p-c1", "max_tokens": 5, "ignore_eos": True, "stream": True, "stream_interval": 7}
     assert call.json.items() >= wanted.items()
     assert call.json["prompt"] == [token % 1020 for token in ASKED.prompt.tokens]
@@ -261,6 +263,20 @@ def test_the_command_writes_the_simulators_report(tmp_path: Path) -> None:
     assert (written["workers"], written["failures"], written["interrupted"]) == ({}, {}, False)
 
 
+def test_the_command_replays_recorded_sessions(tmp_path: Path) -> None:
+    """Each session that ends is followed by another one until the time is over."""
+    recording, out = tmp_path / "sessions.jsonl", tmp_path / "out.json"
+    session = {"tool_tokens": 40, "system_tokens": 8, "requests": [[0, 100, 4, 0, 1, 0, "tool_use"]]}
+    recording.write_text(json.dumps(session) + "\n", "utf-8")
+    with worker() as url:
+        trace = f"sessions,client_count=2,concurrency=1:{recording}"
+        main(["load", url, "--trace", trace, "--seconds", "1", "--json", str(out)])
+    written = json.loads(out.read_text())
+    assert written["options"]["trace"] == trace
+    assert written["requests"]["done"] > 2
+    assert set(written["clients"]) == {"c1", "c2"}
+
+
 def test_ctrl_c_gives_the_report_so_far() -> None:
     """The figures are of the time until the interrupt, and the exit status is a shell's."""
     with worker() as url, command(url, "--workload", "short:client_count=1,concurrency=1", "--seconds", "900") as load:
@@ -278,6 +294,8 @@ def test_ctrl_c_gives_the_report_so_far() -> None:
     [
         ((), "no server at http://127.0.0.1:{port}: "),
         (("--workload", "nobody's"), 'unknown name "nobody\'s"'),
+        (("--trace", "sessions:/none"), "cannot read /none"),
+        (("--trace", "nobodys:/none"), "unknown trace 'nobodys'"),
         (("--warmup", "60"), "seconds must be finite"),
         (("--speed", "0"), "speed must be positive"),
     ],
