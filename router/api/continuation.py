@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.api.answer.fast_path import plain_event
-from router.api.answer.sse import EventSplitter, event_data
+from router.api.answer.sse import EventSplitter, event_data, plain_event
 from router.api.answer.stream_reader import StreamReader, is_chunk
 from router.api.answer.usage import token_count
 from router.api.body import fields as read

@@ -54,6 +54,8 @@ from router.core.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
+DAY_SECONDS: Final = 86400
+
 Deliver = Callable[[SchedulerMessage], None]
 """Sends a message to one front."""
 LaterMessage = LaterEvent | Fact | Ask
@@ -249,18 +251,18 @@ class SchedulerHost:
         scheduler: Scheduler,
         observers: Sequence[Observer],
         clock: Callable[[], float],
-        today: Callable[[], int] = lambda: 0,
+        wall_clock: Callable[[], float] = lambda: 0.0,
         *,
         traced: bool = False,
     ) -> None:
-        """`clock`: returns seconds and never goes backwards; `today`: the day (UTC), in days since 1970-01-01.
+        """`clock`: returns seconds and never goes backwards; `wall_clock`: the seconds since 1970-01-01 (UTC).
 
         `traced`: whether fronts learn why workers are chosen.
         """
         self.scheduler = scheduler
         self._traced = traced
         self.clock = clock
-        self._today = today
+        self._wall_clock = wall_clock
         self._services: FrontServices = NoServices()
         self._observers: list[Observer] = []
         self._observers_by_type: dict[type[Event], list[Observer]] = {kind: [] for kind in EVENTS}
@@ -307,7 +309,7 @@ class SchedulerHost:
 
         The first event of a day is preceded by one that says which day it is.
         """
-        if (day := self._today()) != self.scheduler.ledger.usage.day:
+        if (day := int(self._wall_clock() // DAY_SECONDS)) != self.scheduler.ledger.usage.day:
             self._feed(DayBegan(day))
         self._feed(event)
 
@@ -465,7 +467,7 @@ class SchedulerHost:
 
     def _timeouts(self, worker: WorkerId, output_limit: int | None) -> Timeouts:
         """Return how long the worker may be silent with a request for at most this many output tokens."""
-        silence = self.scheduler.cluster[worker].silence_timeout
+        silence = self.scheduler.cluster.states[worker].silence_timeout
         return Timeouts(silence.first_token, silence.between_tokens, silence.whole(output_limit))
 
     def _tick(self) -> None:

@@ -238,8 +238,7 @@ class Attempts:
         tokens = self._ledger.start(attempt.bill)
         served = self._cost(tokens)
         if not self._cluster.held:
-            worker.work.charge(NOTHING, tokens)
-            worker.serve(attempt.flight, served, 0)
+            worker.serve(attempt.flight, NOTHING, tokens, served)
         self._fairness.add_service(request, worker.worker.id, served, now)
 
     def progress(self, state: RequestState, tokens: int, now: float) -> None:
@@ -339,8 +338,7 @@ class Attempts:
         """
         self._start(state, attempt, now, seen=seen)
         # The engine counts the one token of a prefill, which nobody is charged for.
-        attempt.worker.serve(attempt.flight, 0.0, 1)
-        attempt.worker.work.charge(NOTHING, Tokens(output=1))
+        attempt.worker.serve(attempt.flight, NOTHING, Tokens(output=1), 0.0)
         self._settle(state, attempt, _of_prompt(usage), now, (), charge_estimate=False)
         if (decode := state.attempt) is not None and not decode.flight.streamed:
             decode.flight.decoding_since = now
@@ -490,12 +488,11 @@ class Attempts:
     def _apply_charge(self, state: RequestState, attempt: Attempt, charge: Charge, now: float) -> None:
         """Apply the charge for what the worker of a started request did to all counts of service."""
         self._policy.request_charged(charge)
-        cost, worker, output = charge.at(self._cost), attempt.worker, charge.after.output - charge.before.output
+        cost, worker = charge.at(self._cost), attempt.worker
         if self._cluster.held:  # an earlier run has seen it
-            worker.resume_output(attempt.flight, output)
+            worker.resume_output(attempt.flight, charge.after.output - charge.before.output)
         else:
-            worker.work.charge(charge.before, charge.after)
-            worker.serve(attempt.flight, cost, output)
+            worker.serve(attempt.flight, charge.before, charge.after, cost)
         self._fairness.add_service(
             state.request, charge.worker, cost, now, outstanding=attempt.outstanding, charge=charge
         )

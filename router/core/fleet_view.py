@@ -71,7 +71,7 @@ class SchedulerView:
         if self._cluster.held:
             return False
         state = self._states[worker]
-        if state.worker.hands_over_at_once and not self._cluster.can_decode(request.model):
+        if self._cluster.has_roles and state.worker.hands_over_at_once and not self._cluster.can_decode(request.model):
             return False
         if state.admits(self.input_tokens(request) + resumed_output):
             return True  # with nothing cached, so that its match need not be known yet

@@ -61,7 +61,6 @@ class KnownClients:
         """`limit`: how many clients without a live request are remembered; `shares`: knows which clients have one."""
         self.weights: dict[ClientId, float] = {}
         """Every remembered client, with the weight of its latest request."""
-        self._limit = limit
         self._recent = RecentClients(limit)
         self._shares = shares
         self._ledger = ledger
@@ -87,10 +86,9 @@ class KnownClients:
                 assert_never(event)
 
     def forget_surplus(self) -> None:
-        """Forget a few clients that have no live request, if more than `limit` are remembered."""
-        if len(self.weights) > self._limit:
-            for client in self._recent.to_forget(self._shares.is_active):
-                self._forget(client)
+        """Forget a few clients that have no live request, because more than `limit` are remembered."""
+        for client in self._recent.to_forget(self._shares.is_active):
+            self._forget(client)
 
     def _forget(self, client: ClientId) -> None:
         del self.weights[client]

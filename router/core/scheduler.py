@@ -143,6 +143,7 @@ class Scheduler:
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
         self._turns = self.fairness.turns
+        self._follows_calls = self.policy.properties.follows_calls
         self.membership = Membership(self.cluster, self.prefixes, outputs, self.policy, self.fairness, self._requeue)
         self.clients = KnownClients(settings.client_limit, self.shares, self.ledger, self.fairness, self.policy)
         self.weights: Mapping[ClientId, float] = self.clients.weights
@@ -192,7 +193,8 @@ class Scheduler:
             self._dispatch_waiting(now)
         if isinstance(event, Arrived):
             self._enforce_queue_limits(event.request, now)
-            self.clients.forget_surplus()
+            if len(self.weights) > self.settings.client_limit:
+                self.clients.forget_surplus()
         self._schedule_wake_up(now)
         return self._commands
 
@@ -386,7 +388,8 @@ class Scheduler:
         self._requests[request.id] = state
         state.answered = begun
         weight = self.shares.add_request(request)
-        self.policy.call_began(request, now)
+        if self._follows_calls:
+            self.policy.call_began(request, now)
         if begun:
             self._turns.request_resumed(request.client, weight, now)
         else:
@@ -396,7 +399,8 @@ class Scheduler:
         """Drop a request from the live ones; the last step of its end."""
         del self._requests[request.id]
         self._turns.request_closed(request.client, request.id, now)
-        self.policy.call_ended(request, now)
+        if self._follows_calls:
+            self.policy.call_ended(request, now)
         self.shares.remove_request(request.client)
 
     def _enforce_queue_limits(self, arrival: Request, now: float) -> None:
@@ -443,8 +447,8 @@ class Scheduler:
         self._send(self._requests[request], choice, now)
 
     def _send(self, state: RequestState, choice: Choice, now: float) -> None:
-        worker = self.cluster[choice.worker].worker
-        if worker.hands_over_at_once and not choice.request.whole:
+        cluster = self.cluster
+        if cluster.has_roles and cluster[choice.worker].worker.hands_over_at_once and not choice.request.whole:
             self._commands += self._attempts.send_both(state, choice, self._decoder_beside(state, now), now)
             self._gate.open_or_close(now)
             return
@@ -549,7 +553,8 @@ class Scheduler:
     def _finish(self, event: Finished, now: float) -> None:
         state = self._requests.get(event.request)
         if state is not None and self._attempts.finish(state, event.usage, event.answers, now):
-            self.policy.answer_ended(state.request, event.answers, event.ended_turn)
+            if self._follows_calls:
+                self.policy.answer_ended(state.request, event.answers, event.ended_turn)
             self._close(state.request, now)
 
     def _cancel(self, event: Cancelled, now: float) -> None:

@@ -5,14 +5,15 @@ from collections.abc import Callable
 from router.api.continuation import Rewriter
 from router.api.family import Reader
 from router.front.byte_budget import Hold
+from router.front.exchange import Exchange, Headers
 from router.front.http.response_writer import StreamWriter
 from router.upstream.http_client import SMALL_BLOCKS, WorkerResponse
 
 
 class AnswerStream:
-    """Reads the blocks of one worker's stream, and counts the bytes that are held until an event is complete."""
+    """Passes the blocks of one worker's stream on, and counts the bytes that are held until an event is complete."""
 
-    __slots__ = ("_before", "_feed", "_held_blocks", "_hold", "_reader", "_rewriter", "_upstream", "_writer")
+    __slots__ = ("_before", "_feed", "_held_blocks", "_hold", "_reader", "_rewriter", "_upstream", "_writer", "unsent")
 
     def __init__(self, upstream: WorkerResponse, reader: Reader, rewriter: Rewriter | None, hold: Hold) -> None:
         """`rewriter`: puts the stream of a worker that continues another's into the form of the first."""
@@ -26,11 +27,41 @@ class AnswerStream:
         """Blocks since the last complete event."""
         self._writer: StreamWriter | None = None
         """Where `push` passes blocks on to."""
+        self.unsent = b""
+        """What `relay` has not sent yet, and is to be sent together with the end of the answer."""
 
     @property
     def started(self) -> bool:
         """Whether this worker has sent its first token."""
         return self._reader.started if self._rewriter is None else self._rewriter.started
+
+    async def relay(
+        self,
+        exchange: Exchange,
+        headers: Headers,
+        on_first_token: Callable[[], None],
+        held_back: Callable[[], bool] | None = None,
+    ) -> None:
+        """Pass the answer on until its end. The last block stays in `unsent` if the end has arrived with it.
+
+        `on_first_token`: called after the block with the first token is sent; `held_back`: whether nothing may be sent
+        yet. Raises what `read` raises.
+        """
+        reader, upstream = self._reader, self._upstream
+        counted = False
+        while not reader.broken and (ready := await self.read()) is not None:
+            self.unsent += ready
+            waits = held_back is not None and held_back()
+            if self.unsent and not upstream.exhausted and not waits:
+                block, self.unsent = self.unsent, b""
+                await exchange.stream(headers, block)
+            if not counted and self.started and not waits:
+                counted = True
+                upstream.begin_stream()
+                on_first_token()
+            if counted and not self.unsent and (writer := exchange.stream_writer()) is not None:
+                await self.push(writer)
+        self.unsent += self.close()
 
     async def read(self) -> bytes | None:
         """Read a block and return what the client gets of it; None at the end of the answer.

@@ -50,7 +50,8 @@ class ByteBudget(Collector):
 
     def has_room(self, owner: str, amount: int) -> bool:
         """Return whether an owner can hold `amount` more bytes."""
-        return self._held.amount_of(owner) + amount <= self.limit - self._held.total - amount
+        free = self.limit - self._held.total - amount
+        return self._held.total + amount <= free or self._held.amount_of(owner) + amount <= free
 
     def refusal(self, owner: str, amount: int) -> CapacityError:
         """Return and count the error for an owner without room: 429 if it would hold more than its part, else 503."""

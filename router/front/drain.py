@@ -5,19 +5,6 @@ from collections.abc import Callable
 from math import inf
 
 
-class CallCounter:
-    """Context manager that counts the calls inside it."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __enter__(self) -> None:
-        self.calls += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.calls -= 1
-
-
 class Drain:
     """Tracks whether the router accepts calls, and how many are in flight."""
 
@@ -28,7 +15,8 @@ class Drain:
         self._until = inf
         self.begun = False
         """Whether draining has begun, so that new calls are refused."""
-        self._in_flight = CallCounter()
+        self.calls = 0
+        """How many calls are in flight; the gateway counts them."""
 
     def begin(self) -> None:
         """Refuse new calls from now on. To be called once."""
@@ -43,13 +31,4 @@ class Drain:
     @property
     def idle(self) -> bool:
         """Whether no call is in flight."""
-        return not self._in_flight.calls
-
-    @property
-    def calls(self) -> int:
-        """How many calls are in flight."""
-        return self._in_flight.calls
-
-    def track_call(self) -> CallCounter:
-        """Return a context manager that counts a call as in flight."""
-        return self._in_flight
+        return not self.calls

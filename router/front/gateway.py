@@ -118,23 +118,11 @@ class Gateway:
                 raise MethodNotAllowed(exchange.method, ", ".join(family.methods))
             response = stored_id(exchange.path, exchange.method) if family is OTHER else None
             self._scheduler_client.check_lag()
-            with self._drain.track_call(), self._admission.ticket() as ticket:
-                if response is None:
-                    await self._admission.admit_head(ticket, exchange.headers, exchange.address)
-                else:
-                    self._admission.admit_uncounted(ticket, exchange.headers, exchange.address)
-                owner = _budget_owner(ticket.identity, exchange.address)
-                exchange.charge_unread_to(owner)
-                with self._budget.hold(owner) as hold:
-                    body = await exchange.body(self._body_limit, hold)
-                    body = body.removeprefix(BYTE_ORDER_MARK) or body
-                    if body:
-                        family.check_type(exchange.head)
-                    with exchange.while_connected():
-                        if response is None:
-                            await self._serve(family, exchange, body, hold, ticket)
-                        else:
-                            await self._responses.serve(exchange, body, hold, response, self._response_owner(exchange))
+            self._drain.calls += 1
+            try:
+                await self._admit(family, exchange, response)
+            finally:
+                self._drain.calls -= 1
         except ClientGone:
             exchange.record.note_id(exchange.request_id)
             exchange.record.note_gone()
@@ -145,6 +133,26 @@ class Gateway:
         except Exception:
             log.exception("a call to %s failed inside the router", exchange.path)
             await exchange.fail(RouterError("The router failed on this call."))
+
+    async def _admit(self, family: Family, exchange: Exchange, response: str | None) -> None:
+        """Serve a call if its client may make one now. `response`: the stored response that it is about, if any."""
+        with self._admission.ticket() as ticket:
+            if response is None:
+                await self._admission.admit_head(ticket, exchange.headers, exchange.address)
+            else:
+                self._admission.admit_uncounted(ticket, exchange.headers, exchange.address)
+            owner = _budget_owner(ticket.identity, exchange.address)
+            exchange.charge_unread_to(owner)
+            with self._budget.hold(owner) as hold:
+                body = await exchange.body(self._body_limit, hold)
+                body = body.removeprefix(BYTE_ORDER_MARK) or body
+                if body:
+                    family.check_type(exchange.head)
+                with exchange.while_connected():
+                    if response is None:
+                        await self._serve(family, exchange, body, hold, ticket)
+                    else:
+                        await self._responses.serve(exchange, body, hold, response, self._response_owner(exchange))
 
     def _response_owner(self, exchange: Exchange) -> ClientId:
         """Return the client whose stored responses a call can create and read.

@@ -15,8 +15,7 @@ from router.channel.messages import FieldsRefused, UnreachableWorker
 from router.core.model.request import RequestId, Role, WorkerId
 from router.errors import WorkerUnreachable
 from router.front.byte_budget import Hold
-from router.front.call_record import CallRecord
-from router.front.exchange import Exchange
+from router.front.exchange import CallRecord, Exchange
 from router.front.parse_slots import INLINE_BYTES
 from router.upstream.accepted_fields import BAD_REQUEST
 from router.upstream.connections import WorkerConnections

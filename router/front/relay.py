@@ -105,7 +105,8 @@ class Relay:
         self._keeper = keeper
         self._record = exchange.record
         self._outgoing = OutgoingCall(call, request.id, exchange, hold, scheduler_client, connections)
-        self._prefill = Prefill(request.id, call, family, self._outgoing, hold, scheduler_client, handoffs.releases)
+        self._prefill: Prefill | None = None
+        """The prefill of the call at a worker of its own, once there was one."""
         self._handoffs = handoffs
         self._legs: BothLegs | None = None
         """The present calls, if two workers have the request at once."""
@@ -166,7 +167,7 @@ class Relay:
             task.uncancel()
             await self._exchange.end()
         finally:
-            self._prefill.release()
+            self._release_prompt()
             if self._keeper is not None and self._keeper.take_over(self._request.id):
                 self._settled = True  # BackgroundResponses settles it
                 self._close_upstream()
@@ -211,9 +212,7 @@ class Relay:
         while self._call.streamed and heartbeat and not (pending.done() or until()):
             await asyncio.wait([pending], timeout=heartbeat)
             if not (pending.done() or until()):
-                if not self._exchange.begun:
-                    await self._exchange.begin(200, [EVENT_STREAM])
-                await self._exchange.write(HEARTBEAT)
+                await self._exchange.stream([EVENT_STREAM], HEARTBEAT)
 
     def _begin_attempt(self, assignment: Assignment) -> None:
         self._sent = True
@@ -228,7 +227,8 @@ class Relay:
             self._exchange.request_id = name
 
     def _assignment_headers(self, assignment: Assignment, policy: str, waited: float) -> HeaderList:
-        prefilled_by = self._prefill.worker if assignment.prefill is None else assignment.prefill.worker
+        prefill = self._prefill if assignment.prefill is None else assignment.prefill
+        prefilled_by = None if prefill is None else prefill.worker
         return [
             (b"x-d2lpm-worker", assignment.worker.encode()),
             (b"x-d2lpm-client", self._request.client.encode()),
@@ -279,23 +279,33 @@ class Relay:
         if assignment.prefill is not None:
             return await self._call_both(assignment, assignment.prefill, headers, settings.heartbeat)
         if assignment.leg is Leg.DECODE:
-            if not self._prefill.is_fresh():
-                self._prefill.release()
+            if self._prefill is None or not self._prefill.is_fresh():
+                self._release_prompt()
                 return HandoffLost(self._request.id)
         else:
-            self._prefill.release()
+            self._release_prompt()
             if assignment.leg is Leg.PREFILL and not self._call.whole:
                 return await self._prefill_with_heartbeat(assignment, settings.heartbeat)
         return await self._attempt(assignment, headers)
 
     async def _prefill_with_heartbeat(self, assignment: Assignment, heartbeat: float) -> FailedAttempt | Prefilled:
-        prefill = asyncio.ensure_future(self._prefill.compute(assignment, self._reader))
+        if self._prefill is None:
+            self._prefill = Prefill(
+                *(self._request.id, self._call, self._family, self._outgoing, self._hold),
+                *(self._scheduler_client, self._handoffs.releases),
+            )
+        computed = asyncio.ensure_future(self._prefill.compute(assignment, self._reader))
         try:
-            await self._beat(prefill, heartbeat)
-            return await prefill
+            await self._beat(computed, heartbeat)
+            return await computed
         finally:
-            prefill.cancel()
-            await asyncio.wait([prefill])  # it gives back what it holds before the call's own hold is closed
+            computed.cancel()
+            await asyncio.wait([computed])  # it gives back what it holds before the call's own hold is closed
+
+    def _release_prompt(self) -> None:
+        """Release what a prefill worker keeps of the call, if anything, because nobody will fetch it."""
+        if self._prefill is not None:
+            self._prefill.release()
 
     async def _call_both(
         self, assignment: Assignment, prefill: PrefillBeside, headers: HeaderList, heartbeat: float
@@ -385,16 +395,16 @@ class Relay:
         if self._legs is not None:
             finish = self._legs.decode_body
             return await self._outgoing.send(worker, path, body, added, finish, idle_timeouts, once=False)
-        held = self._prefill.take()
-        if held is None:
+        prefill = self._prefill
+        if prefill is None or (held := prefill.take()) is None:
             return await self._outgoing.send(worker, path, body, added, None, idle_timeouts, once=False)
         try:
-            async with self._prefill.fetching(held, worker):
+            async with prefill.fetching(held, worker):
                 fetch = partial(decode_body, params=held.params)
                 return await self._outgoing.send(worker, path, body, added, fetch, idle_timeouts, once=True)
         except (WorkerUnreachable, NoWorker) as error:
             if not (isinstance(error, WorkerUnreachable) and error.accepted):
-                self._prefill.keep(held)  # no worker has seen it
+                prefill.keep(held)  # no worker has seen it
             raise
 
     def _close_upstream(self) -> None:
@@ -421,41 +431,35 @@ class Relay:
             reader.fingerprint = self._connections.fingerprint(assignment.worker)
         rewriter = None if (rest := self._outgoing.continuation) is None else Rewriter(rest)
         stream = AnswerStream(upstream, reader, rewriter, self._hold)
-        counted = False
-        ready = b""
-        if self._legs is not None:
-            self._legs.follow(lambda: reader.output_tokens)
+        legs = self._legs
+        if legs is not None:
+            legs.follow(lambda: reader.output_tokens)
+        on_first_token = partial(self._report_started, reader)
         try:
-            while not reader.broken and (block := await stream.read()) is not None:
-                ready += block
-                held_back = self._holds_back()
-                if ready and not upstream.exhausted and not held_back:
-                    await self._write(ready, headers)
-                    ready = b""
-                if not counted and stream.started and not held_back:
-                    counted = True
-                    self._record.note_first_token()
-                    upstream.begin_stream()
-                    self._scheduler_client.start_stream(self._request.id, lambda: reader.output_tokens)
-                if counted and not ready and (writer := self._exchange.stream_writer()) is not None:
-                    await stream.push(writer)
-            ready += stream.close()
+            await stream.relay(self._exchange, headers, on_first_token, None if legs is None else self._holds_back)
         except (WorkerBroke, WorkerHung):
             if not reader.complete:
                 raise
-            ready += self._missing_end(reader)
+            stream.unsent += self._missing_end(reader)
         if reader.broken and reader.complete:
-            ready += self._missing_end(reader)
-        failed = stream_failure(reader, headers) or await self._failed_prefill()
+            stream.unsent += self._missing_end(reader)
+        failed = stream_failure(reader, headers)
+        if failed is None and legs is not None:
+            failed = await self._failed_prefill()
         if failed is not None:
-            if ready and not self._holds_back():
-                await self._write(ready, headers)
+            if stream.unsent and not self._holds_back():
+                await self._exchange.stream(headers, stream.unsent)
             return failed
         if isinstance(reader, StreamReader):
             self._connections.set_fingerprint(assignment.worker, reader.fingerprint)
         self._settle(Finished(self._request.id, reader.usage, reader.answer_keys(), reader.ended_turn))
-        await self._end(ready, headers)
+        await self._exchange.stream(headers, stream.unsent, last=True)
         return None
+
+    def _report_started(self, reader: Reader) -> None:
+        """Report the first token of a stream, and from then on its output as this reader counts it."""
+        self._record.note_first_token()
+        self._scheduler_client.start_stream(self._request.id, lambda: reader.output_tokens)
 
     def _holds_back(self) -> bool:
         """Return whether the answer must wait for its first token: without one, it may be that of a failed prefill."""
@@ -472,20 +476,9 @@ class Relay:
             reader.on_response_id = lambda response: keeper.set_response(response, assignment)
         return reader
 
-    async def _end(self, last: bytes, headers: HeaderList) -> None:
-        """Send the last block of a stream."""
-        if not self._exchange.begun:
-            await self._exchange.begin(200, headers)
-        await self._exchange.end(last)
-
     def _missing_end(self, reader: Reader) -> bytes:
         """Return the closing events that the stream of a complete answer lacks."""
         return last_events(self._call, reader, None) if isinstance(reader, StreamReader) else b""
-
-    async def _write(self, block: bytes, headers: HeaderList) -> None:
-        if not self._exchange.begun:
-            await self._exchange.begin(200, headers)
-        await self._exchange.write(block)
 
     async def _relay_whole(
         self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList
@@ -567,9 +560,7 @@ class Relay:
         if failed.error is not None:
             raise failed.error
         if self._call.streamed and failed.status == 200:
-            if not self._exchange.begun:
-                await self._exchange.begin(200, failed.headers)
-            await self._exchange.end(failed.body)
+            await self._exchange.stream(failed.headers, failed.body, last=True)
         elif self._exchange.begun:
             await self._exchange.end(self._family.errors.refusal_event(failed.status, failed.body))
         elif (

@@ -45,11 +45,6 @@ from router.upstream.worker_registry import OperatorChanges, WorkerDrain, Worker
 log = logging.getLogger(__name__)
 
 
-def today() -> int:
-    """Return the day (UTC), in days since 1970-01-01."""
-    return int(time.time() // 86400)
-
-
 class SchedulerSide(NamedTuple):
     """The parts on the scheduler's side of the channel."""
 
@@ -100,7 +95,7 @@ def build_scheduler(
     secret, scheduler, restored, responses, saved = initial_state(settings, now, left, goes_on=goes_on)
     journal = _journal(settings, secret, now, restored)
     first = [] if journal is None else [journal]
-    host = SchedulerHost(scheduler, [*first, *observers(scheduler)], time.monotonic, today, traced=settings.otel)
+    host = SchedulerHost(scheduler, [*first, *observers(scheduler)], time.monotonic, time.time, traced=settings.otel)
     directory = WorkerDirectory(aliases=settings.aliases(), announce=host.announce)
     kv_events = build_kv_events(settings, directory, host, secret)
     workers = _worker_services(settings, directory, host, resolve, saved)

@@ -118,10 +118,10 @@ async def test_a_waiting_request_is_placed_when_the_one_before_is_settled() -> N
 
 async def test_the_first_event_of_a_day_comes_after_the_day() -> None:
     """So that usage counts on its day, and a journal replays to the same state."""
-    days = iter([20_000, 20_000, 20_001, 20_001])
+    times = iter([1_728_000_000.0, 1_728_086_399.9, 1_728_086_400.0, 1_728_172_799.9])
     recorder = Recorder()
     scheduler = Scheduler(POLICIES["rr+fcfs"], SchedulerSettings(), Parameters(), Random(0))
-    host = SchedulerHost(scheduler, [recorder], lambda: 0.0, lambda: next(days))
+    host = SchedulerHost(scheduler, [recorder], lambda: 0.0, lambda: next(times))
     for _ in range(4):
         host.feed(Ticked())
     assert recorder.events == [DayBegan(20_000), Ticked(), Ticked(), DayBegan(20_001), Ticked(), Ticked()]

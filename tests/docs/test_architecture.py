@@ -21,9 +21,9 @@ ORDER: Final[Mapping[str, str]] = {
     " > scheduler_settings, requests, policies > cache, fleet > clients, kv_blocks, predict > model",
     "router.core.policies": "registry > balance > dlpm, preble > deficit, sessions, simple, vtc, queued > base"
     " > context",
-    "router.api": "openapi > families > continuation, family > endpoints > handoff > answer, resumable > body",
+    "router.api": "openapi > families > continuation, family > endpoints > handoff > answer > body",
     "router.front": "gateway > relay > session_labels, stored, answer_stream, handoff > outgoing"
-    " > exchange, parse_slots, verdict > http > byte_budget, call_record, drain",
+    " > exchange, parse_slots, verdict > http > byte_budget, drain",
     "workers": "__main__ > server > dialects > settings, api > engine",
     "bench": "__main__ > lab > demo > live, sim > report > workloads",
     "bench.lab": "experiments > agents, balance, neighbour, papers, sweeps > micro, picture > frame > drawing",

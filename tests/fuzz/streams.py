@@ -8,8 +8,7 @@ from typing import Any, Final
 import orjson
 
 from router.api.answer.event_reader import EventReader
-from router.api.answer.fast_path import plain_data
-from router.api.answer.sse import EventSplitter, event_data, with_data
+from router.api.answer.sse import EventSplitter, event_data, plain_data, with_data
 from router.api.answer.stream_reader import StreamReader, read_json
 from router.api.body.call import Call, Head
 from router.api.body.error_bodies import error_event, refusal_event

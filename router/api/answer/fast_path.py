@@ -30,22 +30,6 @@ _COMMON: Final = re.compile(
 )
 
 
-def plain_data(block: bytes) -> list[bytes] | None:
-    """The data of each event in this block; None unless the block is complete events of one `data: ...` line each.
-
-    Engines send nothing else except comments. Lines must end in LF, and the block must not contain CR.
-    """
-    if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or block.find(b"\r") >= 0:
-        return None
-    data = block[6:-2].split(b"\n\ndata: ")
-    return data if b"".join(data).find(b"\n") < 0 else None
-
-
-def plain_event(data: bytes) -> bytes:
-    """An event with one data line. `data` must not contain a line end."""
-    return b"data: %b\n\n" % data
-
-
 class ChunkRun(NamedTuple):
     """Consecutive chunks of one form."""
 

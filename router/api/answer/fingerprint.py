@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.api.answer.fast_path import plain_data, plain_event
-from router.api.answer.sse import event_data, with_data
+from router.api.answer.sse import event_data, plain_data, plain_event, with_data
 from router.api.body.call import Call
 from router.api.body.edits import Addition
 from router.api.body.json_edit import replace_member
@@ -43,8 +42,7 @@ class LastChunks:
     def hold(self, events: bytes) -> bool:
         """Keep one event with a finish reason, or several plain ones; return False if they need not wait."""
         if self._waits and events:
-            data = plain_data(events)
-            self._events += [events] if data is None else [plain_event(each) for each in data]
+            self._events.append(events)
         return self._waits
 
     def release(self, after: dict[str, Any]) -> bytes:
@@ -60,19 +58,19 @@ class LastChunks:
         return b"".join([_with_fingerprint(event, value) for event in events])
 
 
-def ends_choice(chunk: dict[str, Any]) -> bool:
-    """Whether a chunk has a finish reason."""
-    return any(choice.get("finish_reason") is not None for choice in chunk.get("choices") or ())
+def _with_fingerprint(events: bytes, value: bytes) -> bytes:
+    """Put a fingerprint, as JSON, into one event or several plain ones."""
+    if (plain := plain_data(events)) is not None:
+        return b"".join([plain_event(_with_member(data, value)) for data in plain])
+    data = event_data(events)
+    return events if data is None else with_data(events, _with_member(data, value))
 
 
-def _with_fingerprint(event: bytes, value: bytes) -> bytes:
-    data = event_data(event)
-    if data is None:
-        return event
+def _with_member(data: bytes, value: bytes) -> bytes:
     if data.find(_NAME_BYTES) >= 0:
         try:
-            return with_data(event, replace_member(data, NAME, value))
+            return replace_member(data, NAME, value)
         except KeyError:  # only a text or an inner object has that name
             pass
     end = data.rindex(b"}")
-    return with_data(event, b"%b,%b:%b%b" % (data[:end].rstrip(), _NAME_BYTES, value, data[end:]))
+    return b"%b,%b:%b%b" % (data[:end].rstrip(), _NAME_BYTES, value, data[end:])

@@ -7,7 +7,6 @@ CR, a blank line ends an event, and a byte order mark at the start is ignored.
 import re
 from typing import Final
 
-from router.api.answer.fast_path import plain_data, plain_event
 from router.errors import WorkerBroke
 
 EVENT_LIMIT: Final = 16 * 2**20
@@ -75,6 +74,22 @@ def _cut(data: bytes) -> tuple[list[bytes], bytes]:
         events.append(data[start : blank.end()])
         start = blank.end()
     return events, data[start:]
+
+
+def plain_data(block: bytes) -> list[bytes] | None:
+    """The data of each event in this block; None unless the block is complete events of one `data: ...` line each.
+
+    Engines send nothing else except comments. Lines must end in LF, and the block must not contain CR.
+    """
+    if not block.startswith(b"data: ") or not block.endswith(b"\n\n") or block.find(b"\r") >= 0:
+        return None
+    data = block[6:-2].split(b"\n\ndata: ")
+    return data if b"".join(data).find(b"\n") < 0 else None
+
+
+def plain_event(data: bytes) -> bytes:
+    """An event with one data line. `data` must not contain a line end."""
+    return b"data: %b\n\n" % data
 
 
 def event_data(event: bytes) -> bytes | None:

@@ -12,9 +12,9 @@ from typing import Any, Final
 import orjson
 
 from router.api.answer.answer_record import Choices, TokenRecord, UsageTally
-from router.api.answer.fast_path import ChunkRun, CommonChunks, plain_data, plain_event
-from router.api.answer.fingerprint import LastChunks, ends_choice
-from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event
+from router.api.answer.fast_path import ChunkRun, CommonChunks
+from router.api.answer.fingerprint import LastChunks
+from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event, plain_data, plain_event
 from router.api.answer.usage import read_usage, token_count
 from router.api.answer.usage_splice import UsageSplice
 from router.api.body.call import Call
@@ -54,7 +54,7 @@ class StreamReader:
         """The first chunk, parsed or as JSON."""
         plain = not (call.continuous_wanted or call.ids_wanted)
         may_be_common = self._expected == 1 and plain and self._choices.chat
-        self._common_chunks = CommonChunks(call.hides_ids) if may_be_common else None
+        self._common_chunks = CommonChunks(self._splice.hides_ids) if may_be_common else None
         """Parses common chunks without a JSON parser; None if this stream cannot have any."""
         self._unread: list[dict[str, Any] | ChunkRun] = []
         """Chunks that were passed on and have not been read yet."""
@@ -107,7 +107,7 @@ class StreamReader:
                     continue
                 passed.append(self._deliver(part.client_bytes))
             elif (chunk := self._queue_chunk(part)) is not None:
-                visible = self._splice.filter_data(part, chunk)
+                visible = self._splice.filter_data(part, chunk) if chunk else part
                 passed.append(self._deliver_chunk(b"" if visible is None else plain_event(visible), chunk))
         return b"".join(passed)
 
@@ -136,8 +136,8 @@ class StreamReader:
         if data == b"[DONE]":
             self._done = True
             return {}
-        chunk = load(data)
-        if chunk is None or not is_chunk(chunk):
+        chunk = _load_chunk(data)
+        if chunk is None:
             self.broken = True
             return None
         self._unread.append(chunk)
@@ -152,7 +152,7 @@ class StreamReader:
         """
         if not chunk.get("choices"):
             return self._release(chunk) + self._deliver(visible)
-        if ends_choice(chunk):
+        if any(choice.get("finish_reason") is not None for choice in chunk["choices"]):
             early = self._last_chunks.complete_early(visible)
             if early is None and self._hold_last(visible):
                 return b""
@@ -397,6 +397,15 @@ def read_json(call: Call, body: bytes) -> Answer:
         choices.add_choice(choice.get("index", 0), choice)
     aborted = "abort" in choices.finish_reasons.values()
     return Answer(read_usage(fields.get("usage")), choices.keys(), error, aborted, ended_turn=choices.ended_turn)
+
+
+def _load_chunk(data: bytes) -> dict[str, Any] | None:
+    """Parse an event's data; None if it is not part of an answer."""
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return chunk if isinstance(chunk, dict) and is_chunk(chunk) else None
 
 
 def is_chunk(fields: dict[str, Any]) -> bool:

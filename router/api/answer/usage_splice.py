@@ -39,7 +39,8 @@ class UsageSplice:
     def __init__(self, call: Call) -> None:
         self._keep_final = call.usage_wanted
         self._keep_chunks = call.continuous_wanted
-        self._hide_ids = call.hides_ids
+        self.hides_ids = call.hides_ids
+        """Whether only the router asked for token ids."""
         self._completion = call.path == COMPLETIONS
         self._keep_usage = call.usage_wanted and call.continuous_wanted
         """The client asked for all usage, so none is removed."""
@@ -61,7 +62,7 @@ class UsageSplice:
         """
         if self._completion and data.find(_SGLANG) >= 0:
             return self._filter_sglang_completion(data, chunk)
-        if self._hide_ids and data.find(b'token_ids"') >= 0:
+        if self.hides_ids and data.find(b'token_ids"') >= 0:
             data = _IDS.sub(rb"\1null", data)
         at = data.rfind(_KEY)
         if at < 0 or self._keep_usage:
@@ -76,7 +77,7 @@ class UsageSplice:
 
     def _filter_sglang_completion(self, data: bytes, chunk: dict[str, Any] | None) -> bytes:
         """Filter a chunk with choices of a completion from SGLang."""
-        if self._hide_ids:
+        if self.hides_ids:
             data = _IDS_MEMBER.sub(b"", data)
         if self._keep_chunks or data.rfind(_KEY) < 0:
             return data

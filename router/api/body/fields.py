@@ -17,6 +17,8 @@ from router.errors import BadRequest, TooManyMembers
 Fields = dict[str, Any]
 """A parsed body. Of a repeated member the last counts, as in the engines."""
 ADAPTER: Final = "lora_path"
+LIMITS: Final = ("max_tokens", "max_completion_tokens")
+"""Members that limit the output tokens."""
 TOO_LARGE: Final = 2.0**64
 """orjson parses integers from here on as floats."""
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"

@@ -2,14 +2,12 @@
 
 from typing import Any, Final
 
-from router.api.body import cache_reading
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
 from router.api.body.call import Call, ResumeMode
 from router.api.body.edits import additions, requested_usage
 from router.api.body.fields import Fields, largest_id
-from router.api.handoff.legs import is_for_one_engine
-from router.api.resumable import resume_mode_of
+from router.api.body.restrictions import chat_computed_anew_by, is_for_one_engine, resume_mode_of
 from router.core.model.prompt_key import PromptHasher
 
 PATH: Final = "/v1/chat/completions"
@@ -29,8 +27,10 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     adapters = read.adapters(fields)
     messages = _messages(fields)
     limit = _output_limit(fields)
+    session, largest = read.session_members(fields), largest_id(fields)
     usage = requested_usage(fields)
     mode = resume_mode_of(fields, streamed=streamed, answers=choices)
+    computed_anew_by, whole = chat_computed_anew_by(fields), is_for_one_engine(fields, choices)
     prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
     return Call(
         path=PATH,
@@ -46,13 +46,13 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         resume_mode=mode,
         additions=additions(fields, usage, streamed=streamed, ids=ids and mode is ResumeMode.IDS and not ids_wanted),
         ids_wanted=ids_wanted,
-        session=read.session_members(fields),
+        session=session,
         adapters=adapters,
-        largest_id=largest_id(fields),
-        computed_anew_by=cache_reading.of_chat(fields),
+        largest_id=largest,
+        computed_anew_by=computed_anew_by,
         # With these members the answer repeats or continues the last message instead of adding one.
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),
-        whole=is_for_one_engine(fields, choices),
+        whole=whole,
     )
 
 

@@ -2,15 +2,13 @@
 
 from typing import Final
 
-from router.api.body import cache_reading
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
 from router.api.body.call import COMPLETIONS, Call, ResumeMode
 from router.api.body.edits import additions, requested_usage
 from router.api.body.fields import Fields, largest_id
 from router.api.body.prompts import prompts_of
-from router.api.handoff.legs import is_for_one_engine
-from router.api.resumable import resume_mode_of
+from router.api.body.restrictions import completion_computed_anew_by, is_for_one_engine, resume_mode_of
 from router.core.model.prompt_key import Prompt, PromptHasher, unmatched
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -49,7 +47,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         session=read.session_members(fields),
         adapters=read.adapters(fields),
         largest_id=largest_id(fields),
-        computed_anew_by=cache_reading.of_completion(fields),
+        computed_anew_by=completion_computed_anew_by(fields),
         # The answer is text, so it cannot extend token ids; nor can it with the prompt echoed or a suffix after it.
         extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),
         whole=is_for_one_engine(fields, choices * len(prompts)),

@@ -3,12 +3,12 @@
 from functools import partial
 from typing import Final
 
-from router.api.body import cache_reading
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
 from router.api.body.call import Call, Head
 from router.api.body.fields import Fields
 from router.api.body.prompts import prompts_of
+from router.api.body.restrictions import NO_ENGINE, pooling_computed_anew_by
 from router.api.endpoints.plain import plain_call
 from router.core.model.prompt_key import Prompt, PromptHasher, unmatched
 from router.errors import BadRequest
@@ -21,7 +21,7 @@ def parse_embeddings(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool
     """Parse a call with one prompt per input, or one prompt for a chat. Raises BadRequest."""
     fields = read.load_fields(body)
     model = read.model_name(fields)
-    recomputed_by = cache_reading.of_pooling(fields) if head.path in POOLING else cache_reading.NO_ENGINE
+    recomputed_by = pooling_computed_anew_by(fields) if head.path in POOLING else NO_ENGINE
     prompts = _prompts(body, fields, model, hasher)
     return plain_call(head, body, fields, prompts, 0, user=read.text(fields, "user"), computed_anew_by=recomputed_by)
 

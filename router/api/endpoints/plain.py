@@ -5,11 +5,11 @@ from typing import Any, Final
 
 from router.api.answer.stream_reader import Answer, read_error
 from router.api.answer.usage import whole_usage
-from router.api.body import cache_reading
 from router.api.body import fields as read
 from router.api.body.call import Call, Head
 from router.api.body.error_bodies import load
 from router.api.body.fields import Fields, largest_id
+from router.api.body.restrictions import NO_ENGINE
 from router.core.model.prompt_key import Prompt
 from router.core.model.request import Usage
 
@@ -28,7 +28,7 @@ def plain_call(
     user: str | None,
     streamed: bool = False,
     extendable: bool = True,
-    computed_anew_by: frozenset[str] = cache_reading.NO_ENGINE,
+    computed_anew_by: frozenset[str] = NO_ENGINE,
 ) -> Call:
     """Make a call that is forwarded unchanged. `output_limit`: output tokens at most; None without a limit.
 

@@ -6,17 +6,14 @@ from typing import Any, Final, Protocol
 import orjson
 
 from router.api.answer.usage import read_usage
-from router.api.body.fields import Fields
+from router.api.body.fields import LIMITS
 from router.api.body.json_edit import cut_members, put_members
 from router.api.body.json_object import read_object
 from router.core.model.request import Usage
 from router.errors import WorkerBroke
 
-LIMITS: Final = ("max_tokens", "max_completion_tokens")
 NOT_PREFILLED: Final = frozenset({"stream_options", "min_tokens", "return_token_ids", "stop", "stop_token_ids"})
 """Members of a call that mean nothing for one token that nobody sees, or contradict it."""
-FOR_ONE_ENGINE: Final = frozenset({"prompt_logprobs", "echo", "suffix", "use_beam_search"})
-"""Members by which an answer has more of the prompt than its KV cache tells, or is computed from several sequences."""
 
 
 class Rendezvous(Protocol):
@@ -40,16 +37,6 @@ class Rendezvous(Protocol):
     @property
     def abort_id(self) -> str | None:
         """The id by which either call can be aborted; None if that takes no more than closing its connection."""
-
-
-def is_for_one_engine(fields: Fields, answers: int) -> bool:
-    """Return whether one engine must compute all of a call. `answers`: number of answers over all prompts.
-
-    What a prefill worker keeps is read once, so it serves one answer.
-    """
-    if answers != 1 or (fields.get("best_of") or 1) != 1 or 0 in map(fields.get, LIMITS):
-        return True
-    return any(fields.get(name) not in (None, False, "") for name in FOR_ONE_ENGINE.intersection(fields))
 
 
 def one_token_body(body: bytes, added: Mapping[str, bytes]) -> bytes:

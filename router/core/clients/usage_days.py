@@ -92,13 +92,15 @@ class UsageDays:
         if day is None:
             day = self._days[used.day] = _Day()
         self._models[used.model] = None
-        is_new = day.add(used)
+        key = used.client, used.model
+        if not day.add(used):
+            if key in day.unnamed:
+                day.unnamed.move_to_end(key)
+            return
         if used.client == OTHERS or self._named(used.client):
             return
-        key = used.client, used.model
         day.unnamed[key] = None
-        day.unnamed.move_to_end(key)
-        self._unnamed += is_new
+        self._unnamed += 1
         if self._unnamed > self._most_unnamed:
             self._days[min(each for each, rows in self._days.items() if rows.unnamed)].fold()
             self._unnamed -= 1

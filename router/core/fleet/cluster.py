@@ -58,6 +58,9 @@ class Cluster:
         self.has_roles = False
         """Whether any worker has another role than both."""
         self._serving: dict[str, dict[WorkerId, int]] = {}
+        self._candidates: dict[tuple[str, bool, bool, bool], Mapping[WorkerId, int]] = {}
+        """What `candidates` returns for requests that are bound to no worker: by model, and by what decides the route.
+        """
         self.prefilled_models: frozenset[str] = frozenset()
         """The models that a prefill worker in use serves."""
         self._routes: dict[WorkerId, frozenset[str]] = {}
@@ -103,7 +106,12 @@ class Cluster:
     def candidates(self, request: Request) -> Mapping[WorkerId, int]:
         """Return the workers that this request may be sent to, as `serving` does."""
         if request.worker is None:
-            return self.serving(request.shared_route)
+            kind = request.model, request.prefilled, request.pinned, request.whole
+            if (found := self._candidates.get(kind)) is None:
+                found = self.serving(request.shared_route)
+                if found:  # as in `serving`
+                    self._candidates[kind] = found
+            return found
         # Only the worker that has computed all of a conversation stores it.
         route = whole_route(request.model) if self.has_roles and request.pinned else request.shared_route
         whole = self.serving(route)
@@ -149,6 +157,7 @@ class Cluster:
     def _forget_routes(self) -> None:
         """Find anew who serves what, because workers joined, left or were ejected."""
         self._serving.clear()
+        self._candidates.clear()
         had_roles = self.has_roles
         apart = [state for state in self._states.values() if state.worker.role is not Role.BOTH]
         self.has_roles = bool(apart)

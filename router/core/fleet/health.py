@@ -82,9 +82,9 @@ class Health:
         "_failures",
         "_first_cooldown",
         "_outcomes",
-        "_trust",
         "_unproven",
         "condition",
+        "trust",
         "trusted",
     )
 
@@ -96,26 +96,24 @@ class Health:
         self._first_cooldown = self._cooldown = rules.cooldown
         self._outcomes: deque[bool] = deque(maxlen=OUTCOMES_KEPT)
         """Outcomes of the calls since the first failure; true for success."""
-        self._trust: int | None = None
+        self.trust: int | None = None
         """How many unproven requests may be in flight; None if only the window limits them."""
         self._unproven: set[Hashable] = set()
         """The attempts in flight that were sent while trust was limited and have proven nothing yet."""
 
     def on_dispatch(self, attempt: Hashable) -> None:
-        """Record that a request was sent to the worker."""
-        if self._trust is not None:
-            self._unproven.add(attempt)
-            self._update_trusted()
+        """Record that a request was sent to the worker while its trust is limited."""
+        self._unproven.add(attempt)
+        self._update_trusted()
 
     def on_end(self, attempt: Hashable) -> None:
-        """Record that a request ended, so that it can prove nothing any more."""
-        if self._trust is not None:
-            self._unproven.discard(attempt)
-            self._update_trusted()
+        """Record that a request ended while the worker's trust is limited: it can prove nothing any more."""
+        self._unproven.discard(attempt)
+        self._update_trusted()
 
     def on_success(self, attempt: Hashable) -> None:
         """Record a request's first token or whole answer. Requests from before the breaker opened do not close it."""
-        if self._trust is not None:
+        if self.trust is not None:
             if attempt in self._unproven:
                 self._unproven.remove(attempt)
                 self._grow()
@@ -146,29 +144,27 @@ class Health:
         """Close the breaker and clear its history."""
         self.condition = Condition.CLOSED
         self._cooldown = self._first_cooldown
-        self._trust = None
+        self.trust = None
         self._unproven.clear()
         self._outcomes.clear()
         self._update_trusted()
 
     def _distrust(self, condition: Condition) -> None:
         self.condition = condition
-        self._trust = 1
+        self.trust = 1
         self._unproven.clear()
         self._outcomes.clear()
         self._update_trusted()
 
     def _update_trusted(self) -> None:
         """Update `trusted` after a change of what it depends on."""
-        self.trusted = self._trust is None or (
-            self.condition is not Condition.OPEN and len(self._unproven) < self._trust
-        )
+        self.trusted = self.trust is None or (self.condition is not Condition.OPEN and len(self._unproven) < self.trust)
 
     def _grow(self) -> None:
-        assert self._trust is not None
+        assert self.trust is not None
         self.condition = Condition.CLOSED
-        self._trust += 1
-        if self._trust > FULL_TRUST:
+        self.trust += 1
+        if self.trust > FULL_TRUST:
             self.reset()
 
 

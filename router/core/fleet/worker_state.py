@@ -11,6 +11,7 @@ from router.core.fleet.in_flight import EARLY_PREFILL_SHARE, InFlight, InFlightT
 from router.core.fleet.service_rate import ServiceRate
 from router.core.fleet.window import EngineReport, Window
 from router.core.fleet.worker_index import WorkerIndex
+from router.core.model.cost import Tokens
 from router.core.model.events import WorkReport
 from router.core.model.load import Load
 from router.core.model.request import RequestId, Worker
@@ -182,7 +183,8 @@ class WorkerState:
             self.in_flight.guess_at(flight, now + EARLY_PREFILL_SHARE * prefill)
             if had_place:
                 flight.decoding_since = now + prefill
-        self.health.on_dispatch(flight)
+        if self.health.trust is not None:
+            self.health.on_dispatch(flight)
         self._refresh_load()
         return flight
 
@@ -204,6 +206,7 @@ class WorkerState:
             for earlier in self.in_flight.guesses(before=flight.number):
                 earlier.decoding_since = min(earlier.decoding_since, now)
                 self._start(earlier, guessed=True)
+            waiting = self._prefilled_beside(flight)
             if self._unaccounted_seen_tokens:
                 self._account_for_seen_tokens()
             flight.burst = self.service_rate.observe_start(
@@ -211,7 +214,7 @@ class WorkerState:
                 flight.dispatched,
                 flight.uncached_tokens,
                 had_place=flight.had_place,
-                waiting=self._prefilled_beside(flight),
+                waiting=waiting,
             )
         self._start(flight, guessed=False)
         self._refresh_load()
@@ -265,9 +268,12 @@ class WorkerState:
         if flight.burst is not None:
             flight.burst.tokens += tokens - flight.uncached_tokens
 
-    def serve(self, flight: InFlight, cost: float, output_tokens: int) -> None:
-        """Add service of a started request, in cost units, and its new output tokens."""
-        self.in_flight.count_output(flight, output_tokens)
+    def serve(self, flight: InFlight, before: Tokens, after: Tokens, cost: float) -> None:
+        """Add service of a started request: what its bill was before and is now, and the change in cost units."""
+        output_tokens = after.output - before.output
+        self.work.charge(before, after)
+        if output_tokens:
+            self.in_flight.count_output(flight, output_tokens)
         self._unaccounted_cost += cost
         self._unaccounted_tokens += output_tokens
         if flight.first_token_seen:
@@ -308,7 +314,8 @@ class WorkerState:
         self.in_flight.remove(flight, now)
         if flight.started and (placed := self.in_flight.next_placeless()) is not None and not placed.streamed:
             placed.decoding_since = now + self.service_rate.prefill_seconds(placed.uncached_tokens)
-        self.health.on_end(flight)
+        if self.health.trust is not None:
+            self.health.on_end(flight)
         self.service_rate.on_place_freed(now)
         if computed and not flight.streamed:
             self.service_rate.observe_unseen_end(flight.uncached_tokens)

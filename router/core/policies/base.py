@@ -33,6 +33,8 @@ class Properties:
     work_conserving: bool = False
     """True if no worker with room idles while a request that would lose no cached prefix there waits for another
     worker."""
+    follows_calls: bool = False
+    """True if the policy is told when each call begins, is answered and ends; False if that says nothing to it."""
 
 
 class Candidate(NamedTuple):

@@ -7,7 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.api.answer.answer_record import TokenRecord
-from router.api.answer.fast_path import ChunkRun, CommonChunks, plain_data
+from router.api.answer.fast_path import ChunkRun, CommonChunks
+from router.api.answer.sse import plain_data
 from router.api.answer.stream_reader import StreamReader
 from router.api.endpoints.chat import parse_chat
 from router.core.model.prompt_key import PromptHasher

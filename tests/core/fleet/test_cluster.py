@@ -6,6 +6,7 @@ import pytest
 
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.window import FixedWindow, LearnedWindow
+from router.core.model.cost import NOTHING, Tokens
 from router.core.model.events import WorkerReported
 from router.core.model.request import RequestId, Worker, WorkerId
 
@@ -83,7 +84,7 @@ def busy(made: Cluster, worker: WorkerId, rate: float) -> None:
     flight = state.add(A, 1, 5, 0.0, streamed=True)
     state.start(flight, 0.0, seen=True)
     for second in range(1, 31):
-        state.serve(flight, rate, 1)
+        state.serve(flight, NOTHING, Tokens(output=1), rate)
         state.on_report(1, 0, None, float(second))
 
 

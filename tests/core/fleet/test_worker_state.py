@@ -9,6 +9,7 @@ from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN
 from router.core.fleet.window import FixedWindow, LearnedWindow, Window
 from router.core.fleet.worker_index import WorkerIndex
 from router.core.fleet.worker_state import WorkerState
+from router.core.model.cost import NOTHING, Tokens
 from router.core.model.request import RequestId, Worker, WorkerId
 
 W1 = WorkerId("w1")
@@ -30,7 +31,7 @@ class TrackedWorker:
         self.state.start(self.flights[request], now, seen=seen)
 
     def serve(self, request: RequestId, cost: float, output: int) -> None:
-        self.state.serve(self.flights[request], cost, output)
+        self.state.serve(self.flights[request], NOTHING, Tokens(output=output), cost)
 
     def remove(self, request: RequestId, now: float, *, computed: bool) -> None:
         self.state.remove(self.flights[request], now, computed=computed)

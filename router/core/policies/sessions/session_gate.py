@@ -50,7 +50,7 @@ class SessionGate(Policy):
 
     def __init__(self, inner: Policy, context: PolicyContext, parameters: SessionParameters) -> None:
         self.inner = inner
-        self.properties = inner.properties
+        self.properties = replace(inner.properties, follows_calls=True)
         self.table = SessionTable(parameters.limit, by_label=parameters.by_label, by_prefix=parameters.by_prefix)
         self.places = Places(self.table, parameters.turn * context.cost.extend)
         self.paused = PausedCalls()
@@ -285,7 +285,7 @@ class SessionGate(Policy):
         if self._inner_gap is not None and client.admitted_tokens > self._most_admitted:
             self._most_admitted = client.admitted_tokens
             turns = (1.0 + self.parameters.turn) * self._cost.extend * self._most_admitted
-            self.properties = replace(self.inner.properties, gap_quantum=self._inner_gap + turns)
+            self.properties = replace(self.properties, gap_quantum=self._inner_gap + turns)
 
     def _forget_session(self, session: Session) -> None:
         """Forget a session without a call."""
