@@ -2,8 +2,8 @@
 
 The conditions, that is hardware, loads and seeds, are in `conditions.py` and `vtc_conditions.py`. `all` runs the
 experiments of the papers one after the other. It leaves out the sweeps, which take as long as all others together,
-`full`, which takes hours (use `--resume`), and `neighbour`, which is not from a paper, runs in real time and needs an
-otherwise idle machine.
+`full`, which takes hours (use `--resume`), `cells`, and `neighbour`, which is not from a paper, runs in real time and
+needs an otherwise idle machine.
 """
 
 import argparse
@@ -42,6 +42,7 @@ from bench.lab.papers.preble import PrebleLatency
 from bench.lab.papers.preble_ablation import PrebleAblation
 from bench.lab.papers.vtc import VtcSuites
 from bench.lab.sweeps.cache import CacheTruth
+from bench.lab.sweeps.cells import CellsOfWorkers
 from bench.lab.sweeps.defaults import Defaults
 from bench.lab.sweeps.felt import Felt
 from bench.lab.sweeps.full import FullGrid
@@ -80,6 +81,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "br-pool": Pool(),
     "br-fair": Fair(),
     "sessions": AgentSessions(),
+    "cells": CellsOfWorkers(),
 }
 """The experiments by name; a new one is a file and a line here. `fig4` is apart because it measures instead of
 simulating.
@@ -91,8 +93,8 @@ ours.
 """
 BALANCE: Final = tuple(name for name in EXPERIMENTS if name.startswith("br-"))
 """Decode ranks in step: half of their loads are public traces, and they run only if named."""
-HOURS: Final = ("full", "sessions")
-"""Take long, and run only if named."""
+NAMED: Final = ("full", "sessions", "cells")
+"""Take long, or are of a router that is not built, and run only if named."""
 LIVE: Final = "neighbour"
 OUT: Final = Path("results")
 
@@ -262,7 +264,7 @@ def _names(options: argparse.Namespace) -> Sequence[str]:
     if options.name == "sweeps":
         return SWEEPS
     return (
-        [name for name in NAMES if name not in (*SWEEPS, *HOURS, *BALANCE)] if options.name == "all" else [options.name]
+        [name for name in NAMES if name not in (*SWEEPS, *NAMED, *BALANCE)] if options.name == "all" else [options.name]
     )
 
 

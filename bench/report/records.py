@@ -1,6 +1,6 @@
 """The records of a run: one for each call, the service of each client over time, and each worker's totals."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -79,6 +79,18 @@ class GroupTotals(NamedTuple):
     """max L times the number of ranks."""
 
 
+class CellTotals(NamedTuple):
+    """The totals of one cell: a scheduler with a part of the workers."""
+
+    workers: int
+    decisions: int
+    """Requests that it has dispatched."""
+    service_gap: float
+    """The largest gap between two clients that waited in the cell, sampled as that of a worker."""
+    service_gap_bound: float | None
+    """None if the policy has no bound."""
+
+
 class ServiceSample(NamedTuple):
     """The service of each client until `time`, not divided by weights."""
 
@@ -106,3 +118,5 @@ class Result:
     """Sampled at every poll, and when measuring began and ended."""
     groups: Mapping[str, GroupTotals] = field(default_factory=dict)
     """Ranks in step, by the name of their barrier."""
+    cells: Sequence[CellTotals] = ()
+    """Empty without cells."""

@@ -1,11 +1,12 @@
 """Record what happens in a simulation, without changing it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from bench.report.records import CLIENT_VIEW, GroupTotals, Record, Result, ServiceSample, WorkerTotals
+from bench.report.records import CLIENT_VIEW, CellTotals, GroupTotals, Record, Result, ServiceSample, WorkerTotals
+from bench.sim.cells import Cells
 from bench.sim.emulated_group import EmulatedGroup, totals_since
 from bench.sim.emulated_worker import EmulatedWorker
 from bench.sim.in_flight_call import InFlightCall
@@ -32,8 +33,13 @@ class SimulationRecorder:
         workers: Mapping[WorkerId, EmulatedWorker],
         groups: Mapping[str, EmulatedGroup],
         weights: Mapping[str, float],
+        cells: Cells | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._cells = cells
+        self._cell_gaps: list[float] = []
+        self._cell_baselines: Sequence[CellTotals] = ()
+        self._cell_totals: Sequence[CellTotals] = ()
         self._workers = workers
         self._groups = groups
         self._weights = weights
@@ -50,6 +56,9 @@ class SimulationRecorder:
         """Start measuring."""
         self._began = now
         self._gaps.clear()
+        if self._cells is not None:
+            self._cell_baselines = self._cells.totals()
+            self._cell_gaps = [0.0 for _ in self._cell_baselines]
         self.sample_service(now)
         for name, worker in self._workers.items():
             worker.waiting.reset(now)
@@ -61,6 +70,11 @@ class SimulationRecorder:
         self.sample_gaps()
         self.sample_service(now)
         self._ended = now
+        if self._cells is not None:
+            self._cell_totals = [
+                cell._replace(decisions=cell.decisions - before.decisions, service_gap=gap)
+                for cell, before, gap in zip(self._cells.totals(), self._cell_baselines, self._cell_gaps, strict=True)
+            ]
         for name, worker in self._workers.items():
             self._totals[name] = self._worker(name, worker, now)
         for barrier, group in self._groups.items():
@@ -93,7 +107,11 @@ class SimulationRecorder:
         )
 
     def sample_gaps(self) -> None:
-        """Sample every worker's service gap and keep the largest."""
+        """Sample every worker's service gap, or every cell's, and keep the largest."""
+        if self._cells is not None:
+            gaps = [cell.fairness.gap(None) for cell in self._cells.schedulers]
+            self._cell_gaps = list(map(max, gaps, self._cell_gaps or gaps))
+            return
         pooled = self._scheduler.policy.properties.pooled
         fairness = self._scheduler.fairness
         shared = fairness.gap(None) if pooled else 0.0
@@ -121,12 +139,14 @@ class SimulationRecorder:
             self._weights,
             tuple(self._timeline),
             self._group_totals,
+            self._cell_totals,
         )
 
     def _worker(self, name: WorkerId, worker: EmulatedWorker, now: float) -> WorkerTotals:
         busy, before = self._baselines.get(name, Baseline(0.0, Counters()))
         busy_now, counters = worker.busy_seconds(), worker.engine.counters
-        properties = self._scheduler.policy.properties
+        scheduler = self._scheduler if self._cells is None else self._cells.cell_of(name)
+        properties = scheduler.policy.properties
         queue = None if properties.pooled else name
         return WorkerTotals(
             busy_seconds=busy_now - busy,
@@ -140,5 +160,5 @@ class SimulationRecorder:
             waiting_requests_p95=worker.waiting.requests.percentile(now, 0.95),
             waiting_tokens_p95=worker.waiting.tokens.percentile(now, 0.95),
             service_gap=self._gaps.get(name, 0.0),
-            service_gap_bound=self._scheduler.fairness.bound(queue, properties.gap_quantum),
+            service_gap_bound=scheduler.fairness.bound(queue, properties.gap_quantum),
         )

@@ -14,6 +14,8 @@ from workers.engine.engine import DEFAULT_HARDWARE, Engine, create_engine, defau
 from workers.engine.hardware import HARDWARE, Batch, Hardware, RankSteps, rank
 from workers.engine.model import Dialect, EngineConfig, Order
 
+MODEL: Final = "emulated"
+"""What all workers of a simulation serve."""
 FRONT_REPORT_SECONDS: Final = 0.5
 """How often a front reports the new output of its streams (`router.channel.client`), in seconds.
 
@@ -125,6 +127,10 @@ class Scenario:
     """True if the router knows what the engines' caches really hold, which no real router can."""
     kv_events: bool = False
     """True if the workers publish KV events and the router follows them."""
+    cells: int = 0
+    """Schedulers that each have a part of the workers, with D²LPM's placement among them (`bench.sim.cells`); 0 for one
+    scheduler and no placement before it.
+    """
     gate: Callable[[PolicyFactory], PolicyFactory] | None = None
     """Puts a gate for sessions before the policy; None for none."""
     jumps: bool = True
@@ -138,6 +144,10 @@ class Scenario:
         lives = {(each.barrier, each.joins, each.leaves, each.crashes) for each in self.workers if each.barrier}
         if len(lives) > len({barrier for barrier, *_ in lives}):
             raise ValueError("the ranks of a barrier join, leave and crash together")
+        if not 0 <= self.cells <= len(self.workers):
+            raise ValueError("each cell has a worker")
+        if self.cells and (self.oracle or self.kv_events or self.gate is not None):
+            raise ValueError("cells know no oracle, no KV events and no gate")
         if not 0 <= self.warmup < self.seconds < inf:
             raise ValueError("seconds must be finite, and more than the warm-up")
         if self.latency < 0 or self.progress_seconds <= 0 or self.poll_seconds <= 0:

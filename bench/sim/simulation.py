@@ -14,11 +14,12 @@ from typing import Final, Protocol, assert_never
 from bench.report.records import Result
 from bench.sim.agenda import Agenda
 from bench.sim.block_events import BlockEvents
+from bench.sim.cells import Cells
 from bench.sim.emulated_group import EmulatedGroup, EmulatedRank
 from bench.sim.emulated_worker import EmulatedWorker
 from bench.sim.in_flight_call import InFlightCall
 from bench.sim.recorder import SimulationRecorder
-from bench.sim.scenario import Scenario, WorkerSpec
+from bench.sim.scenario import MODEL, Scenario, WorkerSpec
 from bench.workloads.parts.prompts import BLOCK_HASHER
 from bench.workloads.parts.traffic import Call, Client, Ending, Outcome
 from router.core.model.commands import Command, Dispatch, Reject, WakeAt
@@ -45,7 +46,6 @@ from workers.engine.engine import Engine
 from workers.engine.model import QueueFull, RequestTooLarge
 from workers.engine.model import Request as EngineRequest
 
-MODEL: Final = "emulated"
 DRAIN_FACTOR: Final = 20
 """A simulation may take up to this many times its length to drain."""
 
@@ -62,14 +62,10 @@ class Simulation:
 
     def __init__(self, scenario: Scenario, observers: Sequence[Observer] = ()) -> None:
         self.scenario = scenario
-        policy = POLICIES[scenario.policy]
-        self.scheduler = Scheduler(
-            policy if scenario.gate is None else scenario.gate(policy),
-            scenario.settings,
-            Parameters(*scenario.parameters, TrueOutputs(self._true_output)),
-            Random(scenario.seed),
-            self._cached_at_workers if scenario.oracle else None,
-        )
+        self.cells = Cells(scenario) if scenario.cells else None
+        self.scheduler = self._new_scheduler() if self.cells is None else self.cells.placement
+        """The one scheduler; with cells, the one that places requests on them."""
+        self._deciding = self.cells or self.scheduler
         self.workers: dict[WorkerId, EmulatedWorker] = {}
         """All workers that joined, including those that left."""
         self.groups: dict[str, EmulatedGroup] = {}
@@ -91,9 +87,20 @@ class Simulation:
         """Scheduled calls of programs that have begun."""
         clients = scenario.workload.clients(scenario.seed)
         self._recorder = SimulationRecorder(
-            self.scheduler, self.workers, self.groups, {c.name: c.weight for c in clients}
+            self.scheduler, self.workers, self.groups, {c.name: c.weight for c in clients}, self.cells
         )
         self._set_up(clients)
+
+    def _new_scheduler(self) -> Scheduler:
+        scenario = self.scenario
+        policy = POLICIES[scenario.policy]
+        return Scheduler(
+            policy if scenario.gate is None else scenario.gate(policy),
+            scenario.settings,
+            Parameters(*scenario.parameters, TrueOutputs(self._true_output)),
+            Random(scenario.seed),
+            self._cached_at_workers if scenario.oracle else None,
+        )
 
     def run(self) -> Result:
         """Run the simulation. Call once."""
@@ -139,7 +146,7 @@ class Simulation:
 
     def _feed(self, event: Event) -> None:
         now = self._agenda.now
-        commands = self.scheduler.handle(event, now)
+        commands = self._deciding.handle(event, now)
         for observer in self._observers:
             observer.observe(now, event, commands)
         for command in commands:
