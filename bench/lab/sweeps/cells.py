@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FLEETS: Final[Mapping[int, Sequence[int]]] = {16: (1, 2, 4, 8, 16), 256: (1, 4, 16), 1024: (1, 4, 16)}
 """The numbers of workers, and of cells that have them."""
-QUICK_FLEETS: Final[Mapping[int, Sequence[int]]] = {8: (1, 4)}
+QUICK_FLEETS: Final[Mapping[int, Sequence[int]]] = {16: (1, 4)}
 SPAN, QUICK_SPAN = Span(20.0, 8.0), Span(10.0, 4.0)
 CLIENTS, QUICK_CLIENTS = 10_000, 500
 HEAVY: Final = 16
