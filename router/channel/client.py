@@ -12,11 +12,13 @@ from router.channel.messages import (
     AnyQuestion,
     Ask,
     Assignment,
+    Continued,
     FrontEvent,
     FrontMessage,
     Question,
     Saved,
     SchedulerMessage,
+    Settled,
     Withdrawn,
     WorkerChanged,
     WorkerRemoved,
@@ -205,7 +207,7 @@ class SchedulerClient:
             case WorkerChanged() | WorkerRemoved():
                 for observer in self._workers:
                     observer.apply(message)
-            case Saved():
+            case Saved() | Continued() | Settled():
                 """Its channel keeps what a saved state does not cover, if the two can part."""
             case _:
                 assert_never(message)

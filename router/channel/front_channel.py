@@ -3,6 +3,9 @@
 If the scheduler dies, its next run is reached by the same route. The front connects again and reports what that run
 does not know (`UnsavedHistory`). Until then its streams go on, its calls wait, and what it has to say is only noted.
 
+If only the connection breaks, and the same run is reached again, both sides go on with what they have, and send again
+what the other has missed.
+
 In a cluster there may be two schedulers for a moment. The front obeys the one with the higher epoch, and none whose
 epoch is lower than one that it has obeyed.
 """
@@ -10,20 +13,22 @@ epoch is lower than one that it has obeyed.
 import asyncio
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from secrets import token_hex
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from router.channel.client import SchedulerClient
-from router.channel.codec import channel_version
+from router.channel.codec import channel_version, encode
 from router.channel.messages import (
     AllReported,
     Assignment,
+    Continued,
     FrontMessage,
     PlacementRecord,
     Saved,
     SchedulerMessage,
+    Settled,
     Superseded,
 )
 from router.channel.socket import (
@@ -35,6 +40,7 @@ from router.channel.socket import (
     Route,
     connect_front,
 )
+from router.channel.unconfirmed import Unconfirmed
 from router.channel.unsaved_history import UnsavedHistory
 
 log = logging.getLogger(__name__)
@@ -43,6 +49,33 @@ RETRY_SECONDS: Final = 0.05
 """Seconds between two attempts to connect."""
 GIVE_UP_SECONDS: Final = 60.0
 """Seconds without a scheduler after which a front gives up."""
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """What has arrived from one run of the scheduler, over all connections to it."""
+
+    messages: int = 0
+    """How many messages have been handled."""
+
+
+@dataclass(slots=True)
+class Arriving:
+    """What arrives over one connection."""
+
+    welcome: "asyncio.Future[Saved | Continued | Settled]"
+    """The first message, which says what the run knows of the front."""
+    arrivals: Arrivals
+
+
+class Contact(NamedTuple):
+    """A connection to a run of the scheduler, before the front obeys that."""
+
+    end: FrontEnd
+    hello: Hello
+    """The first frame of the run."""
+    welcome: Saved | Continued | Settled
+    arrivals: Arrivals
 
 
 class FrontChannel:
@@ -67,6 +100,10 @@ class FrontChannel:
         self._secret = b""
         self._run = ""
         """The run of the scheduler that it was connected to last."""
+        self._arrivals = Arrivals()
+        """What has arrived from that."""
+        self._unconfirmed = Unconfirmed()
+        """What was sent to that, by the numbers that `UnsavedHistory` counts."""
         self._lost_at: float | None = None
         """When the last connection ended, on the event loop's clock; None while there is one."""
         self._task: asyncio.Task[None] | None = None
@@ -76,9 +113,9 @@ class FrontChannel:
 
         Waits for a scheduler that is being started. Raises ChannelClosed if none comes.
         """
-        end, hello = await self._connect_within(CONNECT_SECONDS)
-        self._secret = hello.secret
-        self._obey(end, hello)
+        contact = await self._connect_within(CONNECT_SECONDS)
+        self._secret = contact.hello.secret
+        self._obey(contact)
         return self._secret
 
     def attach(self, client: SchedulerClient) -> None:
@@ -139,9 +176,9 @@ class FrontChannel:
                 continue
             self._ready = False
             self._lost_at = asyncio.get_running_loop().time()
-            log.error("the scheduler's process is gone; streams go on, and calls wait for it")
-            self._obey(*await self._connect_within(GIVE_UP_SECONDS))
-            log.warning("the scheduler's process is back, and has the report of %d requests", self._history.requests)
+            log.error("the scheduler's process is gone or cut off; streams go on, and calls wait for it")
+            self._obey(await self._connect_within(GIVE_UP_SECONDS))
+            log.warning("the scheduler's process is back, and knows of %d requests", self._history.requests)
 
     async def _is_superseded(self, end: FrontEnd) -> bool:
         """Wait until the scheduler is lost, or another leads. Returns whether it is the latter."""
@@ -157,17 +194,17 @@ class FrontChannel:
     async def _move(self, left: FrontEnd) -> None:
         """Leave a scheduler for the one that leads, as soon as that can be reached; until then it is obeyed."""
         try:
-            end, hello = await self._connect()
+            contact = await self._connect()
         except ChannelClosed:
             await asyncio.sleep(RETRY_SECONDS)
             return
-        log.warning("the scheduler with epoch %d leads in place of epoch %d", hello.epoch, self._epoch)
-        left.send(Superseded(hello.epoch))
+        log.warning("the scheduler with epoch %d leads in place of epoch %d", contact.hello.epoch, self._epoch)
+        left.send(Superseded(contact.hello.epoch))
         left.leave()
-        self._obey(end, hello)
+        self._obey(contact)
 
-    async def _connect_within(self, seconds: float) -> tuple[FrontEnd, Hello]:
-        """Connect, and try again while no scheduler listens. Returns what `_connect` does. Raises ChannelClosed."""
+    async def _connect_within(self, seconds: float) -> Contact:
+        """Connect, and try again while no scheduler listens. Raises ChannelClosed."""
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
             try:
@@ -179,55 +216,97 @@ class FrontChannel:
                     raise
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _connect(self) -> tuple[FrontEnd, Hello]:
-        """Connect, and learn what the run's state covers. Returns the connection, and the run's first frame."""
-        covered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        hello = Hello(channel_version(), self._number, self._session, epoch=self._epoch, replica=self._replica)
-        end, welcome = await connect_front(self._route, hello, partial(self._receive, covered))
-        if welcome.epoch < self._epoch:
+    async def _connect(self) -> Contact:
+        """Connect, and learn what the run knows of this front. Raises ChannelClosed."""
+        arriving = Arriving(asyncio.get_running_loop().create_future(), Arrivals())
+        end, hello = await connect_front(self._route, self._hello(), partial(self._receive, arriving))
+        if hello.epoch < self._epoch:
             end.abort()
-            raise ChannelClosed(f"the scheduler has epoch {welcome.epoch}, and epoch {self._epoch} has led since")
+            raise ChannelClosed(f"the scheduler has epoch {hello.epoch}, and epoch {self._epoch} has led since")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                self._history.saved(await end.unless_lost(covered))
+                welcome = await end.unless_lost(arriving.welcome)
         except TimeoutError:
             end.abort()
             raise ChannelClosed("the scheduler does not say what its state covers") from None
-        return end, welcome
+        if isinstance(welcome, Saved):
+            self._history.saved(welcome.messages)
+        return Contact(end, hello, welcome, arriving.arrivals)
 
-    def _obey(self, end: FrontEnd, hello: Hello) -> None:
+    def _hello(self) -> Hello:
+        return Hello(
+            *(channel_version(), self._number, self._session),
+            epoch=self._epoch,
+            replica=self._replica,
+            run=self._run,
+            received=self._arrivals.messages,
+        )
+
+    def _obey(self, contact: Contact) -> None:
         """Report what the run does not know, and send it from now on what happens. Raises ChannelClosed if this run can
         do nothing with that.
         """
-        refused = ""
-        if hello.session == self._run:
-            refused = "the scheduler, which lives, has settled what this front had"
-        elif hello.secret != self._secret:
-            refused = "the scheduler has lost its state, and with it the key of the prompt hashes"
-        if refused:
+        end, hello, welcome, _ = contact
+        try:
+            if hello.secret != self._secret:
+                raise ChannelClosed("the scheduler has lost its state, and with it the key of the prompt hashes")
+            match welcome:
+                case Settled():
+                    raise ChannelClosed("the scheduler, which lives, has settled what this front had")
+                case Continued(messages):
+                    self._send_missed(end, messages)
+                case Saved():
+                    self._report(end)
+        except ChannelClosed:
             end.abort()
-            raise ChannelClosed(refused)
-        self._run, self._epoch = hello.session, hello.epoch
+            raise
+        self._run, self._epoch, self._arrivals = hello.session, hello.epoch, contact.arrivals
+        end.handled = lambda: contact.arrivals.messages
+        end.on_confirmed = self._confirm
+        self._end, self._ready, self._lost_at = end, True, None
+
+    def _send_missed(self, end: FrontEnd, handled: int) -> None:
+        """Send again what a run has missed that has handled so many messages. Raises ChannelClosed."""
+        missed = self._unconfirmed.after(handled)
+        if missed is None:
+            raise ChannelClosed("the scheduler has missed more than this front keeps")
+        for payload in missed:
+            end.write(payload)
+
+    def _report(self, end: FrontEnd) -> None:
+        """Report what a run does not know."""
         for message in self._history.report():
             end.send(message)
         self._history.messages += 1
+        self._unconfirmed.begin(self._history.messages)
         end.send(AllReported(self._history.messages))
-        self._end, self._ready, self._lost_at = end, True, None
+
+    def _confirm(self, handled: int) -> None:
+        """Take note of how many messages the scheduler has handled."""
+        self._unconfirmed.confirm(handled)
 
     def _send(self, message: FrontMessage) -> None:
+        payload = encode(message)  # first, as it raises for what cannot be encoded
+        if self._replica:
+            self._unconfirmed.add(payload)
         if self._ready and self._end is not None:
-            self._end.send(message)  # first, as it raises for what cannot be encoded
+            self._end.write(payload)
         self._history.sent(message)
 
-    def _receive(self, covered: "asyncio.Future[int]", message: SchedulerMessage) -> None:
-        """Take a message. `covered`: of its connection, takes how many messages of this front the run's state covers:
-        the first that it says.
-        """
-        if isinstance(message, Saved):
-            if covered.done():
-                self._history.saved(message.messages)
+    def _receive(self, arriving: Arriving, message: SchedulerMessage) -> None:
+        """Take a message that arrives over one of the connections."""
+        if not arriving.welcome.done():
+            if not isinstance(message, Saved | Continued | Settled):
+                raise ValueError(f"{type(message).__name__} comes before all else")
+            if isinstance(message, Continued):
+                arriving.arrivals = self._arrivals
             else:
-                covered.set_result(message.messages)
+                arriving.arrivals.messages += 1
+            arriving.welcome.set_result(message)
+            return
+        arriving.arrivals.messages += 1
+        if isinstance(message, Saved):
+            self._history.saved(message.messages)
             return
         if self._replica and isinstance(message, Assignment):
             message = _decided_at(message, time.monotonic())

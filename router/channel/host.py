@@ -236,11 +236,13 @@ class OpenRequest:
     front: FrontLink
     own_name: RequestId
     """Its id in its front."""
-    output_limit: int | None
+    request: Request
     replied: bool = False
     """Whether the front has its reply to the last submission."""
     prefill: PrefillBeside | None = None
     """The prefill worker that its next dispatch is together with."""
+    withdrawn: bool = False
+    """Whether the scheduler does not know it, because it waited and its front is away."""
 
 
 class SchedulerHost:
@@ -347,12 +349,29 @@ class SchedulerHost:
             return
         self._links.remove(front)
         running = self.scheduler.attempts
-        left = [request for request, opened in self._open.items() if opened.front is front]
+        left = {request: self._open[request] for request, opened in self._open.items() if opened.front is front}
         for request in left:
             del self._open[request]
         for request in sorted(left, key=running.__contains__):  # the waiting ones first, so that none is dispatched
-            self.feed(Cancelled(request))
+            if not left[request].withdrawn:
+                self.feed(Cancelled(request))
         self._services.front_closed(front)
+
+    def withdraw_waiting(self, front: FrontLink) -> None:
+        """Take the waiting requests of a front that is away from the scheduler: what it sends to a worker, the front
+        could not send there.
+        """
+        for name, opened in list(self._open.items()):
+            if opened.front is front and not opened.withdrawn and self.scheduler.is_untouched(name):
+                opened.withdrawn = True
+                self.feed(Cancelled(name))
+
+    def queue_again(self, front: FrontLink) -> None:
+        """Give the scheduler back what was taken from it while a front was away."""
+        for opened in list(self._open.values()):
+            if opened.front is front and opened.withdrawn:
+                opened.withdrawn = False
+                self.feed(Arrived(opened.request, again=True))
 
     def covered(self) -> list[CoveredFront]:
         """Return what a state that is saved now covers of each front.
@@ -389,7 +408,7 @@ class SchedulerHost:
     def open(self, front: FrontLink, event: Arrived | Resumed, own_name: RequestId) -> None:
         """Take a request whose id no open request has. `own_name`: its id in its front."""
         request = event.request
-        self._open[request.id] = OpenRequest(front, own_name, request.output_limit, isinstance(event, Resumed))
+        self._open[request.id] = OpenRequest(front, own_name, request, isinstance(event, Resumed))
         self.feed(event)
 
     def resume(self, event: Resumed) -> None:
@@ -452,7 +471,7 @@ class SchedulerHost:
     def _assign(self, opened: OpenRequest, dispatch: Dispatch, now: float) -> None:
         """Tell a front where to send a request. Two dispatches of one request at once make one assignment."""
         request, worker, cached_tokens, leg = dispatch.request, dispatch.worker, dispatch.cached_tokens, dispatch.leg
-        timeouts = self._timeouts(worker, opened.output_limit)
+        timeouts = self._timeouts(worker, opened.request.output_limit)
         placement = _placement(dispatch, now) if self._traced else None
         if leg is Leg.PREFILL and dispatch.partner is not None:
             opened.prefill = PrefillBeside(worker, cached_tokens, timeouts, placement)

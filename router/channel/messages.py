@@ -366,4 +366,22 @@ class Saved:
     messages: int
 
 
-SchedulerMessage = Assignment | Reject | Withdrawn | WorkerChanged | WorkerRemoved | Answered | Saved
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """The connection of the front was lost, and the run of the scheduler still has all that the front had.
+
+    What either side has missed is sent again.
+    """
+
+    messages: int
+    """How many messages of the front have been handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The front was given up, and what it had is settled: it can only begin anew."""
+
+
+SchedulerMessage = (
+    Assignment | Reject | Withdrawn | WorkerChanged | WorkerRemoved | Answered | Saved | Continued | Settled
+)

@@ -1,8 +1,9 @@
 """The channel between processes: messages as frames on a Unix socket, or between machines on a TCP connection.
 
 A frame is its length (four bytes, big-endian) and a message as `codec` encodes it. The first frame of each side is its
-`Hello`, with its version of the messages; ends with different versions part at once. An empty frame is a probe, which
-the scheduler's end answers with another after all that came before it, so a front knows how far the scheduler lags.
+`Hello`, with its version of the messages; ends with different versions part at once. A frame that begins with a zero
+byte is a probe, which the scheduler's end answers with another after all that came before it, so a front knows how far
+the scheduler lags. The probe of either end says how many messages it has handled.
 
 What an end sends in one turn of its event loop goes out in one write.
 """
@@ -19,14 +20,18 @@ from typing import Final, Protocol, Self, TypeVar
 import msgspec
 
 from router.channel.codec import FRONT_DECODER, SCHEDULER_DECODER, channel_version, encode
-from router.channel.host import FrontLink, SchedulerHost
-from router.channel.messages import FrontMessage, SchedulerMessage
+from router.channel.host import SchedulerHost
+from router.channel.known_front import KnownFront, KnownFronts
+from router.channel.messages import FrontMessage, SchedulerMessage, Settled
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 LENGTH_BYTES: Final = 4
+COUNT_BYTES: Final = 8
+PROBE: Final = b"\0"
+"""The first byte of a probe; a message begins with no such byte."""
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 """Longer frames end the channel. The longest message is a request with the hashes of a prompt of `--body-limit`."""
 MAX_UNSENT_BYTES: Final = 64 * 1024 * 1024
@@ -66,6 +71,10 @@ class Hello:
     """From the scheduler: its epoch; from a front: the highest that it has obeyed. 0 without a cluster."""
     replica: str = ""
     """From a front: the name of its replica; empty without a cluster."""
+    run: str = ""
+    """From a front: the session of the run of the scheduler that it was connected to last."""
+    received: int = 0
+    """From a front: how many messages of that run it has handled."""
 
 
 _HELLO: Final = msgspec.msgpack.Decoder(Hello)
@@ -135,10 +144,10 @@ class ChannelEnd(asyncio.Protocol):
         if not self._greeted:
             self._greeted = True
             self._greet(_HELLO.decode(payload))
-        elif payload:
-            self._handle(payload)
+        elif payload.startswith(PROBE):
+            self._probed(int.from_bytes(payload[1:], "big"))
         else:
-            self._probed()
+            self._handle(payload)
 
     def _greet(self, hello: Hello) -> None:
         """Take the other end's first frame. Raises ValueError to refuse it."""
@@ -148,9 +157,12 @@ class ChannelEnd(asyncio.Protocol):
         """Take a message. Raises ValueError if it is none."""
         raise NotImplementedError
 
-    def _probed(self) -> None:
-        """Take a probe, or the answer to one."""
+    def _probed(self, handled: int) -> None:
+        """Take a probe, or the answer to one. `handled`: how many messages the other end has handled."""
         raise NotImplementedError
+
+    def _write_probe(self, handled: int) -> None:
+        self.write(PROBE + handled.to_bytes(COUNT_BYTES, "big"))
 
     def write(self, payload: bytes) -> None:
         """Send a frame at the end of this turn of the event loop. Without effect once the channel is closed."""
@@ -201,6 +213,10 @@ class FrontEnd(ChannelEnd):
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.delay = 0.0
         """Seconds in which the last probe was answered."""
+        self.handled: Callable[[], int] = lambda: 0
+        """Returns how many messages of this run of the scheduler the front has handled."""
+        self.on_confirmed: Callable[[int], None] = lambda _: None
+        """Called with the number of messages that the scheduler has handled."""
 
     async def welcome(self) -> Hello:
         """Return the scheduler's first frame. Raises ChannelClosed if the two versions differ."""
@@ -279,32 +295,33 @@ class FrontEnd(ChannelEnd):
         self._set_probe_timer()
         if self._probed_at is None:
             self._probed_at = time.monotonic()
-            self.write(b"")
+            self._write_probe(self.handled())
         else:
             self._late_probes += 1
 
-    def _probed(self) -> None:
+    def _probed(self, handled: int) -> None:
         if self._probed_at is not None:
             self.delay = time.monotonic() - self._probed_at  # the clock of uvloop counts whole milliseconds only
         self._probed_at, self._late_probes = None, 0
+        self.on_confirmed(handled)
 
 
 class HostEnd(ChannelEnd):
     """The scheduler's end of the channel to one front."""
 
     def __init__(
-        self, host: SchedulerHost, hello: Hello, open_ends: "set[HostEnd]", on_superseded: Callable[[int], None]
+        self, fronts: KnownFronts, hello: Hello, open_ends: "set[HostEnd]", on_superseded: Callable[[int], None]
     ) -> None:
         """`hello`: this end's first frame; `open_ends`: holds this end while it is connected.
 
         `on_superseded`: called with the epoch of a front that has obeyed a higher one than that of `hello`.
         """
         super().__init__()
-        self._host = host
+        self._fronts = fronts
         self._hello = hello
         self._open_ends = open_ends
         self._on_superseded = on_superseded
-        self._link: FrontLink | None = None
+        self._front: KnownFront | None = None
         """The front; None before its first frame."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -314,11 +331,11 @@ class HostEnd(ChannelEnd):
         self.write(msgspec.msgpack.encode(self._hello))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Settle what the front has left."""
+        """Settle what the front has left, unless it may come back."""
         super().connection_lost(exc)
         self._open_ends.discard(self)
-        if self._link is not None:
-            self._link.close()
+        if self._front is not None:
+            self._front.lost(self, ended=exc is None)
 
     def pause_writing(self) -> None:
         """Read no more of a front that does not read: its questions would only add to what is unsent."""
@@ -342,32 +359,40 @@ class HostEnd(ChannelEnd):
     @property
     def replica(self) -> str:
         """The name of the front's replica; empty without a cluster, and before its first frame."""
-        return "" if self._link is None else self._link.replica
+        return "" if self._front is None else self._front.link.replica
 
     def _greet(self, hello: Hello) -> None:
         if hello.epoch > self._hello.epoch:
             self.abort()
             self._on_superseded(hello.epoch)
         elif hello.version == channel_version():
-            self._link = self._host.connect(self._deliver, hello.front, hello.session, hello.replica)
-        elif self._transport is not None:
+            self._front = self._fronts.connect(hello, self)
+            if self._front is None:
+                self.write(encode(Settled()))
+                self._close()
+        else:
             log.error("front %d runs another version of the router; its channel is closed", hello.front)
-            self.flush()
+            self._close()
+
+    def _close(self) -> None:
+        """Close the channel, once what is unsent is sent."""
+        self.flush()
+        if self._transport is not None:
             self._transport.close()
 
-    def _deliver(self, message: SchedulerMessage) -> None:
-        self.write(encode(message))
-
     def _handle(self, payload: bytes) -> None:
-        assert self._link is not None
+        assert self._front is not None
         message = FRONT_DECODER.decode(payload)
         try:
-            self._link.receive(message)
+            self._front.receive(message)
         except Exception:  # one message that the scheduler fails on must not end the calls of all others
-            log.exception("a message of front %d failed inside the scheduler: %s", self._link.number, type(message))
+            number = self._front.link.number
+            log.exception("a message of front %d failed inside the scheduler: %s", number, type(message))
 
-    def _probed(self) -> None:
-        self.write(b"")
+    def _probed(self, handled: int) -> None:
+        assert self._front is not None
+        self._front.confirm(handled)
+        self._write_probe(self._front.handled)
 
 
 class ChannelServer:
@@ -384,8 +409,8 @@ class ChannelServer:
 
         `epoch`: of this run of the scheduler.
         """
-        self._host = host
         self._hello = Hello(channel_version(), session=token_hex(8), secret=secret, epoch=epoch)
+        self._fronts = KnownFronts(host, self._hello.session, may_return=epoch > 0)
         self._path = path
         self.on_superseded: Callable[[int], None] = lambda _: None
         """Called with the epoch of a front that has obeyed a higher one."""
@@ -404,7 +429,7 @@ class ChannelServer:
 
     def new_end(self) -> HostEnd:
         """Return this side's end of a connection that a front is making."""
-        return HostEnd(self._host, self._hello, self._ends, self.on_superseded)
+        return HostEnd(self._fronts, self._hello, self._ends, self.on_superseded)
 
     async def __aenter__(self) -> Self:
         """Listen."""
@@ -416,6 +441,7 @@ class ChannelServer:
         """Stop listening, and cut what is connected."""
         if self._server is not None:
             self._server.close()
+        self._fronts.close()
         for end in list(self._ends):
             end.abort()
 

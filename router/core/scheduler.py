@@ -235,6 +235,10 @@ class Scheduler:
         """How many live requests are at no worker: queued, prefilled, or waiting for a retry."""
         return len(self._queue_limits) + len(self._retry_queue.requests) + len(self.handoffs)
 
+    def is_untouched(self, request: RequestId) -> bool:
+        """Return whether a request waits that no worker has had."""
+        return request in self._queue_limits.waiters and self._requests[request].charged is None
+
     def _apply(self, event: Event, now: float) -> None:
         match event:
             case Progressed(output_tokens):

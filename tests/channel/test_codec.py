@@ -15,6 +15,7 @@ from router.channel.messages import (
     Assignment,
     BeginCall,
     CallEnded,
+    Continued,
     FieldsRefused,
     FindResponse,
     FrontMeasured,
@@ -30,6 +31,7 @@ from router.channel.messages import (
     ResponseStored,
     Saved,
     SchedulerMessage,
+    Settled,
     Superseded,
     TakeInput,
     TicketId,
@@ -138,6 +140,8 @@ FROM_SCHEDULER: list[SchedulerMessage] = [
     WorkerRemoved(WORKER),
     *[Answered(1, answer) for answer in (None, True, WORKER, Shortage("reason", "two", 1.0, True))],
     Saved(12),
+    Continued(12),
+    Settled(),
 ]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -77,7 +78,9 @@ class Expected:
 class Runs:
     """The runs of a scheduler, one after the other, at one path."""
 
-    def __init__(self, folder: Path, stack: AsyncExitStack, **more: object) -> None:
+    def __init__(self, folder: Path, stack: AsyncExitStack, *, in_cluster: bool = False, **more: object) -> None:
+        """`in_cluster`: whether runs have epochs, and fronts the names of replicas."""
+        self.in_cluster = in_cluster
         self._folder = folder
         self._stack = stack
         self.channel = str(folder / "channel")
@@ -85,7 +88,8 @@ class Runs:
             {"worker": [f"http://{worker}" for worker in WORKERS], "max_inflight": 2, "window": "fixed", **more}
         )
         self.side: SchedulerSide
-        self._server: ChannelServer
+        self.server: ChannelServer
+        self.channels: list[FrontChannel] = []
         self.count = 0
 
     async def begin(self, *fronts: int, saves: bool = True) -> None:
@@ -103,13 +107,14 @@ class Runs:
         )
         self.count += 1
         self.state = run_file(self.side, folder, self._settings.policy, 3600.0)
-        self._server = ChannelServer(self.side.host, self.side.secret, self.channel)
+        epoch = self.count if self.in_cluster else 0
+        self.server = ChannelServer(self.side.host, self.side.secret, self.channel, epoch)
         for part in self.side.observing:
             await self._stack.enter_async_context(part)
         takeover = new_takeover(self.side, fronts)
         if takeover is not None:
             takeover.begin()
-        await self._server.__aenter__()
+        await self.server.__aenter__()
         if takeover is None:
             for worker in WORKERS:
                 self.side.host.feed(WorkerJoined(Worker(WorkerId(worker), frozenset({MODEL}))))
@@ -120,12 +125,13 @@ class Runs:
 
     async def kill(self) -> None:
         """End a run without a word: what it has not saved is lost."""
-        await self._server.__aexit__()
+        await self.server.__aexit__()
         self.side.host.close()
 
     async def front(self, number: int) -> SchedulerClient:
         """Connect a front, which stays connected to whatever run there is."""
-        channel = FrontChannel(UnixRoute(self.channel), number)
+        channel = FrontChannel(UnixRoute(self.channel), number, "replica" if self.in_cluster else "")
+        self.channels.append(channel)
         await channel.open()
         client = SchedulerClient(asyncio.get_running_loop().time)
         channel.attach(client)
@@ -156,10 +162,10 @@ async def _no_address(host: str, port: int) -> list[str]:
 
 
 @asynccontextmanager
-async def runs_in(folder: Path, **more: object) -> AsyncIterator[Runs]:
-    """`more`: settings."""
+async def runs_in(folder: Path, *, in_cluster: bool = False, **more: object) -> AsyncIterator[Runs]:
+    """`in_cluster`: as in `Runs`; `more`: settings."""
     async with AsyncExitStack() as stack:
-        runs = Runs(folder, stack, **more)
+        runs = Runs(folder, stack, in_cluster=in_cluster, **more)
         await runs.begin()
         yield runs
         await runs.kill()
@@ -196,8 +202,8 @@ async def test_what_waits_and_what_runs_goes_on(tmp_path: Path) -> None:
 
 async def test_what_fronts_report_is_not_added_to_the_state_directory(tmp_path: Path) -> None:
     """A run whose predecessor could leave it nothing begins with what fronts report, and charges it once."""
-    more = {"state": str(tmp_path / "directory"), "hash_secret": "0123456789abcdef"}
-    async with runs_in(tmp_path, **more) as runs:
+    more: dict[str, Any] = {"state": str(tmp_path / "directory"), "hash_secret": "0123456789abcdef"}
+    async with runs_in(tmp_path, in_cluster=False, **more) as runs:
         front = await runs.front(1)
         await front.submit(request("a", "ann"))
         front.settle(Finished(RequestId("a"), Usage(100, 7, 0)))
@@ -256,12 +262,18 @@ async def test_a_front_that_is_gone_keeps_nobody_waiting(tmp_path: Path) -> None
         assert runs.served() == owed
 
 
-@pytest.mark.parametrize("seed", range(12))
-async def test_the_books_are_exact_however_often_the_scheduler_dies(tmp_path: Path, seed: int) -> None:
-    """Each call is charged what its workers reported, once, whatever was saved, in flight or lost when a run died."""
+@pytest.mark.parametrize(
+    ("seed", "in_cluster"), [*[(seed, False) for seed in range(10)], *[(seed, True) for seed in range(4)]]
+)
+async def test_the_books_are_exact_however_often_the_scheduler_dies(
+    tmp_path: Path, seed: int, *, in_cluster: bool
+) -> None:
+    """Each call is charged what its workers reported, once, whatever was saved, in flight or lost when a run died, and
+    in a cluster whatever was in flight when a connection broke.
+    """
     random = Random(seed)
     expected = Expected()
-    async with runs_in(tmp_path) as runs:
+    async with runs_in(tmp_path, in_cluster=in_cluster) as runs:
         fronts = [await runs.front(1), await runs.front(2)]
         calls: list[Call] = []
         for step in range(120):
@@ -291,6 +303,8 @@ async def _move(
     """Let one thing happen: a call arrives, starts, streams, fails or ends, the state is saved, or a run dies."""
     placed = [call for call in calls if call.placed]
     what = random.choice(["arrive"] * 4 + ["start", "return", "finish", "finish", "leave", "save", "die", "pause"])
+    if runs.in_cluster and random.random() < 0.1:
+        _break(random, runs)
     if what == "arrive":
         front, client = random.choice(fronts), random.choice(["ann", "bob"])
         name = f"r{random.randrange(3)}"  # another front may have it, too
@@ -307,6 +321,13 @@ async def _move(
         await until(lambda: runs.side.host.scheduler.live > 0 or not calls)
     elif placed:
         _drive(random, what, random.choice(placed), calls, expected)
+
+
+def _break(random: Random, runs: Runs) -> None:
+    """Break one connection: what its sides have sent in this turn is lost, and what is on its way."""
+    ends = [*runs.server._ends, *[channel._end for channel in runs.channels if channel._end is not None]]
+    if ends:
+        random.choice(ends).abort()
 
 
 def _drive(random: Random, what: str, call: Call, calls: list[Call], expected: Expected) -> None:
