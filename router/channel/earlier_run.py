@@ -1,7 +1,7 @@
 """What a restored state says of the fronts that an earlier run of the scheduler had, until they have reported."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from router.core.model.request import RequestId
@@ -17,6 +17,10 @@ class CoveredFront:
     """How many of its messages are part of the state."""
     renamed: tuple[tuple[RequestId, RequestId], ...] = ()
     """Its live requests that the scheduler knows by another id: the id in the front, and that one."""
+    name: str = ""
+    """The name of the front in its cluster. If its process is started again, the next one has the same."""
+    late: bool = False
+    """Whether it had not reported yet to the run that saved the state."""
 
 
 class EarlierRun:
@@ -38,7 +42,7 @@ class EarlierRun:
     @property
     def fronts(self) -> Iterator[CoveredFront]:
         """The fronts that have not reported."""
-        return iter(self._fronts.values())
+        return (replace(front, late=True) for front in self._fronts.values())
 
     def messages_of(self, session: str) -> int:
         """Return how many messages of a front the restored state covers."""
@@ -53,6 +57,8 @@ class EarlierRun:
         self.unclaimed.discard(name)
         return name
 
-    def has_reported(self, session: str) -> None:
-        """Forget a front that has reported all it had."""
+    def has_reported(self, session: str, name: str) -> None:
+        """Forget a front that has reported all it had, and those before it. `name`: as in `CoveredFront`."""
         self._fronts.pop(session, None)
+        if name:
+            self._fronts = {key: front for key, front in self._fronts.items() if front.name != name}

@@ -209,10 +209,9 @@ class FrontChannel:
         while True:
             try:
                 return await self._connect()
-            except OtherVersion:
-                raise
-            except ChannelClosed:
-                if asyncio.get_running_loop().time() >= deadline:
+            except ChannelClosed as error:
+                refused = isinstance(error, OtherVersion) and not self._replica  # in a cluster, another may lead soon
+                if refused or asyncio.get_running_loop().time() >= deadline:
                     raise
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -135,7 +135,7 @@ class FrontLink:
     def covered(self) -> CoveredFront:
         """What a state that is saved now covers of this front, which has reported."""
         assert self.messages is not None
-        return CoveredFront(self.session, self.messages, tuple(self._renamed.items()))
+        return CoveredFront(self.session, self.messages, tuple(self._renamed.items()), self.name)
 
     def receive(self, message: FrontMessage) -> None:
         """Handle a message of this front."""
@@ -283,7 +283,7 @@ class SchedulerHost:
 
     def reported(self, front: FrontLink) -> None:
         """Take note that a front has reported all that an earlier run had of it."""
-        self.earlier.has_reported(front.session)
+        self.earlier.has_reported(front.session, front.name if front.replica else "")
         self.on_reported(front)
 
     @contextmanager

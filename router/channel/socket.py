@@ -283,6 +283,7 @@ class FrontEnd(ChannelEnd):
             self._welcome.set_result(hello)
         else:
             self._welcome.set_exception(OtherVersion("the scheduler runs another version of the router"))
+            self.leave()
 
     def _handle(self, payload: bytes) -> None:
         self._receive(SCHEDULER_DECODER.decode(payload))

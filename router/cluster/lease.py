@@ -48,8 +48,8 @@ class LeaderRecord:
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """Return the record of a text. Raises ValueError if it is none."""
-        epoch, replica, run, address, since = text.split(" ")
+        """Return the record of a text. Raises ValueError if it is none. What a newer router has added is ignored."""
+        epoch, replica, run, address, since, *_ = text.split(" ")
         return cls(int(epoch), replica, run, address, float(since))
 
 

@@ -16,7 +16,16 @@ import msgspec
 
 from router.cluster.store import ClusterStore, SavedElsewhere, SaveRefused, StoreUnreachable
 from router.core.model.saved import UsageRows
-from router.persistence.state_file import SavedState, StateHeader, StateLine, decode_lines, encode, encode_header
+from router.persistence.state_file import (
+    FORMAT,
+    SavedState,
+    StateHeader,
+    StateLine,
+    decode_lines,
+    encode,
+    encode_header,
+    format_of,
+)
 from router.runtime.periodic import PeriodicTask
 
 log = logging.getLogger(__name__)
@@ -44,6 +53,16 @@ def stored_state(found: Mapping[str, bytes]) -> SavedState | None:
     if missing:
         raise ValueError(f"{len(missing)} of its pieces are missing")
     return decode_lines(manifest.header, [found[name] for name in manifest.pieces])
+
+
+def is_newer(manifest: bytes | None) -> bool:
+    """Return whether a stored state is one of a newer router, which this one cannot go on with."""
+    if manifest is None:
+        return False
+    try:
+        return format_of(msgspec.msgpack.decode(manifest, type=StateManifest).header) > FORMAT
+    except ValueError:  # it is damaged, which `stored_state` reports
+        return False
 
 
 class StateInStore(PeriodicTask):

@@ -211,6 +211,11 @@ class ClusterStore:
         if outcome == 1:
             raise SavedElsewhere
 
+    async def manifest(self) -> bytes | None:
+        """Return the manifest of the state; None if there is no state."""
+        found: bytes | None = await self._ask(self._redis.hget(self._state, "manifest"))
+        return found
+
     async def load(self) -> Mapping[str, bytes]:
         """Return the manifest and the pieces of the state; empty if there is none."""
         found = await self._ask(self._redis.hgetall(self._state))

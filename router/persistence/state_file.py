@@ -20,6 +20,7 @@ from typing import Annotated, Final, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from router.channel.earlier_run import CoveredFront
+from router.core.clients.rate_limits import RateWindow, RateWindows
 from router.core.fleet.stored_responses import Responses, StoredResponse
 from router.core.model.saved import Counters, Groups, Piece, Prefixes, UsageRows
 from router.errors import ConfigError
@@ -30,10 +31,16 @@ from router.upstream.worker_registry import OperatorChanges
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = 1
-"""Format version; increases when files of the previous format can no longer be read."""
+FORMAT: Final = 2
+"""Format version; increases when a router of the version before cannot read what this one writes."""
+FORMATS: Final = (1, 2)
+"""The formats that can be read."""
 FILE_NAME: Final = "state"
 """Name of the file in the state directory."""
+
+
+class NewerState(ValueError):
+    """The state was written by a newer router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +74,9 @@ class CoveredFronts:
     rows: tuple[CoveredFront, ...]
 
 
-StateLine = Piece | Responses | CoveredFronts | OperatorChanges
-"""One line of the file: a piece of the scheduler's state, a part of the directory of stored responses, or what a run
-that takes over must know of the fronts and of the operator's changes."""
+StateLine = Piece | Responses | RateWindows | CoveredFronts | OperatorChanges
+"""One line of the file: a piece of the scheduler's state, a part of the directory of stored responses, what is left of
+clients' rate limits, or what a run that takes over must know of the fronts and of the operator's changes."""
 
 
 class SavedState(NamedTuple):
@@ -84,6 +91,8 @@ class SavedState(NamedTuple):
     """What the state covers of each front."""
     changes: OperatorChanges = OperatorChanges()
     """What the operator changed of the fleet."""
+    windows: Sequence[RateWindow] = ()
+    """What was left of clients' rate limits when it was saved."""
     too_old: bool = False
     """Whether it is only the usage in a state that is too old for anything else."""
 
@@ -122,12 +131,19 @@ def decode_lines(head: bytes, lines: Iterable[bytes]) -> SavedState:
     return _decode_lines(_decode_header(head), lines)
 
 
+def format_of(head: bytes) -> int:
+    """Return the format that the first line names. Raises ValueError if it is no first line."""
+    return _HEADER.validate_json(head).d2lpm_state
+
+
 def _decode_header(head: bytes) -> StateHeader:
     try:
         header = _HEADER.validate_json(head)
     except ValidationError:
         raise ValueError("it is not a state file of this router") from None
-    if header.d2lpm_state != FORMAT:
+    if header.d2lpm_state > FORMAT:
+        raise NewerState(f"it has format {header.d2lpm_state}, of a newer router; this one reads format {FORMAT}")
+    if header.d2lpm_state not in FORMATS:
         raise ValueError(f"it has format {header.d2lpm_state}; this router reads format {FORMAT}")
     return header
 
@@ -144,9 +160,12 @@ def _sorted_out(header: StateHeader, lines: Iterable[StateLine]) -> SavedState:
     pieces: list[Piece] = []
     responses: list[StoredResponse] = []
     fronts: list[CoveredFront] = []
+    windows: list[RateWindow] = []
     changes = OperatorChanges()
     for line in lines:
         match line:
+            case RateWindows(left):
+                windows += left
             case Responses(rows):
                 responses += rows
             case CoveredFronts(covered):
@@ -155,7 +174,7 @@ def _sorted_out(header: StateHeader, lines: Iterable[StateLine]) -> SavedState:
                 changes = line
             case _:
                 pieces.append(line)
-    return SavedState(header, pieces, responses, fronts, changes)
+    return SavedState(header, pieces, responses, fronts, changes, windows)
 
 
 def load(directory: Path, max_age: float, now: float) -> SavedState | None:

@@ -15,6 +15,7 @@ from router.channel.earlier_run import CoveredFront
 from router.channel.host import Observer, SchedulerHost
 from router.config.settings import Settings, WorkerAddress
 from router.core.clients.queue_limits import WaitingLimits
+from router.core.clients.rate_limits import RateLimits, RateWindow
 from router.core.fleet.health import HealthRules, SilenceRules
 from router.core.fleet.stored_responses import StoredResponse, StoredResponses
 from router.core.fleet.window import FixedWindow, LearnedWindow, NoWindow, Window
@@ -92,7 +93,7 @@ def build_scheduler(
     `left`: the state that another run has left to this one, if there was one; `goes_on`: as in `initial_state`.
     """
     now = time.monotonic()
-    secret, scheduler, restored, responses, saved = initial_state(settings, now, left, goes_on=goes_on)
+    secret, scheduler, restored, responses, saved, windows = initial_state(settings, now, left, goes_on=goes_on)
     journal = _journal(settings, secret, now, restored)
     first = [] if journal is None else [journal]
     host = SchedulerHost(scheduler, [*first, *observers(scheduler)], time.monotonic, time.time, traced=settings.otel)
@@ -103,21 +104,25 @@ def build_scheduler(
     stored = StoredResponses(settings.stored_responses)
     stored.restore(responses)
     services = SchedulerServices(host, directory, stored, workers.poller.mark_unreachable)
+    services.limits.restore(*windows)
     host.set_services(services)
     return SchedulerSide(
         *(secret, host, directory, workers, kv_events, stored, services, journal),
-        _state(settings, secret, host, stored),
+        _state(settings, secret, host, stored, services.limits),
         saved,
     )
 
 
-def _state(settings: Settings, secret: bytes, host: SchedulerHost, stored: StoredResponses) -> StateFile | None:
+def _state(
+    settings: Settings, secret: bytes, host: SchedulerHost, stored: StoredResponses, limits: RateLimits
+) -> StateFile | None:
     if settings.state is None:
         return None
 
     def pieces() -> Iterator[StateLine]:
         yield from snapshot(host.scheduler, host.clock())
         yield from stored.saved()
+        yield from limits.saved(host.clock())
 
     return StateFile(settings.state, pieces, partial(new_header, settings.policy, secret), settings.state_interval)
 
@@ -292,6 +297,8 @@ class InitialState(NamedTuple):
     """The stored responses that were saved with it."""
     saved: SavedRun | None = None
     """What else another run has left."""
+    windows: tuple[Sequence[RateWindow], float] = ((), 0.0)
+    """What was left of clients' rate limits, and when, on the clock of `now`."""
 
 
 def initial_state(
@@ -321,9 +328,9 @@ def initial_state(
             set_aside(folder, error)
         return InitialState(secret or secrets.token_bytes(32), new_scheduler(settings), [])
     run = None if left is None else _saved_run(found)
-    return InitialState(
-        secret or (secrets.token_bytes(32) if found.too_old else saved), scheduler, pieces, found.responses, run
-    )
+    secret = secret or (secrets.token_bytes(32) if found.too_old else saved)
+    age = max(0.0, time.time() - found.header.saved)
+    return InitialState(secret, scheduler, pieces, found.responses, run, (found.windows, now - age))
 
 
 def _saved_run(found: SavedState) -> SavedRun:

@@ -57,11 +57,13 @@ class Takeover:
     ) -> None:
         """`fronts`: those that had been connected and may still run, by their numbers, or in a cluster by their
         sessions; `unknown`: whether there may be others, so that the whole time is waited for them. `gone_seconds`:
-        after which one that has not reported counts as dead.
+        after which one that has not reported counts as dead. Those that had not reported to the run before either are
+        heard when they come, and not waited for.
         """
         self._side = side
         self._saved = saved
         self._missing = set(fronts)
+        self._late = {front.session for front in saved.fronts if front.late}
         self._unknown = unknown
         self._gone_seconds = gone_seconds
         self._complete = asyncio.Event()
@@ -88,13 +90,13 @@ class Takeover:
 
     async def finish(self) -> None:
         """Wait for the fronts, and release the scheduler."""
-        if self._missing or self._unknown:
+        if self._missing - self._late or self._unknown:
             with suppress(TimeoutError):  # the last report may come in the very turn in which the time ends
                 async with asyncio.timeout(REPORT_SECONDS):
                     await self._complete.wait()
         self._unknown = False
-        if self._missing:
-            log.error("fronts %s have not reported; the scheduler goes on without them", sorted(self._missing))
+        if late := self._missing - self._late:
+            log.error("fronts %s have not reported; the scheduler goes on without them", sorted(late))
         scheduler = self._side.host.scheduler
         log.warning("took over %d requests, of which %d wait", scheduler.live, scheduler.waiting)
         self._release()
@@ -116,11 +118,12 @@ class Takeover:
 
     def _on_reported(self, front: FrontLink) -> None:
         """Take note that a front has reported, or one that was started again in its place."""
-        self._missing -= {front.number, front.session}
-        if not self._missing and not self._unknown:
+        before = [each.session for each in self._saved.fronts if each.name == front.name and front.replica]
+        self._missing -= {front.number, front.session, *before}
+        if not (self._missing - self._late or self._unknown):
             self._complete.set()
-            if self._awaits_late:
-                self._release()
+        if not self._missing and self._awaits_late:
+            self._release()
 
 
 class Legacy:
@@ -141,7 +144,8 @@ class Legacy:
         side, host = self._side, self._side.host
         self._covered = host.covered()
         exact: list[StateLine] = [*books(host.scheduler), *side.stored.saved(), CoveredFronts(tuple(self._covered))]
-        return [*exact, side.workers.registry.operator_changes()]
+        windows = side.services.limits.saved(host.clock())
+        return [*exact, *windows, side.workers.registry.operator_changes()]
 
     def caches(self) -> Iterator[StateLine]:
         """Yield what workers are believed to hold."""
@@ -160,6 +164,6 @@ def run_file(side: SchedulerSide, folder: Path, policy: str, interval: float) ->
     return StateFile(folder, legacy.lines, partial(new_header, policy, side.secret), interval, legacy.on_saved)
 
 
-def new_takeover(side: SchedulerSide, fronts: Collection[int]) -> Takeover | None:
+def new_takeover(side: SchedulerSide, fronts: Collection[int | str]) -> Takeover | None:
     """Return what this run takes over from another; None if none has left something. `fronts`: as in `Takeover`."""
     return None if side.saved is None else Takeover(side, side.saved, fronts)

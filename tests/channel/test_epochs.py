@@ -7,13 +7,23 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from router.channel.client import SchedulerClient
 from router.channel.front_channel import FrontChannel
 from router.channel.host import FrontLink, NoServices, SchedulerHost
 from router.channel.messages import Fact, Superseded
-from router.channel.socket import ChannelClosed, ChannelServer, FrontEnd, Hello, Route, UnixRoute, connect_front
+from router.channel.socket import (
+    ChannelClosed,
+    ChannelServer,
+    FrontEnd,
+    Hello,
+    Route,
+    UnixRoute,
+    connect_front,
+    frame,
+)
 from router.core.fleet.window import FixedWindow
 from router.core.model.events import Cancelled, Finished, WorkerJoined
 from router.core.model.prompt_key import PromptHasher
@@ -148,6 +158,28 @@ async def test_the_same_epoch_or_a_higher_one_is_obeyed_after_a_death(tmp_path: 
         signpost.point(second.path, epoch)
         await first.server.__aexit__()
         await until(lambda: second.host.open_requests == 1)
+
+
+async def test_a_front_waits_for_a_leader_of_its_own_version(tmp_path: Path) -> None:
+    """During a rolling update another version may lead for a while: its connection is closed, and tried again."""
+    met = asyncio.Event()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(msgspec.msgpack.encode(Hello("another version", epoch=1))))
+        await reader.read()
+        writer.close()
+        met.set()
+
+    leader = Leader(tmp_path, 2)
+    other = str(tmp_path / "other")
+    signpost = Signpost(other, 0)
+    async with leader.server, await asyncio.start_unix_server(greet, other):
+        channel = FrontChannel(signpost, 1, "replica")
+        opening = asyncio.create_task(channel.open())
+        await met.wait()
+        assert not opening.done()
+        signpost.point(leader.path, 0)
+        assert await opening == SECRET
 
 
 async def test_a_front_that_finds_no_scheduler_says_why() -> None:

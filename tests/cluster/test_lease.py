@@ -91,3 +91,8 @@ def test_a_hand_over_that_nobody_answers_is_given_up() -> None:
     tenure.hand_over(1.0)
     assert not tenure.renews(1.5)
     assert tenure.renews(1.0 + HAND_OVER_SECONDS)
+
+
+def test_what_a_newer_router_adds_to_its_lease_is_ignored() -> None:
+    """So that replicas of both versions know who leads."""
+    assert LeaderRecord.decode(record(2).encoded() + " more") == record(2)

@@ -2,18 +2,19 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import msgspec
 import pytest
 
-from router.cluster.state_in_store import StateInStore, StateManifest, stored_state
+from router.cluster.state_in_store import StateInStore, StateManifest, is_newer, stored_state
 from router.cluster.store import ClusterStore, SavedElsewhere, SaveRefused, StoreUnreachable
 from router.core.model.cost import Tokens
 from router.core.model.events import CacheReport
 from router.core.model.request import ClientId, WorkerId
 from router.core.model.saved import Cache, Clients, SavedClient
-from router.persistence.state_file import StateLine, new_header
+from router.persistence.state_file import FORMAT, NewerState, StateLine, encode_header, new_header
 from tests.support.running import until
 
 
@@ -163,3 +164,22 @@ def test_there_is_no_state_in_an_empty_store_and_a_damaged_one_is_refused() -> N
         stored_state({"manifest": manifest})
     with pytest.raises(ValueError, match="it is not a state file"):
         stored_state({"manifest": manifest, "piece": b""})
+
+
+@pytest.mark.parametrize("newer", [0, 1])
+def test_the_state_of_a_newer_router_is_recognized(newer: int) -> None:
+    """A replica of the version before does not lead then, and says so; it would lose what clients owe."""
+    header = replace(new_header("dlpm", b"secret"), d2lpm_state=FORMAT + newer)
+    manifest = msgspec.msgpack.encode(StateManifest(encode_header(header), ()))
+    assert is_newer(manifest) is bool(newer)
+    if newer:
+        with pytest.raises(NewerState, match="of a newer router"):
+            stored_state({"manifest": manifest})
+    else:
+        assert stored_state({"manifest": manifest}) is not None
+
+
+@pytest.mark.parametrize("manifest", [None, b"", b"damaged"])
+def test_no_state_and_a_damaged_one_are_not_those_of_a_newer_router(manifest: bytes | None) -> None:
+    """A replica may lead then."""
+    assert not is_newer(manifest)

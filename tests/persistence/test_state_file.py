@@ -108,7 +108,7 @@ async def test_a_state_is_loaded_while_it_is_fresh(tmp_path: Path, caplog: pytes
         lambda content: content[:-1000],
         lambda content: content[: content.rindex(b"\n", 0, -1) + 1],
         lambda content: content.replace(b"-1.5", b"-1.0"),
-        lambda content: content.replace(b'"d2lpm_state":1', b'"d2lpm_state":2'),
+        lambda content: content.replace(b'"d2lpm_state":2', b'"d2lpm_state":3'),
         lambda content: b"something else\n" + content,
     ],
 )

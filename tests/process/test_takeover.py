@@ -111,7 +111,9 @@ class Runs:
         self.server = ChannelServer(self.side.host, self.side.secret, self.channel, epoch)
         for part in self.side.observing:
             await self._stack.enter_async_context(part)
-        takeover = new_takeover(self.side, fronts)
+        saved = self.side.saved
+        sessions = [] if saved is None else [front.session for front in saved.fronts]
+        takeover = new_takeover(self.side, sessions if self.in_cluster else fronts)
         if takeover is not None:
             takeover.begin()
         await self.server.__aenter__()
@@ -260,6 +262,50 @@ async def test_a_front_that_is_gone_keeps_nobody_waiting(tmp_path: Path) -> None
         await until(lambda: RequestId("a") not in host.earlier.unclaimed)
         assert not list(host.scheduler.charged_requests())
         assert runs.served() == owed
+
+
+async def test_a_front_that_missed_two_leaders_is_charged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A parted network keeps it from the first; the second does not wait for it, and charges what it reports once."""
+    async with runs_in(tmp_path, in_cluster=True) as runs, AsyncExitStack() as parted:
+        channel = FrontChannel(UnixRoute(runs.channel), 1, "replica")
+        await channel.open()
+        client = SchedulerClient(asyncio.get_running_loop().time)
+        channel.attach(client)
+        parted.callback(client.close)
+        await client.submit(request("a", "ann"))
+        client.start_stream(RequestId("a"), lambda: 3)
+        await until(lambda: bool(runs.served()))
+        await runs.state.save()
+        for _ in range(2):
+            await runs.kill()
+            await runs.begin()
+        assert len([each for each in caplog.messages if "have not reported" in each]) == 1
+        assert RequestId("a") in runs.side.host.earlier.unclaimed
+        await parted.enter_async_context(channel)
+        client.settle(Finished(RequestId("a"), Usage(100, 7, 0)))
+        await until(lambda: runs.side.host.at_rest and not runs.side.host.earlier.unclaimed)
+        assert runs.served() == {"ann": Tokens(100, 0, 7)}
+
+
+async def test_a_front_that_is_started_again_has_its_predecessor_forgotten(tmp_path: Path) -> None:
+    """What that ran is charged as far as the state says, and nobody waits for it."""
+    async with runs_in(tmp_path, in_cluster=True) as runs:
+        channel = FrontChannel(UnixRoute(runs.channel), 1, "replica")
+        await channel.open()
+        client = SchedulerClient(asyncio.get_running_loop().time)
+        channel.attach(client)
+        await client.submit(request("a", "ann"))
+        await runs.state.save()
+        client.close()
+        await runs.kill()
+        await runs.begin()
+        assert RequestId("a") in runs.side.host.earlier.unclaimed
+        await runs.front(1)
+        await until(lambda: not runs.side.host.earlier.unclaimed)
+        assert not list(runs.side.host.earlier.fronts)
+        assert not list(runs.side.host.scheduler.charged_requests())
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ is full.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from router.core.model.saved import in_rows
 
 MINUTE: Final = 60.0
 """Seconds."""
@@ -32,6 +34,23 @@ class OwnerLimits(NamedTuple):
     """A name that no other client or group has."""
     limits: ClientLimits
     is_group: bool = False
+
+
+class RateWindow(NamedTuple):
+    """What is left of the limits per minute of a client or a group."""
+
+    owner: str
+    limits: ClientLimits
+    requests: float | None
+    """The level of its bucket; None without such a limit."""
+    tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RateWindows:
+    """A section of the saved state with the limits that are not at their full."""
+
+    rows: tuple[RateWindow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +81,10 @@ class Bucket:
         self._level = min(self.size, self._level + (now - self._at) * self.size / MINUTE)
         self._at = now
         return self._level
+
+    def set_level(self, level: float, at: float) -> None:
+        """Set the content as it was at a time."""
+        self._level, self._at = level, at
 
     def seconds_until(self, amount: float, now: float) -> float:
         """Return the seconds until the bucket holds this much, or is full if the amount exceeds its size; 0 if it does
@@ -116,6 +139,17 @@ class RateLimiter:
         if self._tokens is not None:
             self._tokens.take(tokens, now)
 
+    def window(self, owner: str, now: float) -> RateWindow:
+        """Return what is left for this owner."""
+        levels = [None if bucket is None else bucket.level(now) for bucket in (self._requests, self._tokens)]
+        return RateWindow(owner, self.limits, *levels)
+
+    def set_window(self, window: RateWindow, at: float) -> None:
+        """Set what was left at a time."""
+        for bucket, level in ((self._requests, window.requests), (self._tokens, window.tokens)):
+            if bucket is not None and level is not None:
+                bucket.set_level(level, at)
+
     def is_idle(self, now: float) -> bool:
         """Return whether nothing is in flight and all buckets are full, so that a new limiter would behave the same."""
         buckets = [bucket for bucket in (self._requests, self._tokens) if bucket is not None]
@@ -143,6 +177,18 @@ class RateLimits:
     def __len__(self) -> int:
         """Return the number of counted calls."""
         return len(self._calls)
+
+    def saved(self, now: float) -> Iterator[RateWindows]:
+        """Yield what is left of the limits per minute, for those of which something is used."""
+        used = [limiter.window(owner, now) for owner, limiter in self._limiters.items() if not limiter.is_idle(now)]
+        for rows in in_rows(used):
+            yield RateWindows(rows)
+
+    def restore(self, windows: Iterable[RateWindow], at: float) -> None:
+        """Go on with what was left at a time, which may be past. To be called before the first call."""
+        for window in windows:
+            limiter = self._limiters[window.owner] = RateLimiter(window.limits, at)
+            limiter.set_window(window, at)
 
     def begin_call(self, call: Hashable, owners: Sequence[OwnerLimits], now: float) -> Shortage | None:
         """Count a call with its owners' limiters. Returns the limit that it would exceed instead, if there is one."""

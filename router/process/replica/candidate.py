@@ -23,7 +23,7 @@ from router.cluster.entrance import Entrance, bind
 from router.cluster.handshake import hash_secret, read_secret
 from router.cluster.leadership import Leadership
 from router.cluster.lease import POLL_SECONDS, Candidacy, LeaderRecord
-from router.cluster.state_in_store import StateInStore, stored_state
+from router.cluster.state_in_store import StateInStore, is_newer, stored_state
 from router.cluster.store import STATE_SECONDS, ClusterStore, StoreUnreachable, new_record, store_address
 from router.config.settings import Settings
 from router.control.replicas import ClusterOperations
@@ -40,8 +40,9 @@ log = logging.getLogger(__name__)
 
 WAITING_POLLS: Final = 10
 """Looks at the lease between two words to the store that this replica waits."""
-GONE_SECONDS: Final = 60.0
-"""Seconds after which a front of an earlier leader that has not reported counts as dead."""
+GONE_SECONDS: Final = 86_400.0
+"""Seconds after which a front of an earlier leader that has not reported counts as dead: it may obey that leader on the
+other side of a parted network for as long. One whose process is started again is not waited for."""
 
 
 class Term(NamedTuple):
@@ -125,17 +126,24 @@ async def _campaign(plan: ProcessPlan, store: ClusterStore, address: str) -> Lea
 
 
 async def _win(store: ClusterStore, replica: str, address: str) -> LeaderRecord:
-    """Wait until this replica holds the lease."""
+    """Wait until this replica holds the lease. It never does while the stored state is one of a newer router, which it
+    would lose.
+    """
     candidacy, run = Candidacy(replica), token_hex(8)
-    looks, failing = 0, False
+    looks, failing, outdated = 0, False, False
     while True:
         try:
-            if candidacy.may_take(await store.view(), time.monotonic()):
+            free = candidacy.may_take(await store.view(), time.monotonic())
+            if free or looks % WAITING_POLLS == 0:
+                was_outdated, outdated = outdated, is_newer(await store.manifest())
+                if outdated and not was_outdated:
+                    log.error("the state in the cluster's store is one of a newer router: this replica does not lead")
+            if free and not outdated:
                 record = await store.acquire(new_record(replica, run, address), candidacy.highest)
                 if record is not None:
                     log.warning("this replica leads with epoch %d", record.epoch)
                     return record
-            elif looks % WAITING_POLLS == 0:
+            elif looks % WAITING_POLLS == 0 and not outdated:
                 await store.waiting(replica)
             looks, failing = looks + 1, False
         except StoreUnreachable as error:
