@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from router.cluster.handshake import read_secret
+from router.cluster.tls import cluster_tls
 from router.config.settings import Settings, WorkerAddress
 from router.config.sources import ABOUT, add_flags, load
 from router.errors import ConfigError
@@ -57,6 +58,7 @@ def _serve(settings: Settings) -> int:
         raise ConfigError("cluster: this needs the package redis: pip install 'd2lpm-router[cluster]'")
     if settings.cluster_secret_file is not None:
         read_secret(settings.cluster_secret_file)
+    cluster_tls(settings)  # so that files which cannot be used end the start here
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
         suppress(KeyboardInterrupt),

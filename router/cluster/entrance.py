@@ -3,14 +3,17 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from router.channel.socket import ChannelServer
-from router.cluster.handshake import Purpose, admit
-from router.cluster.pipe import join
+from router.cluster.handshake import HANDSHAKE_SECONDS, Purpose, admit
+from router.cluster.pipe import Connection, join
+from router.cluster.tls import ClusterTls
 from router.errors import ConfigError
+
+P = TypeVar("P", bound=asyncio.Protocol)
 
 log = logging.getLogger(__name__)
 
@@ -58,15 +61,17 @@ class Entrance:
         channel: ChannelServer,
         control: str,
         most_unproven: int = MOST_UNPROVEN,
+        tls: ClusterTls | None = None,
     ) -> None:
         """`listener`: bound, not listening; `secret`: of the cluster; `control`: path of the control plane's socket;
-        `most_unproven`: see `MOST_UNPROVEN`.
+        `most_unproven`: see `MOST_UNPROVEN`; `tls`: None for connections that are not encrypted.
         """
         self._listener = listener
         self._secret = secret
         self._channel = channel
         self._control = control
         self._most_unproven = most_unproven
+        self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         self._unproven: dict[asyncio.Task[None], None] = {}
         """Those of `_tasks` whose clients have not proven that they know the secret, in order of their arrival."""
@@ -127,10 +132,27 @@ class Entrance:
         purpose = await self._admit(connection)
         if purpose is None:
             return
-        if purpose is Purpose.CHANNEL:
-            await asyncio.get_running_loop().connect_accepted_socket(self._channel.new_end, connection)
+        try:
+            if purpose is Purpose.CHANNEL:
+                await self._connect(self._channel.new_end, connection)
+                return
+            outer = await self._connect_streams(connection)
+        except OSError as error:  # ssl.SSLError is one
+            log.warning("a connection to the leader is refused: %s", error)
+            connection.close()
             return
-        outer = await asyncio.open_connection(sock=connection)
         with suppress(OSError):  # the control plane ends before the entrance
             await join(outer, await asyncio.open_unix_connection(self._control))
         outer[1].close()
+
+    async def _connect(self, end: Callable[[], P], connection: socket.socket) -> tuple[asyncio.Transport, P]:
+        """Connect this side's end. Raises OSError if the other side shows no certificate of the cluster."""
+        connect = asyncio.get_running_loop().connect_accepted_socket
+        if self._tls is None:
+            return await connect(end, connection)
+        return await connect(end, connection, ssl=self._tls.server(), ssl_handshake_timeout=HANDSHAKE_SECONDS)
+
+    async def _connect_streams(self, connection: socket.socket) -> Connection:
+        reader = asyncio.StreamReader()
+        transport, protocol = await self._connect(lambda: asyncio.StreamReaderProtocol(reader), connection)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())

@@ -2,8 +2,8 @@
 
 The server sends a nonce; the client answers with what it wants, a nonce of its own, and an HMAC of all that under the
 secret; the server answers with another HMAC. Neither side can be made to answer for the other, because the two HMACs
-begin with different words. What follows is not encrypted: between machines, the network must be one that only the
-cluster's own can listen to.
+begin with different words. What follows is encrypted only with TLS (`tls`): without it, the network between machines
+must be one that only the cluster's own can listen to.
 """
 
 import asyncio

@@ -3,15 +3,19 @@
 import asyncio
 import logging
 import socket
-from typing import Final, Self
+from collections.abc import Callable
+from typing import Final, Self, TypeVar
 
 from router.channel.socket import FrontEnd, Route
 from router.cluster.entrance import watch_connection
-from router.cluster.handshake import Purpose, prove
+from router.cluster.handshake import HANDSHAKE_SECONDS, Purpose, prove
 from router.cluster.lease import POLL_SECONDS, LeaderRecord
 from router.cluster.pipe import Connection, join
 from router.cluster.store import ClusterStore, StoreUnreachable
+from router.cluster.tls import NAME, ClusterTls
 from router.runtime.periodic import PeriodicTask
+
+P = TypeVar("P", bound=asyncio.Protocol)
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +30,10 @@ class LeaderRoute(PeriodicTask, Route):
 
     patience = PATIENCE_SECONDS
 
-    def __init__(self, store: ClusterStore, secret: bytes) -> None:
-        """`secret`: of the cluster."""
+    def __init__(self, store: ClusterStore, secret: bytes, tls: ClusterTls | None = None) -> None:
+        """`secret`: of the cluster; `tls`: None for connections that are not encrypted."""
         super().__init__(POLL_SECONDS)
+        self._tls = tls
         self._store = store
         self._secret = secret
         self._changed = asyncio.Event()
@@ -47,8 +52,7 @@ class LeaderRoute(PeriodicTask, Route):
         await self._store.__aexit__(None, None, None)
 
     async def connect(self, end: FrontEnd) -> None:
-        connection = await self._open(Purpose.CHANNEL)
-        await asyncio.get_running_loop().create_connection(lambda: end, sock=connection)
+        await self._connect(Purpose.CHANNEL, lambda: end)
 
     async def superseded(self, epoch: int) -> None:
         while self.leader is None or self.leader.epoch <= epoch:
@@ -57,7 +61,22 @@ class LeaderRoute(PeriodicTask, Route):
 
     async def open_control(self) -> Connection:
         """Open a connection to the control plane of the leader. Raises OSError."""
-        return await asyncio.open_connection(sock=await self._open(Purpose.CONTROL))
+        reader = asyncio.StreamReader()
+        transport, protocol = await self._connect(Purpose.CONTROL, lambda: asyncio.StreamReaderProtocol(reader))
+        return reader, asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
+
+    async def _connect(self, purpose: Purpose, end: Callable[[], P]) -> tuple[asyncio.Transport, P]:
+        """Connect this side's end. Raises OSError, for one if the leader shows no certificate of the cluster."""
+        connection = await self._open(purpose)
+        create = asyncio.get_running_loop().create_connection
+        try:
+            if self._tls is None:
+                return await create(end, sock=connection)
+            context, seconds = self._tls.client(), HANDSHAKE_SECONDS
+            return await create(end, sock=connection, ssl=context, server_hostname=NAME, ssl_handshake_timeout=seconds)
+        except BaseException:
+            connection.close()
+            raise
 
     async def _open(self, purpose: Purpose) -> socket.socket:
         if self.leader is None:

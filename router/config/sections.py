@@ -19,7 +19,14 @@ SECTIONS: Final = (
         ("config", "host", "port"),
         ("admin_port", "admin_host", "tls_cert", "tls_key", "allowed_hosts", "cors_origins", "processes"),
     ),
-    Section("Cluster", (), ("cluster", "cluster_address", "cluster_secret_file")),
+    Section(
+        "Cluster",
+        (),
+        (
+            *("cluster", "cluster_address", "cluster_secret_file"),
+            *("cluster_tls_cert", "cluster_tls_key", "cluster_tls_ca"),
+        ),
+    ),
     Section(
         "Workers",
         ("worker", "worker_api_key", "worker_dns", "emulate"),

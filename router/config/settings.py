@@ -59,6 +59,9 @@ ADDRESSES: Final = frozenset(
         "cluster",
         "cluster_address",
         "cluster_secret_file",
+        "cluster_tls_cert",
+        "cluster_tls_key",
+        "cluster_tls_ca",
         "worker",
         "worker_api_key",
         "worker_dns",
@@ -285,6 +288,13 @@ class Settings(PolicyGroups):
     cluster_secret_file: Path | None = None
     """File with a secret that all replicas of the cluster have. By it they know each other; without it,
     `cluster_address` must be a loopback address."""
+    cluster_tls_cert: Path | None = None
+    """PEM file with the certificate of this replica, and those that lead to `cluster_tls_ca`: replicas then encrypt
+    what they tell each other, and accept nobody without such a certificate. It is read again for each connection."""
+    cluster_tls_key: Path | None = None
+    """PEM file with the private key of `cluster_tls_cert`."""
+    cluster_tls_ca: Path | None = None
+    """PEM file with the certificate of the authority of this cluster, which must sign nothing but its replicas."""
     worker: Annotated[tuple[WorkerAddress, ...], AfterValidator(distinct)] = ()
     """URL of a vLLM or SGLang server; repeatable. In YAML also {url, api_key, id, kv_events, kv_replay, kv_topic, rank,
     group, role}."""
@@ -556,6 +566,8 @@ class Settings(PolicyGroups):
         host = urlsplit(f"//{self.cluster_address}").hostname or ""
         if self.cluster_secret_file is None and not is_loopback(host):
             raise ValueError("cluster_address: others can reach it, so cluster_secret_file is needed")
+        if len({path is None for path in (self.cluster_tls_cert, self.cluster_tls_key, self.cluster_tls_ca)}) > 1:
+            raise ValueError("cluster_tls_cert: it needs cluster_tls_key and cluster_tls_ca, and they need it")
         return self
 
     @model_validator(mode="after")

@@ -187,6 +187,14 @@ def test_replicas_that_others_can_reach_need_a_secret() -> None:
     assert "HOST:PORT" in refusal(cluster_address="10.0.0.5")
 
 
+def test_tls_between_replicas_needs_all_its_files() -> None:
+    """With one of them missing, nobody could be verified."""
+    files = {"cluster_tls_cert": "/cert", "cluster_tls_key": "/key", "cluster_tls_ca": "/ca"}
+    assert Settings.model_validate({"cluster": "valkey://host/name", **files}).cluster_tls_ca is not None
+    for name in files:
+        assert "cluster_tls_cert" in refusal(cluster="valkey://host/name", **{**files, name: None})
+
+
 def test_the_state_of_a_cluster_has_one_place() -> None:
     """A folder for the state beside the store is refused."""
     assert "in its store" in refusal(cluster="valkey://host/name", state="/folder")

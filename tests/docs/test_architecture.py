@@ -44,7 +44,7 @@ INTO_THE_CORE: Final[Mapping[str, tuple[str, ...]]] = {
     "router.channel": ("model", "scheduler", "clients.rate_limits"),
     "router.upstream": ("model",),
     "router.kv_events": ("model", "kv_blocks"),
-    "router.persistence": ("model", "fleet.stored_responses"),
+    "router.persistence": ("model", "clients.rate_limits", "fleet.stored_responses"),
     "router.control": ("model",),
     "router.cluster": ("model",),
     "router.config": ("policies.registry",),

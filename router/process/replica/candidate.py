@@ -25,6 +25,7 @@ from router.cluster.leadership import Leadership
 from router.cluster.lease import POLL_SECONDS, Candidacy, LeaderRecord
 from router.cluster.state_in_store import StateInStore, is_newer, stored_state
 from router.cluster.store import STATE_SECONDS, ClusterStore, StoreUnreachable, new_record, store_address
+from router.cluster.tls import cluster_tls
 from router.config.settings import Settings
 from router.control.replicas import ClusterOperations
 from router.errors import ConfigError
@@ -189,7 +190,7 @@ def _build(plan: ProcessPlan, term: Term, secret: bytes, listener: socket.socket
     leadership.saves(state)
     parts = ClusterParts(
         leadership,
-        Entrance(listener, secret, channel, plan.control),
+        Entrance(listener, secret, channel, plan.control, tls=cluster_tls(settings)),
         ClusterOperations(leadership.report, leadership.hand_over),
     )
     drain = ReplicaDrain(settings.drain_timeout + 2 * GRACE_SECONDS, channel, leadership)

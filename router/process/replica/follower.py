@@ -5,6 +5,7 @@ from pathlib import Path
 
 from router.channel.socket import Route
 from router.cluster.leader_route import ControlTunnel, LeaderRoute
+from router.cluster.tls import cluster_tls
 from router.process.plan import ProcessPlan
 from router.process.replica.candidate import cluster_secret, open_store
 
@@ -13,7 +14,7 @@ async def follow_leader(plan: ProcessPlan, stack: AsyncExitStack) -> tuple[Route
     """Follow the leader until the stack is left. Returns the route to it, and the path of a socket at which its control
     plane answers.
     """
-    route = LeaderRoute(open_store(plan.settings), cluster_secret(plan.settings))
+    route = LeaderRoute(open_store(plan.settings), cluster_secret(plan.settings), cluster_tls(plan.settings))
     control = str(Path(plan.folder) / f"control-{plan.number}")
     await stack.enter_async_context(route)
     await stack.enter_async_context(ControlTunnel(control, route))

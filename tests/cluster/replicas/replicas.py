@@ -10,9 +10,11 @@ from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, Final
 
 import aiohttp
+import trustme
 
 from tests.chaos.processes import Server, router, router_processes, until
 from tests.cluster.replicas.environment import store_environment, store_server
+from tests.cluster.test_tls import replica_of
 
 KEY: Final = "the operator of the tests"
 NAME: Final = "tests"
@@ -155,11 +157,20 @@ async def running_cluster(folder: Path, workers: Sequence[str], count: int = 3) 
     store = Store(await free_port())
     secret = folder / "secret"
     secret.write_text("a secret of the tests")
+    tls = replica_of(trustme.CA(), folder, "replica")
     replicas = []
     for number in range(1, count + 1):
         flags = ("--cluster", store.url, "--cluster-address", f"127.0.0.{10 + number}:0")
         more = ("--cluster-secret-file", str(secret), "--log-level", "warning", "--admin-key", KEY)
-        server = router(folder / f"log-{number}", workers, "--processes", "2", *flags, *more)
+        files = (
+            "--cluster-tls-cert",
+            str(tls.cert),
+            "--cluster-tls-key",
+            str(tls.key),
+            "--cluster-tls-ca",
+            str(tls.ca),
+        )
+        server = router(folder / f"log-{number}", workers, "--processes", "2", *flags, *more, *files)
         replicas.append(Replica(number, server))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
         try:
