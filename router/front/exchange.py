@@ -24,6 +24,7 @@ from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, STREAM
 from router.front.http.response_writer import StreamWriter
 
 Headers = Sequence[tuple[bytes, bytes]]
+HeaderList = list[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
 
 TO_THE_CLIENT: Final = frozenset(

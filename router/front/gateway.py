@@ -231,7 +231,8 @@ class Gateway:
         served = self._connections.served(call.model)
         if served is None:
             raise UnknownModel(call.model)
-        check_vocabulary(call.largest_id, served.vocabulary)
+        if call.largest_id >= 0:
+            check_vocabulary(call.largest_id, served.vocabulary)
         return body, call, served
 
     def _parse_resolving_alias(

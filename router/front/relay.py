@@ -2,18 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
-from router.api.answer.outline import Outline
-from router.api.answer.stream_reader import Answer, StreamReader
+from router.api.answer.stream_reader import StreamReader
 from router.api.body.call import Call
 from router.api.body.edits import AddedFields
 from router.api.continuation import Rewriter, last_events
-from router.api.endpoints.plain import tail_usage
-from router.api.endpoints.responses import ResponseReader, is_running
+from router.api.endpoints.responses import ResponseReader
 from router.api.family import Family, Reader
 from router.api.handoff.nixl import decode_body
 from router.channel.client import SchedulerClient
@@ -33,16 +30,17 @@ from router.errors import (
 )
 from router.front.answer_stream import AnswerStream
 from router.front.byte_budget import Hold
-from router.front.exchange import JSON_TYPE, Exchange, to_the_client
+from router.front.exchange import JSON_TYPE, Exchange, HeaderList, to_the_client
 from router.front.handoff.both_legs import BothLegs
 from router.front.handoff.fetch import FetchTooLate
 from router.front.handoff.prefill import Prefill
 from router.front.handoff.upkeep import Handoffs
-from router.front.outgoing import HELD_BYTES, OutgoingCall
+from router.front.outgoing import OutgoingCall
 from router.front.parse_slots import ParseSlots
 from router.front.stored.keeper import ResponseKeeper
-from router.front.verdict import FailedAttempt, failure, fault_of, refusal, stream_failure
-from router.upstream.connections import WorkerConnections
+from router.front.verdict import FailedAttempt, failure, stream_failure
+from router.front.whole_answer import WholeAnswer
+from router.upstream.connections import ConnectedWorker, WorkerConnections
 from router.upstream.http_client import IdleTimeouts, WorkerResponse
 
 HEARTBEAT = b": waiting for a worker\n\n"
@@ -50,8 +48,6 @@ EVENT_TYPE = b"text/event-stream"
 EVENT_STREAM = (b"content-type", EVENT_TYPE + b"; charset=utf-8")
 
 A = TypeVar("A")
-
-HeaderList = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +184,11 @@ class Relay:
             self._close_upstream()
             self._scheduler_client.settle(ending)
 
+    def _settle_complete(self, reader: Reader) -> None:
+        """Report the end of a streamed answer that is complete."""
+        usage, ended_turn = reader.usage, reader.ended_turn
+        self._settle(Finished(self._request.id, usage, reader.answer_keys(), ended_turn))
+
     async def _next_assignment(
         self, pending: "asyncio.Future[Assignment]", heartbeat: float, failed: FailedAttempt | None
     ) -> Assignment | None:
@@ -254,14 +255,14 @@ class Relay:
         reader.resume()
         if rest.remaining is None or rest.remaining > 0:
             return True
-        self._settle(Finished(self._request.id, reader.usage, reader.answer_keys(), reader.ended_turn))
+        self._settle_complete(reader)
         await self._exchange.end(last_events(self._call, reader, "length"))
         return False
 
     def _mismatch(self, worker: WorkerId) -> FailedAttempt | None:
         """Return a failure if the call would crash the worker, as generating does at an embedding worker; else None."""
         card = self._connections[worker]
-        if not self._family.is_of(card.engine):
+        if self._family.engines and not self._family.is_of(card.engine):
             return FailedAttempt(
                 Fault.CALL, False, UnservedPath(self._call.path, self._call.model), retry_elsewhere=True
             )
@@ -370,13 +371,18 @@ class Relay:
         timeouts = assignment.timeouts
         first = timeouts.first_token if self._call.streamed else timeouts.whole
         idle_timeouts = IdleTimeouts(first, timeouts.between_tokens)
-        added = self._call.additions.wanted & self._connections.accepted_fields(assignment.worker, path)
+        connected = self._connections.connected(assignment.worker)
+        added = self._call.additions.wanted & connected.fields[path]
         try:
             upstream = self._upstream = await self._send(assignment.worker, path, body, added, idle_timeouts)
             headers += to_the_client(upstream.headers)
             if upstream.status == 200 and self._is_stream(upstream):
-                return await self._relay_stream(upstream, assignment, headers)
-            return await self._relay_whole(upstream, assignment, headers)
+                return await self._relay_stream(upstream, connected, assignment, headers)
+            answer = WholeAnswer(
+                *(self._request.id, self._call, self._family, self._exchange, self._hold, self._slots),
+                *(self._keeper, self._legs, self._settle),
+            )
+            return await answer.relay(upstream, assignment, headers)
         except FetchTooLate:
             self._scheduler_client.report(UnreachableWorker(assignment.worker))
             return HandoffLost(self._request.id)
@@ -420,7 +426,7 @@ class Relay:
         return upstream.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == EVENT_TYPE
 
     async def _relay_stream(
-        self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList
+        self, upstream: WorkerResponse, connected: ConnectedWorker, assignment: Assignment, headers: HeaderList
     ) -> FailedAttempt | None:
         """Relay a streamed answer. Each block is sent to the client before the scheduler is notified.
 
@@ -428,7 +434,7 @@ class Relay:
         """
         reader = self._reader = self._reader or self._new_reader(assignment)
         if isinstance(reader, StreamReader):
-            reader.fingerprint = self._connections.fingerprint(assignment.worker)
+            reader.fingerprint = connected.fingerprint
         rewriter = None if (rest := self._outgoing.continuation) is None else Rewriter(rest)
         stream = AnswerStream(upstream, reader, rewriter, self._hold)
         legs = self._legs
@@ -451,8 +457,8 @@ class Relay:
                 await self._exchange.stream(headers, stream.unsent)
             return failed
         if isinstance(reader, StreamReader):
-            self._connections.set_fingerprint(assignment.worker, reader.fingerprint)
-        self._settle(Finished(self._request.id, reader.usage, reader.answer_keys(), reader.ended_turn))
+            connected.fingerprint = reader.fingerprint
+        self._settle_complete(reader)
         await self._exchange.stream(headers, stream.unsent, last=True)
         return None
 
@@ -479,80 +485,6 @@ class Relay:
     def _missing_end(self, reader: Reader) -> bytes:
         """Return the closing events that the stream of a complete answer lacks."""
         return last_events(self._call, reader, None) if isinstance(reader, StreamReader) else b""
-
-    async def _relay_whole(
-        self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList
-    ) -> FailedAttempt | None:
-        """Relay an answer that is not a stream. A refusal by the engine counts as a failed attempt."""
-        before = self._hold.amount
-        body, all_here = await upstream.read_beginning(HELD_BYTES, self._hold.try_add)
-        failed = refusal(self._call, self._family, upstream.status, body, headers, all_here=all_here)
-        if failed is not None:
-            return failed
-        if not all_here:
-            self._trust_answer()
-            return await self._relay_long(upstream, assignment, headers, body, before)
-        answer = self._family.read_whole(self._call, body)
-        if answer.error is not None or answer.aborted:
-            fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
-            return FailedAttempt(fault, True, headers=headers, body=body)
-        if not (answer.usage and answer.usage.output_tokens) and (failed := await self._failed_prefill()) is not None:
-            return failed
-        self._trust_answer()
-        if not self._notify_keeper(answer, assignment):
-            self._settle(Finished(self._request.id, answer.usage, answer.answer_keys, answer.ended_turn))
-        await self._exchange.respond(upstream.status, headers, body)
-        return None
-
-    def _trust_answer(self) -> None:
-        """Send this answer to the client from now on, whatever becomes of a prefill worker."""
-        if self._legs is not None:
-            self._legs.trust_answer()
-
-    def _notify_keeper(self, answer: Answer, assignment: Assignment) -> bool:
-        """Report the response in a whole answer to the keeper. Returns whether the engine is still computing it."""
-        if self._keeper is None or answer.response is None:
-            return False
-        self._keeper.set_response(answer.response, assignment)
-        if not (self._keeper.outlives_client and is_running(answer.status)):
-            return False
-        self._keeper.mark_running()
-        return True
-
-    async def _relay_long(
-        self, upstream: WorkerResponse, assignment: Assignment, headers: HeaderList, first: bytes, before: int
-    ) -> FailedAttempt | None:
-        """Relay an answer that is too long to be held, block by block. No retry is possible after its head is sent.
-
-        `before`: bytes that were held before the beginning of the answer.
-        """
-        outline = Outline()
-        if (length := upstream.headers.get(b"content-length")) is not None:
-            headers.append((b"content-length", length))
-        self._exchange.whole = True
-        await self._exchange.begin(upstream.status, headers)
-        block = first
-        while block:
-            await self._slots.read(self._hold.owner, block, outline.feed)
-            await self._exchange.write(block)
-            self._hold.set(before)  # `UnreadBytes` counts what is written and not read
-            block = await upstream.read()
-        answer = self._read_outline(outline)
-        self._notify_keeper(answer, assignment)
-        if answer.error is None and not answer.aborted:
-            self._settle(Finished(self._request.id, answer.usage, answer.answer_keys, answer.ended_turn))
-        else:
-            self._settle(Failed(self._request.id, True, answer.usage, Fault.ERROR))
-        await self._exchange.end()
-        return None
-
-    def _read_outline(self, outline: Outline) -> Answer:
-        """Return what a relayed answer said; of one too long to parse, only its usage."""
-        rest = outline.close()
-        if rest is not None:
-            with suppress(WorkerBroke):
-                return self._family.read_whole(self._call, rest)
-        return Answer(tail_usage(outline.tail), (), None, False)
 
     async def _report_failure(self, failed: FailedAttempt) -> None:
         """Answer with the failure. Raises it instead if it is a RouterError, which the caller answers."""

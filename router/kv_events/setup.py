@@ -84,8 +84,12 @@ def build_prompt_tokenizer(
     It finds nothing while no worker's KV events are followed.
     """
     tokenizer = None if settings.tokenizer is None or settings.kv_events == "off" else _tokenizer(settings.tokenizer)
-    prompt_tokenizer = PromptTokenizer(connections, BlockHasher(secret), tokenizer, settings.token_budget)
-    scheduler_client.attach(prompt_tokenizer)
+
+    def observe_calls() -> None:
+        scheduler_client.attach(prompt_tokenizer)
+
+    hasher, budget = BlockHasher(secret), settings.token_budget
+    prompt_tokenizer = PromptTokenizer(connections, hasher, tokenizer, budget, observe_calls)
     return prompt_tokenizer
 
 

@@ -104,17 +104,25 @@ class PromptTokenizer:
     sent_types: ClassVar[Collection[type[FrontEvent]]] = (Arrived, Finished, Failed, Cancelled)
 
     def __init__(
-        self, connections: WorkerConnections, hasher: BlockHasher, tokenizer: Tokenizer | None, budget: float
+        self,
+        connections: WorkerConnections,
+        hasher: BlockHasher,
+        tokenizer: Tokenizer | None,
+        budget: float,
+        observe_calls: Callable[[], None] = lambda: None,
     ) -> None:
         """`connections`: also say in which block sizes a model's keys are wanted; if there are none, nothing is done.
 
-        `budget`: longest search for the keys of a call, in seconds.
+        `budget`: longest search for the keys of a call, in seconds; `observe_calls`: called when the first keys are
+        found, to have `observe_sent` called from then on.
         """
         self.outcomes: Counter[TokenizeOutcome] = Counter()
         self._connections = connections
         self._hasher = hasher
         self._tokenizer = tokenizer
         self._budget = budget
+        self._observe_calls = observe_calls
+        self._has_found = False
         self._keys: OrderedDict[CallKey, tuple[BlockKey, ...]] = OrderedDict()
         self._tasks: set[asyncio.Task[tuple[BlockKey, ...]]] = set()
         self._expected_counts: dict[RequestId, tuple[str, int, TokenSource]] = {}
@@ -214,6 +222,9 @@ class PromptTokenizer:
             outcome, keys = TokenizeOutcome.FAILED, ()
         else:
             outcome = TokenizeOutcome.KNOWN
+            if not self._has_found:
+                self._has_found = True
+                self._observe_calls()
             self._keys[key] = keys
             if len(self._keys) > KEYS_KEPT:
                 self._keys.popitem(last=False)

@@ -136,18 +136,9 @@ class WorkerConnections:
             raise NoWorker("No worker is alive.", reason="rejected-no-endpoints")
         return served.most_common(1)[0][0]
 
-    def accepted_fields(self, worker: WorkerId, path: str) -> AddedFields:
-        """Return the fields that the router may add to a call to this path of a worker."""
-        return self._workers[worker].fields[path]
-
-    def fingerprint(self, worker: WorkerId) -> str | None:
-        """Return the fingerprint of a worker's last streamed answer, empty if it had none; None if it is unknown."""
-        return self._workers[worker].fingerprint
-
-    def set_fingerprint(self, worker: WorkerId, fingerprint: str | None) -> None:
-        """Keep what a streamed answer has shown."""
-        if worker in self._workers:
-            self._workers[worker].fingerprint = fingerprint
+    def connected(self, worker: WorkerId) -> ConnectedWorker:
+        """Return what is known of a worker. Raises KeyError for an unknown worker."""
+        return self._workers[worker]
 
     async def __aenter__(self) -> Self:
         return self

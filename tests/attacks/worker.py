@@ -69,20 +69,20 @@ class Connection(asyncio.Protocol):
         self._writable.set()
 
     def on_message_begin(self) -> None:
-        """See httptools."""
+        """Begin a call."""
         self._url = self._body = b""
 
     def on_url(self, url: bytes) -> None:
-        """See httptools."""
+        """Take in a part of the path."""
         self._url += url
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
+        """Take in a part of the body, up to what is looked at."""
         if len(self._body) < LOOKED_AT:
             self._body += body[:LOOKED_AT]
 
     def on_message_complete(self) -> None:
-        """See httptools."""
+        """Answer the call."""
         if self._url in POLLED:
             self._transport.write(whole(POLLED[self._url]))
         else:

@@ -22,7 +22,7 @@ ORDER: Final[Mapping[str, str]] = {
     "router.core.policies": "registry > balance > dlpm, preble > deficit, sessions, simple, vtc, queued > base"
     " > context",
     "router.api": "openapi > families > continuation, family > endpoints > handoff > answer > body",
-    "router.front": "gateway > relay > session_labels, stored, answer_stream, handoff > outgoing"
+    "router.front": "gateway > relay > whole_answer > session_labels, stored, answer_stream, handoff > outgoing"
     " > exchange, parse_slots, verdict > http > byte_budget, drain",
     "workers": "__main__ > server > dialects > settings, api > engine",
     "bench": "__main__ > lab > demo > live, sim > report > workloads",

@@ -221,7 +221,7 @@ class StreamReader:
     def usage(self) -> Usage | None:
         """The engine's final usage, or else the sum of the latest usage of each choice."""
         self._read()
-        return self._tally.usage
+        return self._tally.final or self._tally.usage
 
     @property
     def error(self) -> EngineError | None:

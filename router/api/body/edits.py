@@ -130,8 +130,7 @@ class RequestedUsage(NamedTuple):
 
 def requested_usage(fields: Fields) -> RequestedUsage:
     """Read the usage that the client asked for. Raises BadRequest if `stream_options` is invalid."""
-    options = read.mapping(fields, _OPTIONS)
-    if not options:
+    if _OPTIONS not in fields or not (options := read.mapping(fields, _OPTIONS)):
         return RequestedUsage()
     return RequestedUsage(
         *[read.flag(options, each.member, each.value) for each in (Addition.USAGE, Addition.CHUNK_USAGE)]

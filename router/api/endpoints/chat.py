@@ -29,8 +29,8 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     limit = _output_limit(fields)
     session, largest = read.session_members(fields), largest_id(fields)
     usage = requested_usage(fields)
-    mode = resume_mode_of(fields, streamed=streamed, answers=choices)
     computed_anew_by, whole = chat_computed_anew_by(fields), is_for_one_engine(fields, choices)
+    mode = resume_mode_of(fields, streamed=streamed, answers=choices)
     prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
     return Call(
         path=PATH,

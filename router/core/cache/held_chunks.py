@@ -1,6 +1,7 @@
 """How far workers hold the prompts of one request."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from router.core.model.request import WorkerId
 
@@ -44,3 +45,7 @@ class HeldChunks:
                 held = {worker: chunks for worker, chunks in self.by_worker.items() if worker in workers}
                 self._among = workers, HeldChunks(held)
         return self._among[1] or self
+
+
+NOTHING_HELD: Final = HeldChunks({})
+"""No worker holds any chunk."""

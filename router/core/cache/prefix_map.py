@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from router.core.cache.cache_mirror import CacheMirror
 from router.core.cache.engine_rules import TRACK_ALL, MatchWorth, Tracking, whole_blocks
-from router.core.cache.held_chunks import HeldChunks
+from router.core.cache.held_chunks import NOTHING_HELD, HeldChunks
 from router.core.cache.match_group import MatchGroup, MatchWatch, Narrow
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.cache.watch_index import WatchIndex
@@ -341,6 +341,8 @@ class PrefixMap:
             found = self.tree.match(request.prompts[0].hashes)
         else:
             found = _sum([self.tree.match(prompt.hashes) for prompt in request.prompts])
+        if not found:
+            return NOTHING_HELD
         return self._apply_minimum(request, HeldChunks(found).among(workers))
 
     def _watch(self, request: Request, worker: WorkerId | None) -> Sequence[MatchWatch]:

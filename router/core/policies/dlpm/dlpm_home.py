@@ -282,7 +282,8 @@ class DlpmHome(Policy):
 
     def _best_equal(self, worker: WorkerId, waiting: PooledRequest) -> WorkerId:
         """The worker that holds most of a request, of those with room and as many requests in flight as this one."""
-        view, matched = self._view, self._pool.current_match(waiting)
+        view = self._view
+        matched = waiting.matched if waiting is self._newcomer else self._pool.current_match(waiting)
         here = matched.by_worker.get(worker, 0)
         if matched.most <= here:
             return worker

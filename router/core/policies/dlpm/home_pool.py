@@ -223,9 +223,8 @@ class HomePool:
                 self._release(self._waiting[leaving.request])
 
     def current_match(self, waiting: PooledRequest) -> HeldChunks:
-        """What the workers that may serve a request hold of it now, whether it is in the pool or about to enter."""
-        if waiting.request.id in self._waiting:
-            self._refresh_match(waiting)
+        """What the workers that may serve a request of the pool hold of it now."""
+        self._refresh_match(waiting)
         return waiting.matched
 
     def _watch_narrowly(self, waiting: PooledRequest) -> None:

@@ -249,7 +249,7 @@ class LongestMatchQueue:
             self._offer(self._in_turn(client_queue.ranks[0], priority_class), priority_class)
 
     def longest(self, fits: Fits) -> Turn | None:
-        """See the function `longest`."""
+        """Return the request of this queue that goes next, of those that fit; None if none may go."""
         return longest((self,), fits)
 
     @property
