@@ -97,7 +97,16 @@ SECTIONS: Final = (
     Section(
         "State and logs",
         ("state", "log_level"),
-        ("drain_timeout", "state_interval", "state_fresh", "journal", "log_format", "access_log", "otel"),
+        (
+            "drain_timeout",
+            "drain_delay",
+            "state_interval",
+            "state_fresh",
+            "journal",
+            "log_format",
+            "access_log",
+            "otel",
+        ),
     ),
 )
 """Every setting but the policy parameters, each in one section."""

@@ -513,6 +513,9 @@ class Settings(PolicyGroups):
     drain_timeout: NonNegativeFloat = 25.0
     """Seconds in which requests in flight can end after SIGTERM or Ctrl-C, while new ones are refused. A second signal
     ends them at once."""
+    drain_delay: NonNegativeFloat = 0.0
+    """Seconds after SIGTERM or Ctrl-C in which new requests are still accepted, while /ready says 503 already, so that
+    load balancers notice before any is refused. `drain_timeout` begins after it."""
     state: Path | None = None
     """Directory for what survives a restart: deficits, service, cache contents and the key of the prompt hashes.
     Without it, nothing survives."""

@@ -108,7 +108,7 @@ class Gateway:
         """Serve one call to a path of this family. Any failure becomes the answer of this call and affects no other."""
         exchange.request_id = _usable_id(exchange.headers.get(b"x-request-id")) or new_request_id()
         try:
-            if self._drain.begun:
+            if self._drain.refuses:
                 raise ShuttingDown
             if (moved := without_slash(exchange.path)) is not None:
                 target = request_target(exchange.head._replace(path=moved))

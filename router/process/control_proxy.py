@@ -1,6 +1,7 @@
 """Passes calls that are not for engines from a front to the control plane in the scheduler's process, and back."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Final, Self
 from urllib.parse import quote
 
@@ -24,18 +25,34 @@ LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20, 
 """Idle connections are kept for less time than by the other side, which so closes none at the moment of a call."""
 RETRY_SECONDS: Final = 1.0
 """Seconds after which a call may be repeated that came while no scheduler ran."""
+AWAY: Final = "scheduler away"
+"""What /ready says while it is answered as the last time."""
 HEALTH: Final = "/health"
-READINESS: Final = ("/ready", "/ping")
+READY: Final = "/ready"
+READINESS: Final = (READY, "/ping")
+READINESS_SECONDS: Final = 0.25
+"""Seconds in which the scheduler must say whether the router is ready; a load balancer waits for little more."""
 
 
 class ControlProxy:
-    """An ASGI application that passes each call on. It answers /health itself: this process runs."""
+    """An ASGI application that passes each call on. It answers /health itself: this process runs.
 
-    def __init__(self, path: str, budget: ByteBudget, drain: Drain) -> None:
-        """`path`: of the Unix socket of the control plane; `budget`: counts the bodies; `drain`: ends streams."""
+    While the scheduler does not answer and new calls wait for it, /ready is answered as the last time: if all replicas
+    of a cluster said no while another of them begins to lead, a load balancer would refuse what they would serve.
+    """
+
+    def __init__(
+        self, path: str, budget: ByteBudget, drain: Drain, accepts: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`path`: of the Unix socket of the control plane; `budget`: counts the bodies; `drain`: ends streams;
+        `accepts`: whether new calls are accepted, and wait if the scheduler is away.
+        """
         self._path = path
         self._budget = budget
         self._drain = drain
+        self._accepts = accepts
+        self._ready: Mapping[str, object] | None = None
+        """The last answer about readiness, if it was yes."""
 
     async def __aenter__(self) -> Self:
         transport = httpx.AsyncHTTPTransport(uds=self._path, limits=LIMITS)
@@ -57,7 +74,7 @@ class ControlProxy:
                     return
                 if self._drain.begun and scope["path"] in READINESS:
                     raise ShuttingDown  # this process; in a cluster, others serve on
-                answer = await self._pass_on(scope, body)
+                answer = await self._answer(scope, body)
                 try:
                     await self._pass_back(answer, exchange, send)
                 finally:
@@ -69,6 +86,21 @@ class ControlProxy:
         except httpx.TransportError:
             away = "The scheduler's process does not answer; try again later."
             await exchange.fail(CapacityError(away, retry_after=RETRY_SECONDS))
+
+    async def _answer(self, scope: Scope, body: bytes) -> httpx.Response:
+        """Return the scheduler's answer, or for it the last one about readiness. Raises httpx.TransportError."""
+        if scope["path"] != READY:
+            return await self._pass_on(scope, body)
+        try:
+            async with asyncio.timeout(READINESS_SECONDS if self._ready is not None else TIMEOUT_SECONDS):
+                answer = await self._pass_on(scope, body)
+                await answer.aread()
+        except (httpx.TransportError, TimeoutError) as error:
+            if self._ready is not None and self._accepts():
+                return httpx.Response(200, json={**self._ready, "degraded": AWAY})
+            raise httpx.ConnectError(str(error)) from None
+        self._ready = answer.json() if answer.status_code == httpx.codes.OK else None
+        return answer
 
     async def _pass_on(self, scope: Scope, body: bytes) -> httpx.Response:
         headers = [(name, value) for name, value in scope["headers"] if name not in NOT_PASSED_ON]

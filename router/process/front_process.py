@@ -117,10 +117,10 @@ async def _serve_over(plan: ProcessPlan, route: Route, control: str) -> int:
     channel = FrontChannel(route, plan.number, plan.replica)
     secret = await channel.open()
     defer_termination()  # until here, there is nothing to drain: the signal ends the process
-    drain, lag = Drain(settings.drain_timeout), LoopLag()
+    drain, lag = Drain(settings.drain_timeout, delay=settings.drain_delay), LoopLag()
     front = build_front(settings, secret, drain, time.monotonic)
     channel.attach(front.scheduler_client)
-    proxy = ControlProxy(control, front.budget, drain)
+    proxy = ControlProxy(control, front.budget, drain, lambda: not channel.behind)
     reports = FrontReports(front, drain, lag, channel, plan.restart)
     entry = Entry(front.gateway, proxy, OperatorAccess(settings), settings.cors_origins)
     tls = build_tls(settings)

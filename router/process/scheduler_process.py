@@ -147,7 +147,7 @@ def run_scheduler(plan: ProcessPlan) -> int:
     left = load(plan.run_folder, inf, time.time()) if plan.restart else None
     run = SchedulerRun(plan, left, goes_on=plan.restart > 0)
     channel = ChannelServer(run.side.host, run.side.secret, plan.channel)
-    drain = FrontsDrain(settings.drain_timeout + 2 * GRACE_SECONDS, channel)
+    drain = FrontsDrain(settings.drain_delay + settings.drain_timeout + 2 * GRACE_SECONDS, channel)
     state = run_file(run.side, plan.run_folder, settings.policy, settings.state_interval)
     server = run.server(channel, state, new_takeover(run.side, plan.connected), drain, report_ready)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:

@@ -31,7 +31,7 @@ def build(settings: Settings, resolve: Resolve = resolve, *, encoded: bool = Fal
     """
     records = RequestRecords(settings.policy, LinearCost(settings.extend_weight, settings.output_weight))
     side = build_scheduler(settings, records.observers, resolve)
-    drain = Drain(settings.drain_timeout)
+    drain = Drain(settings.drain_timeout, delay=settings.drain_delay)
     front = build_front(settings, side.secret, drain, time.monotonic)
     connect(front.scheduler_client, side.host, encoded=encoded)
     insight = Insight(settings, side, front.identifier, records)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.cluster.replicas.environment import store_environment, store_server
+from tests.cluster.replicas.environment import STORE, library_path, program
 from tests.engine.processes import Server, wait_until
 from tests.support.dockerfile import ROOT
 
@@ -157,8 +157,8 @@ def test_calls_that_bypass_the_router(start: Start) -> None:
 @pytest.mark.fires("D2lpmClusterAlone", "D2lpmClusterStoreUnreachable")
 def test_a_cluster(start: Start, tmp_path: Path) -> None:
     """The only replica that waits to lead dies, and then the store."""
-    command = [str(store_server()), "--port", "{port}", "--bind", "127.0.0.1", "--save", ""]
-    store = Server("store", command, store_environment(), tmp_path / "store.log")
+    command = [str(program(STORE)), "--port", "{port}", "--bind", "127.0.0.1", "--save", ""]
+    store = Server("store", command, library_path(), tmp_path / "store.log")
     store.start()
     cluster = ["--cluster", f"redis://127.0.0.1:{store.port}/alerts"]
     try:

@@ -33,10 +33,12 @@ END: Final = 60.0
 
 
 class Server:
-    """A process that listens on loopback, on a new port after each start."""
+    """A process that listens on loopback."""
 
-    def __init__(self, module: str, *flags: str, log: Path | None = None) -> None:
-        self.port = 0
+    def __init__(self, module: str, *flags: str, log: Path | None = None, port: int = 0) -> None:
+        """`port`: where it listens after each start; 0 for a new one each time."""
+        self.port = port
+        self._wanted = port
         self._command = [sys.executable, "-m", module, *flags]
         self._log = log
         self._process: Process | None = None
@@ -58,7 +60,7 @@ class Server:
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(self._log.open("ab")) if self._log else None
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, "--port", "0", stdin=PIPE, stdout=PIPE, stderr=log, env=environment
+                *self._command, "--port", str(self._wanted), stdin=PIPE, stdout=PIPE, stderr=log, env=environment
             )
         async with asyncio.timeout(PATIENCE):
             self.port = await self._greeted()
@@ -111,10 +113,10 @@ async def running_workers(number: int, speed: float, batch: int) -> AsyncIterato
         await asyncio.gather(*(each.end() for each in made))
 
 
-def router(log: Path, workers: Sequence[str], *flags: str) -> Server:
-    """Return the router in front of workers at these URLs, as `d2lpm serve` starts it."""
+def router(log: Path, workers: Sequence[str], *flags: str, port: int = 0) -> Server:
+    """Return the router in front of workers at these URLs, as `d2lpm serve` starts it. `port`: as in `Server`."""
     named = [flag for url in workers for flag in ("--worker", url)]
-    return Server("router", "serve", *named, *process_flags(), *flags, log=log)
+    return Server("router", "serve", *named, *process_flags(), *flags, log=log, port=port)
 
 
 def sockets(pid: int) -> int:
@@ -178,9 +180,9 @@ def connections(pid: int, port: int) -> int:
 
 
 async def is_ready(http: aiohttp.ClientSession, proxy: Server) -> bool:
-    """Return whether the router says that it is ready."""
+    """Return whether the router says that it is ready, and its scheduler runs."""
     async with http.get(f"{proxy.url}/ready") as response:
-        return response.status == 200
+        return response.status == 200 and (await response.json()).get("degraded") != "scheduler away"
 
 
 async def holds(

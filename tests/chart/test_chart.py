@@ -226,6 +226,7 @@ def test_replicas_of_a_cluster_know_their_store_their_secret_and_their_own_addre
     assert (deployment["replicas"], deployment["strategy"]["type"]) == (3, "RollingUpdate")
     assert of_kind(objects, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
     pod = deployment["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > settings["drain_delay"] + settings["drain_timeout"]
     (container,) = pod["containers"]
     variables = {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
     assert variables["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}

@@ -25,6 +25,21 @@ def test_draining_is_over_after_the_last_call_or_the_timeout() -> None:
     assert over()
 
 
+def test_a_drain_with_a_delay_refuses_nothing_until_it_is_over() -> None:
+    """It is not ready from its begin, refuses later, and then gives calls in flight their whole time."""
+    now = 0.0
+    drain = Drain(10.0, lambda: now, delay=2.0)
+    assert not drain.refuses
+    drain.begin()
+    assert (drain.begun, drain.refuses, drain.over) == (True, False, False)
+    now = 2.0
+    assert (drain.refuses, drain.over) == (True, True)
+    drain.calls, now = 1, 11.9
+    assert not drain.over
+    now = 12.0
+    assert drain.over
+
+
 async def test_requests_that_wait_when_draining_begins_are_served() -> None:
     """While the router drains, only later calls are refused, `/ready` is 503, and the control plane still answers."""
     async with scripted_engine() as engine, running_router(engine.url, max_inflight=1, window="fixed") as router:

@@ -64,6 +64,35 @@ async def test_a_path_reaches_the_scheduler_as_the_front_checked_it(tmp_path: Pa
     assert statuses == [204] * 3
 
 
+async def test_readiness_is_answered_as_before_while_calls_wait_for_the_scheduler(tmp_path: Path) -> None:
+    """The scheduler said yes and is gone. Once new calls are refused, so is the probe; another path always is."""
+    accepts, body = True, b'{"status":"ok"}'
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    socket = str(tmp_path / "s")
+    drain = Drain(1.0)
+    async with (
+        ControlProxy(socket, ByteBudget(1 << 20), drain, lambda: accepts) as proxy,
+        httpx.AsyncClient(transport=httpx.ASGITransport(proxy), base_url="http://front") as http,
+    ):
+        assert (await http.get("/ready")).status_code == 503
+        async with await asyncio.start_unix_server(answer, socket):
+            assert (await http.get("/ready")).status_code == 200
+        for _ in range(2):
+            again = await http.get("/ready")
+            assert (again.status_code, again.json()) == (200, {"status": "ok", "degraded": "scheduler away"})
+        assert (await http.get("/workers")).status_code == 503
+        accepts = False
+        assert (await http.get("/ready")).status_code == 503
+        accepts = True
+        drain.begin()
+        assert (await http.get("/ready")).status_code == 503
+
+
 def test_a_front_gives_up_an_idle_connection_before_the_scheduler_does() -> None:
     """Otherwise a call could meet one that is being closed, and would fail although the scheduler runs."""
     config = control_server_config(ControlProxy("nobody", ByteBudget(0), Drain(1.0)), "control")

@@ -38,6 +38,7 @@ d2lpm-router: {{ include "d2lpm.fullname" . }}
 {{- if not .existingSecret }}{{ fail "cluster.existingSecret is missing: the Secret by which replicas know each other" }}{{ end }}
 {{- with .url }}{{ $_ := set $config "cluster" . }}{{ end }}
 {{- $_ := set $config "cluster_secret_file" "/etc/d2lpm/cluster/cluster-secret" }}
+{{- $_ := set $config "drain_delay" 5 }}
 {{- end }}
 {{- end }}
 {{- if or .Values.clients.value .Values.clients.existingSecret }}{{ $_ := set $config "clients" "/etc/d2lpm/clients/clients.yaml" }}{{ end -}}

@@ -193,7 +193,7 @@ def _build(plan: ProcessPlan, term: Term, secret: bytes, listener: socket.socket
         Entrance(listener, secret, channel, plan.control, tls=cluster_tls(settings)),
         ClusterOperations(leadership.report, leadership.hand_over),
     )
-    drain = ReplicaDrain(settings.drain_timeout + 2 * GRACE_SECONDS, channel, leadership)
+    drain = ReplicaDrain(settings.drain_delay + settings.drain_timeout + 2 * GRACE_SECONDS, channel, leadership)
     server = run.server(channel, state, _takeover(run), drain, _nothing, parts)
     leadership.on_end = server.end_now
     return server

@@ -182,7 +182,7 @@ class Supervisor:
         self._standby.end()
         self._send(signal.SIGTERM)
         ended, aborted = asyncio.create_task(self._all_ended()), asyncio.create_task(self._aborted.wait())
-        seconds = self._settings.drain_timeout + 3 * GRACE_SECONDS
+        seconds = self._settings.drain_delay + self._settings.drain_timeout + 3 * GRACE_SECONDS
         await asyncio.wait([ended, aborted], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         await _cancelled([ended, aborted])
 

@@ -13,7 +13,7 @@ import aiohttp
 import trustme
 
 from tests.chaos.processes import Server, router, router_processes, until
-from tests.cluster.replicas.environment import store_environment, store_server
+from tests.cluster.replicas.environment import STORE, library_path, program
 from tests.cluster.test_tls import replica_of
 
 KEY: Final = "the operator of the tests"
@@ -34,11 +34,11 @@ class Store:
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""
-        server = store_server()
+        server = program(STORE)
         assert server is not None, "`make test-cluster` gets one"
         flags = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
         self._process = await asyncio.create_subprocess_exec(
-            server, *flags, stdout=DEVNULL, env={**os.environ, **store_environment()}, cwd="/"
+            server, *flags, stdout=DEVNULL, env={**os.environ, **library_path()}, cwd="/"
         )
         await until(self._listens)
 
@@ -152,25 +152,29 @@ async def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(folder: Path, workers: Sequence[str], count: int = 3) -> AsyncIterator[Cluster]:
-    """Run a store and replicas. `folder`: for their logs; `workers`: URLs."""
+async def running_cluster(
+    folder: Path, workers: Sequence[str], *flags: str, count: int = 3, ports: Sequence[int] = ()
+) -> AsyncIterator[Cluster]:
+    """Run a store and replicas.
+
+    `folder`: for their logs; `workers`: URLs; `flags`: more of each replica; `ports`: where their fronts listen, by
+    default at new ones.
+    """
     store = Store(await free_port())
     secret = folder / "secret"
     secret.write_text("a secret of the tests")
     tls = replica_of(trustme.CA(), folder, "replica")
     replicas = []
     for number in range(1, count + 1):
-        flags = ("--cluster", store.url, "--cluster-address", f"127.0.0.{10 + number}:0")
-        more = ("--cluster-secret-file", str(secret), "--log-level", "warning", "--admin-key", KEY)
+        own = ("--cluster", store.url, "--cluster-address", f"127.0.0.{10 + number}:0", "--processes", "2")
+        same = ("--cluster-secret-file", str(secret), "--log-level", "warning", "--admin-key", KEY)
         files = (
-            "--cluster-tls-cert",
-            str(tls.cert),
-            "--cluster-tls-key",
-            str(tls.key),
-            "--cluster-tls-ca",
-            str(tls.ca),
+            *("--cluster-tls-cert", str(tls.cert)),
+            *("--cluster-tls-key", str(tls.key)),
+            *("--cluster-tls-ca", str(tls.ca)),
         )
-        server = router(folder / f"log-{number}", workers, "--processes", "2", *flags, *more, *files)
+        port = ports[number - 1] if ports else 0
+        server = router(folder / f"log-{number}", workers, *own, *same, *files, *flags, port=port)
         replicas.append(Replica(number, server))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
         try:
