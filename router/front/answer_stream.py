@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from router.api.continuation import Rewriter
-from router.api.family import Reader
+from router.api.families import Reader
 from router.front.byte_budget import Hold
 from router.front.exchange import Exchange, Headers
 from router.front.http.response_writer import StreamWriter

@@ -20,8 +20,7 @@ from router.api.body.steering import refuse_steering
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.other import request_target
 from router.api.endpoints.responses import stored_id
-from router.api.families import OTHER, with_deployment, without_slash
-from router.api.family import Family
+from router.api.families import OTHER, Family, with_deployment, without_slash
 from router.auth.admission import Admission, AdmissionTicket
 from router.auth.identity import Identity
 from router.channel.client import SchedulerClient

@@ -11,7 +11,7 @@ from router.api.body.call import Call
 from router.api.body.edits import AddedFields
 from router.api.continuation import Rewriter, last_events
 from router.api.endpoints.responses import ResponseReader
-from router.api.family import Family, Reader
+from router.api.families import Family, Reader
 from router.api.handoff.nixl import decode_body
 from router.channel.client import SchedulerClient
 from router.channel.messages import Assignment, PrefillBeside, UnreachableWorker

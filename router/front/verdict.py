@@ -6,7 +6,7 @@ from typing import Final
 
 from router.api.body.call import Call
 from router.api.body.json_object import read_object
-from router.api.family import Family, Reader
+from router.api.families import Family, Reader
 from router.core.model.events import Fault
 from router.core.model.request import Leg
 from router.errors import NoWorker, RouterError, UnservedPath, WorkerBroke, WorkerRefused, WorkerUnreachable

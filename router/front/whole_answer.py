@@ -8,7 +8,7 @@ from router.api.answer.stream_reader import Answer
 from router.api.body.call import Call
 from router.api.endpoints.plain import tail_usage
 from router.api.endpoints.responses import is_running
-from router.api.family import Family
+from router.api.families import Family
 from router.channel.messages import Assignment
 from router.core.model.events import Failed, Fault, Finished
 from router.core.model.request import RequestId

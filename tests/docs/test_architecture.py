@@ -21,7 +21,7 @@ ORDER: Final[Mapping[str, str]] = {
     " > scheduler_settings, requests, policies > cache, fleet > clients, kv_blocks, predict > model",
     "router.core.policies": "registry > balance > dlpm, preble > deficit, sessions, simple, vtc, queued > base"
     " > context",
-    "router.api": "openapi > families > continuation, family > endpoints > handoff > answer > body",
+    "router.api": "openapi > families > continuation > endpoints > handoff > answer > body",
     "router.front": "gateway > relay > whole_answer > session_labels, stored, answer_stream, handoff > outgoing"
     " > exchange, parse_slots, verdict > http > byte_budget, drain",
     "workers": "__main__ > server > dialects > settings, api > engine",

@@ -14,8 +14,7 @@ from router.api.body.call import Call, Head
 from router.api.body.edits import rename, with_cache_salt
 from router.api.body.error_bodies import ErrorShape, load
 from router.api.endpoints import messages, responses
-from router.api.families import FAMILIES, error_shape_of, family_of
-from router.api.family import Reader
+from router.api.families import FAMILIES, Reader, error_shape_of, family_of
 from router.auth.identity import Identifier
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import Usage

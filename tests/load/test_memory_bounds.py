@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from router.api.body.call import NAME_BYTES
-from router.api.family import Reader
+from router.api.families import Reader
 from router.auth.identity import Identifier
 from router.errors import Refused
 from router.front.answer_stream import AnswerStream

@@ -174,7 +174,8 @@ class CacheMirror:
 
     def on_first_token(self, run: PinnedRun, now: float) -> None:
         """Note that a request's prompt is computed."""
-        run.cache.batch.on_first_token(run.prefilling, now)
+        if run.cache.rules.found_when_computed:
+            run.cache.batch.on_first_token(run.prefilling, now)
 
     def set_output(self, run: PinnedRun, output: int) -> None:
         """Set how many output tokens a request has by now; what it takes of the cache grows with them."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from router.api.body.call import Call
-from router.api.family import Family
+from router.api.families import Family
 from router.api.handoff.legs import Rendezvous, read_prefill
 from router.channel.client import SchedulerClient
 from router.channel.messages import PrefillBeside, UnreachableWorker

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from router.api.body.call import Call
-from router.api.family import Family
+from router.api.families import Family
 from router.api.handoff.nixl import prefill_body, read_kept_prompt
 from router.channel.client import SchedulerClient
 from router.channel.messages import Assignment
