@@ -119,6 +119,10 @@ class FrontLink:
         self.deliver: Final = deliver
         self.messages: int | None = None
         """How many messages the front has sent, to earlier runs too; None until it has reported what these had."""
+        self.is_away = False
+        """Whether its connection is lost and it may come back."""
+        self.seems_dead = False
+        """Whether it is away and has closed the connection itself, as the end of a process does."""
         self._host = host
         self._report: list[FrontMessage] = []
         """What the front has reported so far of what earlier runs had."""
@@ -242,7 +246,9 @@ class OpenRequest:
     prefill: PrefillBeside | None = None
     """The prefill worker that its next dispatch is together with."""
     withdrawn: bool = False
-    """Whether the scheduler does not know it, because it waited and its front is away."""
+    """Whether the scheduler does not know it, because it waited and its front is away, or because of `repeats`."""
+    repeats: bool = False
+    """Whether it repeats a call of a front that seems dead: it waits until that is known, to be charged accordingly."""
 
 
 class SchedulerHost:
@@ -354,13 +360,15 @@ class SchedulerHost:
             del self._open[request]
         for request in sorted(left, key=running.__contains__):  # the waiting ones first, so that none is dispatched
             if not left[request].withdrawn:
-                self.feed(Cancelled(request))
+                self.feed(Cancelled(request, front_died=True))
         self._services.front_closed(front)
+        self._admit_repeated()
 
     def withdraw_waiting(self, front: FrontLink) -> None:
         """Take the waiting requests of a front that is away from the scheduler: what it sends to a worker, the front
         could not send there.
         """
+        front.is_away = True
         for name, opened in list(self._open.items()):
             if opened.front is front and not opened.withdrawn and self.scheduler.is_untouched(name):
                 opened.withdrawn = True
@@ -368,10 +376,30 @@ class SchedulerHost:
 
     def queue_again(self, front: FrontLink) -> None:
         """Give the scheduler back what was taken from it while a front was away."""
+        front.is_away = front.seems_dead = False
         for opened in list(self._open.values()):
-            if opened.front is front and opened.withdrawn:
+            if opened.front is front and opened.withdrawn and not opened.repeats:
                 opened.withdrawn = False
                 self.feed(Arrived(opened.request, again=True))
+        self._admit_repeated()
+
+    def _repeats(self, event: Arrived | Resumed) -> bool:
+        """Return whether a request repeats a call of a front that seems dead."""
+        request = event.request
+        if isinstance(event, Resumed) or request.retry_key is None or not any(link.seems_dead for link in self._links):
+            return False
+        same = (request.client, request.retry_key)
+        opened = [opened for opened in self._open.values() if opened.front.seems_dead]
+        return any((each.request.client, each.request.retry_key) == same for each in opened)
+
+    def _admit_repeated(self) -> None:
+        """Give the scheduler the repeated calls of fronts of which it is known now whether they are dead."""
+        for opened in [opened for opened in self._open.values() if opened.repeats]:
+            arrived = Arrived(opened.request)
+            if not self._repeats(arrived):
+                opened.repeats, opened.withdrawn = False, opened.front.is_away
+                if not opened.withdrawn:
+                    self.feed(arrived)
 
     def covered(self) -> list[CoveredFront]:
         """Return what a state that is saved now covers of each front.
@@ -408,8 +436,11 @@ class SchedulerHost:
     def open(self, front: FrontLink, event: Arrived | Resumed, own_name: RequestId) -> None:
         """Take a request whose id no open request has. `own_name`: its id in its front."""
         request = event.request
-        self._open[request.id] = OpenRequest(front, own_name, request, isinstance(event, Resumed))
-        self.feed(event)
+        repeats = self._repeats(event)
+        replied = isinstance(event, Resumed)
+        self._open[request.id] = OpenRequest(front, own_name, request, replied, withdrawn=repeats, repeats=repeats)
+        if not repeats:
+            self.feed(event)
 
     def resume(self, event: Resumed) -> None:
         """Take a later attempt of an open request."""

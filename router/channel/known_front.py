@@ -118,6 +118,7 @@ class KnownFront:
             self.close()
             return
         log.warning("%s is away", self.link.name)
+        self.link.seems_dead = ended
         self._host.withdraw_waiting(self.link)
         self._timer = asyncio.get_running_loop().call_later(ENDED_SECONDS if ended else LOST_SECONDS, self._give_up)
 

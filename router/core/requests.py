@@ -15,6 +15,7 @@ from router.core.cache.cache_model import PinnedRun
 from router.core.cache.prefix_map import Lookup
 from router.core.clients.fairness import Outstanding
 from router.core.clients.ledger import Bill
+from router.core.clients.undelivered import UndeliveredCall
 from router.core.fleet.health import HealthRules
 from router.core.fleet.in_flight import InFlight
 from router.core.fleet.worker_state import WorkerState
@@ -97,6 +98,20 @@ class RequestState:
     """Output tokens charged for earlier attempts."""
     resumed_output: int = 0
     """Output tokens from which the next worker continues; an answer that is not streamed begins anew."""
+    paid: UndeliveredCall | None = None
+    """The call that this one repeats, whose front died."""
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether a part of the answer may have been delivered. One that is not streamed comes whole, in the end."""
+        if not self.request.streamed:
+            return False
+        started = self.attempt is not None and self.attempt.stage is Stage.STARTED
+        return started or self.answered or self.resumed_output > 0
+
+    def pay(self, call: UndeliveredCall) -> None:
+        """Take note that the client has paid for this call already, and received nothing."""
+        self.paid, self.charged, self.charged_output = call, call.charged, call.charged.output
 
     def add_charged(self, tokens: Tokens) -> None:
         """Add what an attempt was charged, now that it has ended."""

@@ -55,6 +55,7 @@ from router.core.clients.fairness import Fairness, Outstanding
 from router.core.clients.ledger import Ledger
 from router.core.clients.queue_limits import QueueLimits
 from router.core.clients.shares import Shares
+from router.core.clients.undelivered import Undelivered
 from router.core.clients.usage_days import UsageDays
 from router.core.fleet.cluster import Cluster
 from router.core.fleet_view import SchedulerView
@@ -164,6 +165,7 @@ class Scheduler:
         self._carried: dict[RequestId, tuple[ChargedRequest, ...]] = {}
         """What an earlier run has charged for requests that were live when its state was saved and that have not been
         reported yet."""
+        self._undelivered = Undelivered()
         self._newly_queued = False
         """Whether this event gave the policy requests that it may dispatch before the queue limits have counted
         them.
@@ -307,6 +309,8 @@ class Scheduler:
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
             state = self._new_state(request, carried[0] if carried else None, now)
+            if (paid := self._undelivered.take(request, now)) is not None:
+                state.pay(paid)
             self._open(state, now, begun=state.resumed_output > 0)
             self._retry_queue.count_arrival()
             self._newly_queued = True
@@ -564,6 +568,13 @@ class Scheduler:
     def _cancel(self, event: Cancelled, now: float) -> None:
         if (state := self._requests.get(event.request)) is None:
             return
+        is_delivered = state.is_delivered
+        self._withdraw(state, event, now)
+        if event.front_died and not is_delivered:
+            self._undelivered.add(state.request, state.charged, now)
+
+    def _withdraw(self, state: RequestState, event: Cancelled, now: float) -> None:
+        """End a request, wherever it is."""
         if state.attempt is not None:
             self._attempts.cancel(state, state.attempt, event.usage, now)
             if state.charged_output:
@@ -615,6 +626,8 @@ class Scheduler:
         self.policy.withdraw(state.request.id, now)
         self._queue_limits.leave(state.request.id, now, served=False)
         self._close(state.request, now)
+        if state.paid is not None:
+            self._undelivered.put_back(state.request, state.paid)
 
     def _requeue(self, requests: Sequence[Request], now: float) -> None:
         """Enqueue at the policy again the requests that it gave up, or reject those that no worker serves any more."""

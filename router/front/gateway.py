@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from router.api.answer.usage import TOKEN_COUNT_LIMIT
@@ -43,6 +44,8 @@ SPLIT_PATHS: Final = frozenset({CHAT, COMPLETIONS})
 """Where a call can name how its prompt comes from a prefill worker, whatever it asks for, if the engines insist."""
 
 log = logging.getLogger(__name__)
+
+RETRY_KEY_BYTES: Final = 16
 
 
 class Isolation(NamedTuple):
@@ -280,7 +283,18 @@ class Gateway:
             session=label.session,
             parent=label.parent,
             last_of_session=label.last,
+            retry_key=_retry_key(exchange, call.body),
         )
+
+
+def _retry_key(exchange: Exchange, body: bytes) -> bytes | None:
+    """Return what only a repetition of the same call has, too; None if the client gave no key for that."""
+    if not (given := exchange.headers.get(b"idempotency-key")):
+        return None
+    digest = blake2b(digest_size=RETRY_KEY_BYTES)
+    for part in (given, exchange.path.encode(), body):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()
 
 
 def _budget_owner(identity: Identity | None, address: str | None) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ class Front:
         """Break the connection; what was sent in this turn is lost."""
         assert self.channel._end is not None
         self.channel._end.abort()
+
+    def leave(self) -> None:
+        """Close the connection as the end of the process does."""
+        assert self.channel._end is not None
+        self.channel._end.leave()
 
 
 @asynccontextmanager
@@ -96,4 +102,29 @@ async def test_a_front_whose_place_is_taken_is_settled_and_does_not_come_back(tm
         async with front.channel:
             with pytest.raises(ChannelClosed, match="which lives"):
                 await front.channel.lost()
+        successor.break_off()
+
+
+async def test_a_repeated_call_waits_until_it_is_known_whether_its_front_is_dead(tmp_path: Path) -> None:
+    """Then it is dispatched, and its client pays once for what it did not receive the first time."""
+    call = replace(REQUEST, streamed=False, retry_key=b"key")
+    async with leader_of(tmp_path) as leader, AsyncExitStack() as stack:
+        dead, other = Front(leader, 1), Front(leader, 2)
+        await dead.open()
+        await other.open()
+        await stack.enter_async_context(other.channel)
+        await dead.client.submit(call)
+        dead.leave()
+        await until(lambda: leader.server.fronts == 1)
+        again = other.client.submit(replace(call, id=RequestId("again")))
+        await until(lambda: leader.host.open_requests == 2)
+        assert leader.host.scheduler.live == 1
+        successor = Front(leader, 1)
+        await successor.open()
+        assert (await again).worker == "w"
+        other.client.settle(Finished(RequestId("again"), Usage(50, 7, 0)))
+        await until(lambda: leader.host.at_rest)
+        served = leader.host.scheduler.ledger.accounts[call.client].served
+        assert served.extend + served.cached <= 50
+        assert served.output == 7
         successor.break_off()

@@ -140,11 +140,12 @@ class Scene:
         answers: int = 1,
         only: str | None = None,
         whole: bool = False,
+        retry_key: bytes | None = None,
     ) -> RequestId:
         """Let a client send a prompt and ask for at most `limit` output tokens; a group has weight 1.
 
         `anew`: the engines that compute the prompt in full, whatever they have cached. `only`: the worker that may take
-        it. `whole`: whether one engine must compute it all.
+        it. `whole`: whether one engine must compute it all. `retry_key`: as in `Request`.
         """
         request = RequestId(f"{client}{len(self.requests) + 1}")
         self.requests[request] = Request(
@@ -160,6 +161,7 @@ class Scene:
             answers=answers,
             worker=None if only is None else WorkerId(only),
             whole=whole,
+            retry_key=retry_key,
         )
         self.feed(Arrived(self.requests[request]))
         return request

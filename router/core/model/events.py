@@ -130,6 +130,8 @@ class Cancelled:
 
     request: RequestId
     usage: Usage | None = None
+    front_died: bool = False
+    """Whether not the client left but its front died, so that the client may repeat the call (`Undelivered`)."""
 
 
 class ChargedRequest(NamedTuple):

@@ -112,6 +112,9 @@ class Request:
     """The session that began this one, as the client labels it; None if it says nothing of that."""
     last_of_session: bool = False
     """Whether the client says that its session ends with this call."""
+    retry_key: bytes | None = None
+    """What only a repetition of the same call has, too: a digest of its Idempotency-Key, path and body. None if the
+    client gave no such key."""
 
     @property
     def shared_route(self) -> str:

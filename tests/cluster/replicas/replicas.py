@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import os
-from asyncio.subprocess import DEVNULL, Process
+import shutil
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
@@ -72,6 +73,19 @@ class Replica:
     def signal(self, name: str, number: Signals) -> None:
         """Send a signal to one of its processes."""
         os.kill(self.pid(name), number)
+
+
+async def cut_connections(host: str) -> bool:
+    """Have the kernel cut the connections to an address, as a router between machines does that forgets them.
+
+    Returns False if this kernel or this user cannot.
+    """
+    if (ss := shutil.which("ss")) is None:
+        return False
+    flags = ("-K", "-H", "-t", "-n", "state", "established", "src", host)
+    process = await asyncio.create_subprocess_exec(ss, *flags, stdout=PIPE, stderr=DEVNULL)
+    found, _ = await process.communicate()  # it shows what it has cut
+    return process.returncode == 0 and bool(found.strip())
 
 
 class Cluster:

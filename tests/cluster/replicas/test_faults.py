@@ -8,13 +8,14 @@ from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
 import aiohttp
+import pytest
 
 from tests.chaos.clients import Crowd, Outcome, ask_all, make_clients
 from tests.chaos.kills import accounts
 from tests.chaos.leftovers import at_rest
 from tests.chaos.processes import get_json, running_workers
 from tests.chaos.reading import Ending
-from tests.cluster.replicas.replicas import Cluster, Replica, running_cluster
+from tests.cluster.replicas.replicas import Cluster, Replica, cut_connections, running_cluster
 
 CLIENTS = 8
 """Clients of each replica, half of them greedy."""
@@ -176,6 +177,21 @@ async def test_a_store_that_dies_and_comes_back_empty_loses_nothing(tmp_path: Pa
         assert ready["degraded"] == "store unreachable"
         await cluster.store.start()
         assert (await cluster.whole())["epoch"] == epoch
+
+
+async def test_connections_to_a_living_leader_that_break_cost_nothing(tmp_path: Path) -> None:
+    """No front ends, the same leader goes on, and not even a waiting call is lost."""
+    async with loaded(tmp_path) as (cluster, load):
+        leader, epoch = await cluster.leader(), await cluster.epoch()
+        fronts = [replica.pid("front-1") for replica in cluster.replicas]
+        for _ in range(3):
+            if not await cut_connections(leader.host):
+                pytest.skip("this kernel cuts no connections for this user")
+            await served(load, 5)
+        await cluster.whole()
+        assert await cluster.epoch() == epoch
+        assert [replica.pid("front-1") for replica in cluster.replicas] == fronts
+        assert not load.refused()
 
 
 async def test_the_death_of_a_front_harms_only_its_own_calls(tmp_path: Path) -> None:
