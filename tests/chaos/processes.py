@@ -33,20 +33,32 @@ END: Final = 60.0
 
 
 class Server:
-    """A process that listens on loopback."""
+    """A process that listens for calls."""
 
-    def __init__(self, module: str, *flags: str, log: Path | None = None, port: int = 0) -> None:
-        """`port`: where it listens after each start; 0 for a new one each time."""
+    def __init__(
+        self,
+        module: str,
+        *flags: str,
+        log: Path | None = None,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        within: Sequence[str] = (),
+    ) -> None:
+        """`port`: where it listens after each start; 0 for a new one each time; `host`: at which address; `within`:
+        words before the command, which run it elsewhere.
+        """
         self.port = port
         self._wanted = port
-        self._command = [sys.executable, "-m", module, *flags]
+        self._host = host
+        named = () if host == "127.0.0.1" else ("--host", host)
+        self._command = [*within, sys.executable, "-m", module, *flags, *named]
         self._log = log
         self._process: Process | None = None
 
     @property
     def url(self) -> str:
         """The URL that it listens on."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -71,7 +83,7 @@ class Server:
         async for line in self._process.stdout:
             if found := SPEAKS.match(line.decode()):
                 return int(found["port"])
-        raise RuntimeError(f"{self._command[2]} has ended before it listened")
+        raise RuntimeError(f"{' '.join(self._command)} has ended before it listened")
 
     def signal(self, number: Signals) -> None:
         """Send a signal if the process runs."""
@@ -96,16 +108,18 @@ class Server:
         return process.returncode
 
 
-def worker(dialect: str, *flags: str) -> Server:
+def worker(dialect: str, *flags: str, host: str = "127.0.0.1") -> Server:
     """Return an emulated worker, which also ends when this process does."""
-    return Server("workers", "--dialect", dialect, "--model", MODEL, "--exit-with-parent", *flags)
+    return Server("workers", "--dialect", dialect, "--model", MODEL, "--exit-with-parent", *flags, host=host)
 
 
 @contextlib.asynccontextmanager
-async def running_workers(number: int, speed: float, batch: int) -> AsyncIterator[list[Server]]:
+async def running_workers(
+    number: int, speed: float, batch: int, host: str = "127.0.0.1"
+) -> AsyncIterator[list[Server]]:
     """Run workers, half of them vLLM and half SGLang. `speed`: of their hardware; `batch`: calls that run at once."""
     flags = ("--hardware", "a100-mistral-7b", "--speed", str(speed), "--max-running", str(batch))
-    made = [worker(("vllm", "sglang")[each % 2], *flags) for each in range(number)]
+    made = [worker(("vllm", "sglang")[each % 2], *flags, host=host) for each in range(number)]
     try:
         await asyncio.gather(*(each.start() for each in made))
         yield made
@@ -113,10 +127,20 @@ async def running_workers(number: int, speed: float, batch: int) -> AsyncIterato
         await asyncio.gather(*(each.end() for each in made))
 
 
-def router(log: Path, workers: Sequence[str], *flags: str, port: int = 0) -> Server:
-    """Return the router in front of workers at these URLs, as `d2lpm serve` starts it. `port`: as in `Server`."""
+def router(
+    log: Path,
+    workers: Sequence[str],
+    *flags: str,
+    port: int = 0,
+    host: str = "127.0.0.1",
+    within: Sequence[str] = (),
+) -> Server:
+    """Return the router in front of workers at these URLs, as `d2lpm serve` starts it.
+
+    `port`, `host` and `within`: as in `Server`.
+    """
     named = [flag for url in workers for flag in ("--worker", url)]
-    return Server("router", "serve", *named, *process_flags(), *flags, log=log, port=port)
+    return Server("router", "serve", *named, *process_flags(), *flags, log=log, port=port, host=host, within=within)
 
 
 def sockets(pid: int) -> int:

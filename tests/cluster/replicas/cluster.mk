@@ -1,4 +1,5 @@
 # Three replicas as processes, with a real Valkey or Redis server: Debian's, unpacked into .venv and not installed.
+# `make test-cluster CLUSTER_ROUNDS=5 CLUSTER_CLIENTS=200` repeats each fault, under more load.
 .PHONY: test-cluster
 
 test-cluster: $(STAMP)

@@ -15,37 +15,44 @@ import trustme
 
 from tests.chaos.processes import Server, router, router_processes, until
 from tests.cluster.replicas.environment import STORE, library_path, program
+from tests.cluster.replicas.network import REPLICAS, Network
 from tests.cluster.test_tls import replica_of
 
 KEY: Final = "the operator of the tests"
+OPERATOR: Final = {"authorization": f"Bearer {KEY}"}
 NAME: Final = "tests"
+LOOPBACK: Final = "127.0.0.1"
 
 
 class Store:
     """A Valkey or Redis server that keeps nothing on disk: started again, it is empty."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.port = port
+        self._host = host
         self._process: Process | None = None
 
     @property
     def url(self) -> str:
         """The URL of the cluster."""
-        return f"redis://127.0.0.1:{self.port}/{NAME}"
+        return f"redis://{self._host}:{self.port}/{NAME}"
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""
         server = program(STORE)
         assert server is not None, "`make test-cluster` gets one"
-        flags = ("--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
+        flags = ("--port", str(self.port), "--bind", self._host, "--save", "", "--appendonly", "no")
         self._process = await asyncio.create_subprocess_exec(
-            server, *flags, stdout=DEVNULL, env={**os.environ, **library_path()}, cwd="/"
+            *(server, *flags, "--protected-mode", "no"),
+            stdout=DEVNULL,
+            env={**os.environ, **library_path()},
+            cwd="/",
         )
         await until(self._listens)
 
     async def _listens(self) -> bool:
         with contextlib.suppress(OSError):
-            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            _, writer = await asyncio.open_connection(self._host, self.port)
             writer.close()
             return True
         return False
@@ -61,8 +68,8 @@ class Store:
 class Replica:
     """One replica of the router."""
 
-    def __init__(self, number: int, server: Server) -> None:
-        self.host = f"127.0.0.{10 + number}"
+    def __init__(self, host: str, server: Server) -> None:
+        self.host = host
         """The address of its scheduler while it leads."""
         self.server = server
 
@@ -140,8 +147,7 @@ class Cluster:
 
     async def hand_over(self) -> None:
         """Have another replica lead."""
-        headers = {"authorization": f"Bearer {KEY}"}
-        async with self._http.post(f"{self.replicas[0].server.url}/cluster/handover", headers=headers) as response:
+        async with self._http.post(f"{self.replicas[0].server.url}/cluster/handover") as response:
             response.raise_for_status()
 
     async def higher(self, epoch: int, replica: Replica | None = None) -> float:
@@ -167,30 +173,33 @@ async def free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def running_cluster(
-    folder: Path, workers: Sequence[str], *flags: str, count: int = 3, ports: Sequence[int] = ()
+    folder: Path, workers: Sequence[str], *flags: str, ports: Sequence[int] = (), network: Network | None = None
 ) -> AsyncIterator[Cluster]:
     """Run a store and replicas.
 
     `folder`: for their logs; `workers`: URLs; `flags`: more of each replica; `ports`: where their fronts listen, by
-    default at new ones.
+    default at new ones; `network`: None for loopback.
     """
-    store = Store(await free_port())
+    store = Store(await free_port(), LOOPBACK if network is None else network.store)
     secret = folder / "secret"
     secret.write_text("a secret of the tests")
     tls = replica_of(trustme.CA(), folder, "replica")
     replicas = []
-    for number in range(1, count + 1):
-        own = ("--cluster", store.url, "--cluster-address", f"127.0.0.{10 + number}:0", "--processes", "2")
+    for number in range(1, REPLICAS + 1):
+        host = f"127.0.0.{10 + number}" if network is None else network.address(number)
+        own = ("--cluster", store.url, "--cluster-address", f"{host}:0", "--processes", "2")
         same = ("--cluster-secret-file", str(secret), "--log-level", "warning", "--admin-key", KEY)
         files = (
             *("--cluster-tls-cert", str(tls.cert)),
             *("--cluster-tls-key", str(tls.key)),
             *("--cluster-tls-ca", str(tls.ca)),
         )
+        given = (*own, *same, *files, *flags)
         port = ports[number - 1] if ports else 0
-        server = router(folder / f"log-{number}", workers, *own, *same, *files, *flags, port=port)
-        replicas.append(Replica(number, server))
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
+        listens, within = (LOOPBACK, ()) if network is None else (host, network.within(number))
+        server = router(folder / f"log-{number}", workers, *given, port=port, host=listens, within=within)
+        replicas.append(Replica(host, server))
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True), headers=OPERATOR) as http:
         try:
             await store.start()
             await asyncio.gather(*(replica.server.start() for replica in replicas))

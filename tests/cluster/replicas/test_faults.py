@@ -1,6 +1,7 @@
 """Faults of a cluster under load: what runs and what waits goes on, and the books are exact afterwards."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -15,12 +16,22 @@ from tests.chaos.kills import accounts
 from tests.chaos.leftovers import at_rest
 from tests.chaos.processes import get_json, running_workers
 from tests.chaos.reading import Ending
-from tests.cluster.replicas.replicas import Cluster, Replica, cut_connections, running_cluster
+from tests.cluster.replicas.network import CannotBuildError, Network, network
+from tests.cluster.replicas.replicas import LOOPBACK, OPERATOR, Cluster, Replica, cut_connections, running_cluster
 
-CLIENTS = 8
-"""Clients of each replica, half of them greedy."""
+CLIENTS = int(os.environ.get("CLUSTER_CLIENTS", "24"))
+"""Clients of all replicas together, half of them greedy."""
+ROUNDS = int(os.environ.get("CLUSTER_ROUNDS", "1"))
+"""How often each test is repeated."""
+PARTED_SECONDS = 10.0
 CUT_SECONDS = 1.0
 """Seconds after a kill in which the clients of a killed front notice it."""
+
+
+@pytest.fixture(autouse=True, params=range(ROUNDS))
+def repetition(request: pytest.FixtureRequest) -> object:
+    """Which repetition of a test this is."""
+    return request.param
 
 
 class Load:
@@ -46,7 +57,7 @@ class Load:
 
     async def run(self) -> None:
         """Call until `end`."""
-        clients = make_clients(1, CLIENTS * len(self.crowds), 0)
+        clients = make_clients(1, CLIENTS, 0)
         for number, client in enumerate(clients):
             client.greedy = number % 2 == 0
         shares = [clients[number :: len(self.crowds)] for number in range(len(self.crowds))]
@@ -96,13 +107,14 @@ class Load:
 
 
 @asynccontextmanager
-async def loaded(folder: Path) -> AsyncIterator[tuple[Cluster, Load]]:
+async def loaded(folder: Path, net: Network | None = None) -> AsyncIterator[tuple[Cluster, Load]]:
     """A cluster under load. At the end, checks that no call is lost and that charged equals served."""
     async with AsyncExitStack() as stack:
-        workers = await stack.enter_async_context(running_workers(2, 0.2, 4))
+        at = LOOPBACK if net is None else net.workers
+        workers = await stack.enter_async_context(running_workers(2, 0.2, 4, at))
         urls = [worker.url for worker in workers]
-        cluster = await stack.enter_async_context(running_cluster(folder, urls))
-        http = await stack.enter_async_context(aiohttp.ClientSession())
+        cluster = await stack.enter_async_context(running_cluster(folder, urls, network=net))
+        http = await stack.enter_async_context(aiohttp.ClientSession(headers=OPERATOR))
         load = Load(cluster)
         calling = asyncio.create_task(load.run())
         try:
@@ -112,6 +124,7 @@ async def loaded(folder: Path) -> AsyncIterator[tuple[Cluster, Load]]:
         finally:
             load.end()
             await calling
+        await cluster.whole()
         url = cluster.replicas[0].server.url
         assert not await at_rest(http, url, urls)
         report = await get_json(http, f"{url}/fairness")
@@ -192,6 +205,37 @@ async def test_connections_to_a_living_leader_that_break_cost_nothing(tmp_path: 
         assert await cluster.epoch() == epoch
         assert [replica.pid("front-1") for replica in cluster.replicas] == fronts
         assert not load.refused()
+
+
+@pytest.fixture
+async def net() -> AsyncIterator[Network]:
+    """A network that can be parted."""
+    async with AsyncExitStack() as stack:
+        try:
+            made = await stack.enter_async_context(network())
+        except CannotBuildError as reason:
+            pytest.skip(f"this machine makes no network namespaces: {reason}")
+        yield made
+
+
+async def test_a_leader_that_is_parted_from_the_rest_serves_its_own_clients(tmp_path: Path, net: Network) -> None:
+    """The others get another leader; afterwards there is one, and the books are exact."""
+    async with loaded(tmp_path, net) as (cluster, load):
+        leader, epoch = await cluster.leader(), await cluster.epoch()
+        number = list(cluster.replicas).index(leader) + 1
+        with load.fault():
+            began = load.now()
+            await net.part(number)
+            await cluster.higher(epoch, other(cluster, leader))
+            await served(load, 10)
+            await asyncio.sleep(max(0.0, began + PARTED_SECONDS - load.now()))
+            alone = await cluster.report(leader)
+            assert alone is not None
+            assert alone["epoch"] == epoch
+            await net.heal(number)
+            await cluster.whole()
+        assert await cluster.epoch() > epoch
+        await served(load, 5)
 
 
 async def test_the_death_of_a_front_harms_only_its_own_calls(tmp_path: Path) -> None:
