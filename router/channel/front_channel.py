@@ -223,7 +223,7 @@ class FrontChannel:
             end.abort()
             raise ChannelClosed(f"the scheduler has epoch {hello.epoch}, and epoch {self._epoch} has led since")
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(self._route.answers_within):
                 welcome = await end.unless_lost(arriving.welcome)
         except TimeoutError:
             end.abort()

@@ -452,6 +452,8 @@ class Route(Protocol):
 
     patience: float
     """Seconds without a scheduler for which new calls wait for it, and are not refused."""
+    answers_within: float = CONNECT_SECONDS
+    """Seconds in which a scheduler that accepts a connection must say what it knows of the front."""
 
     async def connect(self, end: FrontEnd) -> None:
         """Connect this end. Raises OSError, for one if there is no scheduler."""
@@ -485,7 +487,7 @@ async def connect_front(
     """
     end = FrontEnd(hello, receive)
     try:
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(route.answers_within):
             await route.connect(end)
             return end, await end.welcome()
     except OSError as error:  # TimeoutError is one

@@ -29,6 +29,7 @@ class LeaderRoute(PeriodicTask, Route):
     """Follows the lease while the context is entered. While the store does not answer, the last leader counts."""
 
     patience = PATIENCE_SECONDS
+    answers_within = PATIENCE_SECONDS  # one that hangs is soon followed by another
 
     def __init__(self, store: ClusterStore, secret: bytes, tls: ClusterTls | None = None) -> None:
         """`secret`: of the cluster; `tls`: None for connections that are not encrypted."""

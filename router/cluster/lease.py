@@ -7,6 +7,7 @@ lease only says when another may lead: it may end early or late without harm.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Final, Self
 
 LEASE_SECONDS: Final = 2.0
@@ -66,8 +67,10 @@ class StoreView:
 class Candidacy:
     """When a replica that waits may take the lease."""
 
-    def __init__(self, replica: str) -> None:
+    def __init__(self, replica: str, began: float = inf) -> None:
+        """`began`: when this run began to wait, in seconds since 1970 by the replica's own clock."""
         self._replica = replica
+        self._began = began
         self.highest = 0
         """The highest epoch that this replica has seen."""
         self._lost_at: float | None = None
@@ -77,14 +80,16 @@ class Candidacy:
         """Return whether to take the lease now, after a look at the store. `now`: seconds of a clock that never goes
         backwards.
 
-        A lease of this replica's own is one of a run that has died. If the lease is gone and the epoch with it, the
-        store has lost its data: then the leader has `RETURN_SECONDS` to come back to it.
+        A lease of this replica's own is one of a run that has died. It is left to end if that run had led for less than
+        `START_SECONDS`: it may have died before it served, and the next one would, too. If the lease is gone and the
+        epoch with it, the store has lost its data: then the leader has `RETURN_SECONDS` to come back to it.
         """
         forgot = view.epoch < self.highest
         self.highest = max(self.highest, view.epoch, 0 if view.leader is None else view.leader.epoch)
         if view.leader is not None:
             self._lost_at = None
-            return view.leader.replica == self._replica
+            own = view.leader.replica == self._replica
+            return own and self._began - view.leader.since >= START_SECONDS
         if not forgot:
             self._lost_at = None
             return True

@@ -9,13 +9,13 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
 from router.cluster.store import ClusterStore, SavedElsewhere, SaveRefused, StoreUnreachable
-from router.core.model.saved import UsageRows
 from router.persistence.state_file import (
     FORMAT,
     SavedState,
@@ -96,8 +96,9 @@ class StateInStore(PeriodicTask):
         self._on_saved = on_saved
         self._cached_at: float | None = None
         self._cache_pieces: dict[str, bytes] = {}
-        self._usage: dict[int, tuple[StateLine, str, bytes]] = {}
-        """The lines of usage in the last save, each with its piece, by the id of that: past days do not change."""
+        self._lines: dict[tuple[type, int], tuple[StateLine, str, bytes]] = {}
+        """The lines of the books in the last save, each with its piece, by the type of that and its place among those
+        of the type. It takes less to see that a piece is the same than to encode it again."""
         self._version = ""
         """The version that is stored; empty if that is not known."""
         self._stored: frozenset[str] = frozenset()
@@ -130,14 +131,16 @@ class StateInStore(PeriodicTask):
     async def _save(self) -> None:
         began = time.monotonic()
         pieces: dict[str, bytes] = {}
-        usage: dict[int, tuple[StateLine, str, bytes]] = {}
+        lines: dict[tuple[type, int], tuple[StateLine, str, bytes]] = {}
+        places = Counter[type]()
         for piece in self._books():
-            line = self._usage.get(id(piece)) or (piece, *_named(piece))
-            if isinstance(piece, UsageRows):
-                usage[id(piece)] = line
+            place = type(piece), places[type(piece)]
+            places[type(piece)] += 1
+            known = self._lines.get(place)
+            line = lines[place] = known if known is not None and known[0] == piece else (piece, *_named(piece))
             pieces[line[1]] = line[2]
             await asyncio.sleep(0)
-        self._usage = usage
+        self._lines = lines
         pieces |= await self._cached(began)
         try:
             await self._store_pieces(pieces)

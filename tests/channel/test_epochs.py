@@ -182,6 +182,27 @@ async def test_a_front_waits_for_a_leader_of_its_own_version(tmp_path: Path) -> 
         assert await opening == SECRET
 
 
+async def test_a_leader_that_hangs_after_it_was_reached_is_left_for_the_next(tmp_path: Path) -> None:
+    """It was stopped right after the handshake: the front does not wait for it while another leads."""
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    class Impatient(Signpost):
+        answers_within = 0.05
+
+    leader = Leader(tmp_path, 2)
+    silent = str(tmp_path / "silent")
+    signpost = Impatient(silent, 0)
+    async with leader.server, await asyncio.start_unix_server(hang, silent):
+        with pytest.raises(ChannelClosed, match="does not answer"):
+            await connect_front(signpost, Hello(""), lambda _: None)
+        signpost.answers_within = 60.0
+        signpost.point(leader.path, 0)
+        assert await FrontChannel(signpost, 1, "replica").open() == SECRET
+
+
 async def test_a_front_that_finds_no_scheduler_says_why() -> None:
     """So that an operator sees whether nobody leads, or this replica has another secret."""
 

@@ -1,10 +1,13 @@
 """The rules of the lease: who may take it when, and when a leader goes on or ends."""
 
+from dataclasses import replace
+
 import pytest
 
 from router.cluster.lease import (
     HAND_OVER_SECONDS,
     RETURN_SECONDS,
+    START_SECONDS,
     Candidacy,
     LeaderRecord,
     Renewal,
@@ -96,3 +99,12 @@ def test_a_hand_over_that_nobody_answers_is_given_up() -> None:
 def test_what_a_newer_router_adds_to_its_lease_is_ignored() -> None:
     """So that replicas of both versions know who leads."""
     assert LeaderRecord.decode(record(2).encoded() + " more") == record(2)
+
+
+@pytest.mark.parametrize(("led", "takes"), [(START_SECONDS - 1.0, False), (START_SECONDS, True)])
+def test_a_replica_leaves_the_lease_of_a_run_that_died_young(led: float, *, takes: bool) -> None:
+    """One that dies before it serves would otherwise die again and again, with the lease."""
+    held = replace(record(2), since=1000.0)
+    candidacy = Candidacy(held.replica, 1000.0 + led)
+    assert candidacy.may_take(StoreView(held, 2), 0.0) is takes
+    assert candidacy.may_take(StoreView(None, 2), 1.0)

@@ -130,7 +130,7 @@ async def _win(store: ClusterStore, replica: str, address: str) -> LeaderRecord:
     """Wait until this replica holds the lease. It never does while the stored state is one of a newer router, which it
     would lose.
     """
-    candidacy, run = Candidacy(replica), token_hex(8)
+    candidacy, run = Candidacy(replica, time.time()), token_hex(8)
     looks, failing, outdated = 0, False, False
     while True:
         try:
