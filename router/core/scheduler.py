@@ -627,7 +627,7 @@ class Scheduler:
         self._queue_limits.leave(state.request.id, now, served=False)
         self._close(state.request, now)
         if state.paid is not None:
-            self._undelivered.put_back(state.request, state.paid)
+            self._undelivered.remember(state.request, state.paid)
 
     def _requeue(self, requests: Sequence[Request], now: float) -> None:
         """Enqueue at the policy again the requests that it gave up, or reject those that no worker serves any more."""

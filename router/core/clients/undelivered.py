@@ -35,7 +35,7 @@ class Undelivered:
         """Remember what a request was charged whose front has died, if it may be repeated."""
         if request.retry_key is None or charged is None:
             return
-        self.put_back(request, UndeliveredCall(charged, now + SECONDS))
+        self.remember(request, UndeliveredCall(charged, now + SECONDS))
 
     def take(self, request: Request, now: float) -> UndeliveredCall | None:
         """Return the call that this request repeats, and forget that; None if it repeats none."""
@@ -43,7 +43,7 @@ class Undelivered:
             return None
         return call if now <= call.until else None
 
-    def put_back(self, request: Request, call: UndeliveredCall) -> None:
+    def remember(self, request: Request, call: UndeliveredCall) -> None:
         """Remember a call that this request repeats, for another request: this one was sent to no worker."""
         assert request.retry_key is not None
         key = (request.client, request.retry_key)
