@@ -9,9 +9,9 @@ from typing import Final, Self, TypeVar
 from router.channel.socket import FrontEnd, Route
 from router.cluster.entrance import watch_connection
 from router.cluster.handshake import HANDSHAKE_SECONDS, Purpose, prove
-from router.cluster.lease import POLL_SECONDS, LeaderRecord
+from router.cluster.lease import POLL_SECONDS, LeaderRecord, LeaseStore
 from router.cluster.pipe import Connection, join
-from router.cluster.store import ClusterStore, StoreUnreachable
+from router.cluster.store import StoreUnreachable
 from router.cluster.tls import NAME, ClusterTls
 from router.runtime.periodic import PeriodicTask
 
@@ -31,7 +31,7 @@ class LeaderRoute(PeriodicTask, Route):
     patience = PATIENCE_SECONDS
     answers_within = PATIENCE_SECONDS  # one that hangs is soon followed by another
 
-    def __init__(self, store: ClusterStore, secret: bytes, tls: ClusterTls | None = None) -> None:
+    def __init__(self, store: LeaseStore, secret: bytes, tls: ClusterTls | None = None) -> None:
         """`secret`: of the cluster; `tls`: None for connections that are not encrypted."""
         super().__init__(POLL_SECONDS)
         self._tls = tls

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Final, Self
 
 from router.channel.socket import ChannelServer
-from router.cluster.lease import RENEW_SECONDS, LeaderRecord, Tenure
+from router.cluster.lease import RENEW_SECONDS, LeaderRecord, LeaseStore, Tenure
 from router.cluster.report import ClusterReport
 from router.cluster.state_in_store import StateInStore
-from router.cluster.store import ClusterStore, StoreUnreachable
+from router.cluster.store import StoreUnreachable
 from router.errors import NoReplica
 from router.runtime.periodic import PeriodicTask
 
@@ -24,7 +24,7 @@ LOOK_SECONDS: Final = 0.02
 class Leadership(PeriodicTask):
     """Renews the lease while the context is entered, and ends this run of the scheduler when another leads."""
 
-    def __init__(self, store: ClusterStore, record: LeaderRecord, channel: ChannelServer) -> None:
+    def __init__(self, store: LeaseStore, record: LeaderRecord, channel: ChannelServer) -> None:
         """`channel`: to the fronts, which leave once they hear of another leader."""
         super().__init__(RENEW_SECONDS)
         self._store = store

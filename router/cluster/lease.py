@@ -1,14 +1,17 @@
-"""Who leads: the rules of the lease, pure. `store` asks Valkey or Redis, and says here what it has answered.
+"""Who leads: the rules of the lease, pure. `store` asks Valkey or Redis, `kubernetes_lease` Kubernetes, and says here
+what it has answered.
 
 A leader holds the lease and an *epoch*. Each new leader takes an epoch that is higher than all that the store, the
 replica or a front has seen, and fronts obey the highest that they have seen. So the epoch keeps decisions apart. The
 lease only says when another may lead: it may end early or late without harm.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
-from typing import Final, Self
+from types import TracebackType
+from typing import Final, Protocol, Self
 
 LEASE_SECONDS: Final = 2.0
 """Seconds after its last renewal in which the lease ends."""
@@ -62,6 +65,37 @@ class StoreView:
     """Who holds the lease; None if it has ended."""
     epoch: int
     """The highest epoch that was stored; 0 if none was."""
+
+
+class LeaseStore(Protocol):
+    """Where the lease is. Every method but `renew` raises `StoreUnreachable` if it does not answer."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    async def view(self) -> StoreView:
+        """Return who holds the lease, and the highest epoch."""
+
+    async def acquire(self, wanted: LeaderRecord, floor: int) -> LeaderRecord | None:
+        """Take the lease for a start. Returns the record with its epoch, above `floor`; None if another holds it."""
+
+    async def renew(self, record: LeaderRecord) -> "Renewal":
+        """Hold the lease for longer. Raises nothing."""
+
+    async def raise_epoch(self, record: LeaderRecord, epoch: int) -> None:
+        """Store that there was this epoch, if the holder of this record leads."""
+
+    async def release(self, record: LeaderRecord) -> None:
+        """End the lease, if the holder of this record has it."""
+
+    async def manifest(self) -> bytes | None:
+        """Return the manifest of the saved state; None if there is none."""
+
+    async def waiting(self, replica: str = "") -> Sequence[str]:
+        """Return the replicas that wait for the lease. `replica`: one that says so now."""
 
 
 class Candidacy:

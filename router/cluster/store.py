@@ -56,6 +56,12 @@ if tonumber(redis.call('GET', KEYS[2]) or '0') < tonumber(ARGV[2]) then redis.ca
 return 1
 """
 """Have the holder of the lease store that there was this epoch."""
+CLAIM: Final = """
+if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
+redis.call('ZREM', KEYS[2], ARGV[2])
+return 1
+"""
+"""Store an epoch that was taken elsewhere, and that its replica waits no more."""
 RELEASE: Final = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 1
@@ -185,6 +191,10 @@ class ClusterStore:
     async def raise_epoch(self, record: LeaderRecord, epoch: int) -> None:
         """Store that there was this epoch, if the holder of this record leads."""
         await self._run(RAISE, [self._leader, self._epoch], [record.encoded(), epoch])
+
+    async def claim(self, epoch: int, replica: str) -> None:
+        """Store the epoch of a replica that leads by a lease elsewhere, unless a higher one is stored."""
+        await self._run(CLAIM, [self._epoch, self._waiting], [epoch, replica])
 
     async def release(self, record: LeaderRecord) -> None:
         """End the lease, if the holder of this record has it."""

@@ -23,7 +23,7 @@ SECTIONS: Final = (
         "Cluster",
         (),
         (
-            *("cluster", "cluster_address", "cluster_secret_file"),
+            *("cluster", "cluster_store", "cluster_address", "cluster_secret_file"),
             *("cluster_tls_cert", "cluster_tls_key", "cluster_tls_ca"),
         ),
     ),

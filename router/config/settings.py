@@ -36,6 +36,9 @@ SESSION_LABEL: Final = r"^(body\.prompt_cache_key|body\.metadata\.user_id|[a-z0-
 ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
 STORE_SCHEMES: Final = ("valkey", "redis", "valkeys", "rediss")
 CLUSTER_NAME: Final = r"[A-Za-z0-9._-]{1,64}"
+KUBERNETES: Final = "kubernetes"
+"""In place of a store's URL: the lease of a cluster is an object of Kubernetes."""
+LEASE_NAME: Final = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
 OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 """Host names by which a machine addresses itself."""
 NAMED: Final = (*POOLED, *ALIASES)
@@ -57,6 +60,7 @@ ADDRESSES: Final = frozenset(
         "tls_key",
         "processes",
         "cluster",
+        "cluster_store",
         "cluster_address",
         "cluster_secret_file",
         "cluster_tls_cert",
@@ -180,6 +184,11 @@ def cluster_url(url: SecretStr | None) -> SecretStr | None:
     return url
 
 
+def cluster_lease(where: SecretStr | None) -> SecretStr | None:
+    """Return what says where the lease of a cluster is. Raises ValueError unless it is Kubernetes or a store's URL."""
+    return where if where is not None and where.get_secret_value() == KUBERNETES else cluster_url(where)
+
+
 def alias_pair(text: str) -> str:
     """Return the text. Raises ValueError unless it is NAME=MODEL."""
     name, _, model = text.partition("=")
@@ -279,10 +288,12 @@ class Settings(PolicyGroups):
     """Processes that serve: 1 does everything in one; from 2 on, one schedules and the others are fronts, which accept
     clients and relay answers. auto: one for each core. Each front has an equal part of the limits on connections and
     held bytes."""
-    cluster: Annotated[SecretStr | None, AfterValidator(cluster_url)] = None
+    cluster: Annotated[SecretStr | None, AfterValidator(cluster_lease)] = None
     """Share clients and workers with other routers as one fair router: valkey://HOST:PORT/NAME or redis://, with TLS
     valkeys:// or rediss://, where NAME is that of the cluster. One of its replicas schedules for all. With a password
-    in it, prefer the environment or the file to a flag."""
+    in it, prefer the environment or the file to a flag. kubernetes: a Lease in the pod's namespace says which one."""
+    cluster_store: Annotated[SecretStr | None, AfterValidator(cluster_url)] = None
+    """With `cluster` kubernetes: the store of the state, valkey://HOST:PORT/NAME as above. NAME is also the Lease's."""
     cluster_address: Annotated[str, AfterValidator(host_and_port)] = "127.0.0.1:0"
     """HOST:PORT at which the fronts of other replicas reach the scheduler of this one while it leads."""
     cluster_secret_file: Path | None = None
@@ -560,10 +571,26 @@ class Settings(PolicyGroups):
             raise ValueError("admin_port: it is the same as port")
         return self
 
+    @property
+    def leads_by_kubernetes(self) -> bool:
+        """Whether a Lease of Kubernetes says which replica leads."""
+        return self.cluster is not None and self.cluster.get_secret_value() == KUBERNETES
+
+    @property
+    def store_url(self) -> str:
+        """The URL of the cluster's store, for a router in a cluster."""
+        found = self.cluster_store if self.leads_by_kubernetes else self.cluster
+        assert found is not None
+        return found.get_secret_value()
+
     @model_validator(mode="after")
     def _has_fitting_cluster(self) -> "Settings":
         if self.cluster is None:
             return self
+        if self.leads_by_kubernetes != (self.cluster_store is not None):
+            raise ValueError("cluster_store: cluster kubernetes needs it, as a Lease holds no state, and no other does")
+        if self.leads_by_kubernetes and not re.fullmatch(LEASE_NAME, urlsplit(self.store_url).path.strip("/")):
+            raise ValueError("cluster_store: in Kubernetes a name has only small letters, digits, dots and dashes")
         if self.state is not None:
             raise ValueError("state: the state of a cluster is in its store, not in a folder")
         host = urlsplit(f"//{self.cluster_address}").hostname or ""

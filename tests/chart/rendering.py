@@ -60,6 +60,14 @@ CHOICES: Final[Mapping[str, Mapping[str, Values]]] = {
     "cluster": {
         "off": {},
         "on": {"cluster": {"enabled": True, "url": "valkey://store:6379/llm", "existingSecret": "cluster"}},
+        "by a Lease": {
+            "cluster": {
+                "enabled": True,
+                "lease": "kubernetes",
+                "url": "valkey://store:6379/llm",
+                "existingSecret": "cluster",
+            }
+        },
     },
     "policies": {
         "off": {},

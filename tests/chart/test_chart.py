@@ -254,6 +254,28 @@ def test_a_cluster_may_have_its_url_in_a_secret_and_needs_a_secret(tmp_path: Pat
     assert "cluster.existingSecret is missing" in refused.value.stderr
 
 
+def test_a_cluster_whose_lease_is_in_kubernetes_may_write_one_and_no_other_may(tmp_path: Path) -> None:
+    """The store's URL, in the configuration or in a Secret, is that of the state alone then."""
+    chosen = {"enabled": True, "existingSecret": "cluster", "lease": "kubernetes"}
+    discovery = {"enabled": False}
+    objects = render(tmp_path, {"cluster": {**chosen, "url": "valkey://store:6379/llm"}, "discovery": discovery})
+    settings = yaml.safe_load(of_kind(objects, "ConfigMap")["data"]["router.yaml"])
+    assert (settings["cluster"], settings["cluster_store"]) == ("kubernetes", "valkey://store:6379/llm")
+    (rule,) = of_kind(objects, "Role")["rules"]
+    assert (rule["resources"], {"get", "create", "update", "watch"} - set(rule["verbs"])) == (["leases"], set())
+    assert of_kind(objects, "RoleBinding")["roleRef"]["name"] == of_kind(objects, "Role")["metadata"]["name"]
+    assert of_kind(objects, "Deployment")["spec"]["template"]["spec"]["automountServiceAccountToken"]
+    objects = render(tmp_path, {"cluster": chosen, "discovery": discovery})
+    (container,) = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "D2LPM_CLUSTER_STORE" in {one["name"] for one in container["env"]}
+    in_store = render(tmp_path, {"cluster": {**chosen, "lease": "store"}, "discovery": discovery})
+    assert "Role" not in {one["kind"] for one in in_store}
+    assert not of_kind(in_store, "Deployment")["spec"]["template"]["spec"]["automountServiceAccountToken"]
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render(tmp_path, {"cluster": {**chosen, "lease": "etcd"}})
+    assert "cluster.lease is store or kubernetes" in refused.value.stderr
+
+
 def test_no_key_is_in_a_configuration(tmp_path: Path) -> None:
     """Keys are in the Secret alone, from where the router gets them as environment variables or as a file."""
     objects = render(tmp_path, dict(CHOICES["keys"]["given"]))

@@ -195,6 +195,18 @@ def test_tls_between_replicas_needs_all_its_files() -> None:
         assert "cluster_tls_cert" in refusal(cluster="valkey://host/name", **{**files, name: None})
 
 
+def test_a_lease_in_kubernetes_needs_a_store_for_the_state() -> None:
+    """A Lease holds none. With the lease in a store there is no second one."""
+    store = "valkey://host:6379/llm"
+    assert "cluster_store" in refusal(cluster="kubernetes")
+    assert "cluster_store" in refusal(cluster=store, cluster_store=store)
+    assert "small letters" in refusal(cluster="kubernetes", cluster_store="valkey://host:6379/LLM")
+    settings = Settings.model_validate({"cluster": "kubernetes", "cluster_store": store})
+    assert (settings.leads_by_kubernetes, settings.store_url) == (True, store)
+    settings = Settings.model_validate({"cluster": store})
+    assert (settings.leads_by_kubernetes, settings.store_url) == (False, store)
+
+
 def test_the_state_of_a_cluster_has_one_place() -> None:
     """A folder for the state beside the store is refused."""
     assert "in its store" in refusal(cluster="valkey://host/name", state="/folder")

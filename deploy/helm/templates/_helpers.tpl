@@ -29,6 +29,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 d2lpm-router: {{ include "d2lpm.fullname" . }}
 {{- end -}}
 
+{{/* "yes" if replicas ask the API for a Lease. */}}
+{{- define "d2lpm.hasLease" -}}
+{{- if and .Values.cluster.enabled (eq .Values.cluster.lease "kubernetes") }}yes{{ end -}}
+{{- end -}}
+
 {{/* The router's settings: what the chart needs, and what the operator sets on top. */}}
 {{- define "d2lpm.config" -}}
 {{- $config := dict "host" "0.0.0.0" "port" 8000 "admin_port" 9000 "log_format" "json" "access_log" .Values.accessLog "drain_timeout" 25 -}}
@@ -36,7 +41,10 @@ d2lpm-router: {{ include "d2lpm.fullname" . }}
 {{- with .Values.cluster }}
 {{- if .enabled }}
 {{- if not .existingSecret }}{{ fail "cluster.existingSecret is missing: the Secret by which replicas know each other" }}{{ end }}
-{{- with .url }}{{ $_ := set $config "cluster" . }}{{ end }}
+{{- if eq .lease "kubernetes" }}{{ $_ := set $config "cluster" "kubernetes" }}
+{{- else if ne .lease "store" }}{{ fail "cluster.lease is store or kubernetes" }}{{ end }}
+{{- $setting := ternary "cluster_store" "cluster" (eq .lease "kubernetes") }}
+{{- with .url }}{{ $_ := set $config $setting . }}{{ end }}
 {{- $_ := set $config "cluster_secret_file" "/etc/d2lpm/cluster/cluster-secret" }}
 {{- $_ := set $config "drain_delay" 5 }}
 {{- end }}

@@ -5,6 +5,7 @@ It leads once. When another replica leads, the process ends, and the supervisor 
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import time
@@ -21,8 +22,9 @@ from pydantic import SecretStr
 from router.channel.socket import ChannelServer
 from router.cluster.entrance import Entrance, bind
 from router.cluster.handshake import hash_secret, read_secret
+from router.cluster.kubernetes_lease import KubernetesLease
 from router.cluster.leadership import Leadership
-from router.cluster.lease import POLL_SECONDS, Candidacy, LeaderRecord
+from router.cluster.lease import POLL_SECONDS, Candidacy, LeaderRecord, LeaseStore
 from router.cluster.state_in_store import StateInStore, is_newer, stored_state
 from router.cluster.store import STATE_SECONDS, ClusterStore, StoreUnreachable, new_record, store_address
 from router.cluster.tls import cluster_tls
@@ -35,6 +37,7 @@ from router.process.scheduler_process import ClusterParts, FrontsDrain, Schedule
 from router.process.scheduling import SavedRun
 from router.process.server import GRACE_SECONDS, DrainingServer, defer_termination
 from router.process.takeover import Legacy, Takeover
+from router.upstream.discovery.kubernetes import kubernetes_api
 from router.upstream.worker_registry import OperatorChanges
 
 log = logging.getLogger(__name__)
@@ -52,7 +55,7 @@ class Term(NamedTuple):
     record: LeaderRecord
     left: SavedState | None
     """The state in the store; None if there is none, or none that can be used."""
-    leases: ClusterStore
+    leases: LeaseStore
     states: ClusterStore
     """The store, with time for the whole state."""
 
@@ -71,7 +74,7 @@ def run_candidate(plan: ProcessPlan) -> int:
 
 
 async def _run(plan: ProcessPlan, secret: bytes, listener: socket.socket, address: str) -> None:
-    async with AliveReports(), open_store(plan.settings) as leases, open_store(plan.settings, STATE_SECONDS) as states:
+    async with AliveReports(), open_leases(plan.settings) as leases, open_store(plan.settings, STATE_SECONDS) as states:
         record = await _campaign(plan, leases, address)
         if record is None:
             return
@@ -83,7 +86,7 @@ async def _run(plan: ProcessPlan, secret: bytes, listener: socket.socket, addres
 
 
 @asynccontextmanager
-async def released_in_the_end(store: ClusterStore, record: LeaderRecord) -> AsyncIterator[None]:
+async def released_in_the_end(store: LeaseStore, record: LeaderRecord) -> AsyncIterator[None]:
     """Give the lease up when the context is left, if it was not before: a run that fails before it serves would
     otherwise fail again and again with the lease, as a replica's own next run gets it at once.
     """
@@ -101,12 +104,20 @@ def cluster_secret(settings: Settings) -> bytes:
 
 def open_store(settings: Settings, seconds: float | None = None) -> ClusterStore:
     """Return the store of a cluster. `seconds`: in which it must answer; None for as usual."""
-    assert settings.cluster is not None
-    address = store_address(settings.cluster.get_secret_value())
+    address = store_address(settings.store_url)
     return ClusterStore(address) if seconds is None else ClusterStore(address, seconds)
 
 
-async def _campaign(plan: ProcessPlan, store: ClusterStore, address: str) -> LeaderRecord | None:
+def open_leases(settings: Settings) -> LeaseStore:
+    """Return where the lease of a cluster is. Raises ConfigError outside of a pod if that is Kubernetes."""
+    store = open_store(settings)
+    if not settings.leads_by_kubernetes:
+        return store
+    api = kubernetes_api(settings.kubernetes_api, None, os.environ, setting="cluster")
+    return KubernetesLease(api, store_address(settings.store_url).name, store)
+
+
+async def _campaign(plan: ProcessPlan, store: LeaseStore, address: str) -> LeaderRecord | None:
     """Wait for the lease. Returns None if a signal ends this process, or its supervisor is gone."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -126,7 +137,7 @@ async def _campaign(plan: ProcessPlan, store: ClusterStore, address: str) -> Lea
         defer_termination()
 
 
-async def _win(store: ClusterStore, replica: str, address: str) -> LeaderRecord:
+async def _win(store: LeaseStore, replica: str, address: str) -> LeaderRecord:
     """Wait until this replica holds the lease. It never does while the stored state is one of a newer router, which it
     would lose.
     """

@@ -49,21 +49,26 @@ class KubernetesApi(NamedTuple):
 
 
 def kubernetes_api(
-    url: str | None, namespace: str | None, environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT
+    url: str | None,
+    namespace: str | None,
+    environment: Mapping[str, str],
+    folder: Path = SERVICE_ACCOUNT,
+    setting: str = "worker_kubernetes",
 ) -> KubernetesApi:
     """Return how to reach the API: as a pod does, unless an URL is given, as that of `kubectl proxy`.
 
-    `namespace`: of the workers; None for the pod's own. Raises ConfigError outside of a pod.
+    `namespace`: of what is asked for; None for the pod's own. `setting`: which needs the API. Raises ConfigError
+    outside of a pod.
     """
     if url is not None:
         return KubernetesApi(url, namespace or "default")
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        raise ConfigError("worker_kubernetes: this is no pod of Kubernetes; set kubernetes_api to an URL")
+        raise ConfigError(f"{setting}: this is no pod of Kubernetes; set kubernetes_api to an URL")
     try:
         own = namespace or (folder / "namespace").read_text("utf-8").strip()
     except OSError as error:
-        raise ConfigError(f"worker_kubernetes: {folder / 'namespace'}: {error.strerror}") from None
+        raise ConfigError(f"{setting}: {folder / 'namespace'}: {error.strerror}") from None
     at = f"[{host}]" if ":" in host else host
     return KubernetesApi(f"https://{at}:{port}", own, folder / "token", folder / "ca.crt")
 

@@ -173,12 +173,18 @@ async def free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def running_cluster(
-    folder: Path, workers: Sequence[str], *flags: str, ports: Sequence[int] = (), network: Network | None = None
+    folder: Path,
+    workers: Sequence[str],
+    *flags: str,
+    ports: Sequence[int] = (),
+    network: Network | None = None,
+    kubernetes: str = "",
 ) -> AsyncIterator[Cluster]:
     """Run a store and replicas.
 
     `folder`: for their logs; `workers`: URLs; `flags`: more of each replica; `ports`: where their fronts listen, by
-    default at new ones; `network`: None for loopback.
+    default at new ones; `network`: None for loopback; `kubernetes`: the API that has the lease, by default the store has
+    it.
     """
     store = Store(await free_port(), LOOPBACK if network is None else network.store)
     secret = folder / "secret"
@@ -187,7 +193,9 @@ async def running_cluster(
     replicas = []
     for number in range(1, REPLICAS + 1):
         host = f"127.0.0.{10 + number}" if network is None else network.address(number)
-        own = ("--cluster", store.url, "--cluster-address", f"{host}:0", "--processes", "2")
+        lease = ("--cluster", "kubernetes", "--cluster-store", store.url, "--kubernetes-api", kubernetes)
+        where = lease if kubernetes else ("--cluster", store.url)
+        own = (*where, "--cluster-address", f"{host}:0", "--processes", "2")
         same = ("--cluster-secret-file", str(secret), "--log-level", "warning", "--admin-key", KEY)
         files = (
             *("--cluster-tls-cert", str(tls.cert)),
