@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 FLEETS: Final[Mapping[int, Sequence[int]]] = {16: (1, 2, 4, 8, 16), 256: (1, 4, 16), 1024: (1, 4, 16)}
 """The numbers of workers, and of cells that have them."""
 QUICK_FLEETS: Final[Mapping[int, Sequence[int]]] = {16: (1, 4)}
-SPAN, QUICK_SPAN = Span(20.0, 8.0), Span(10.0, 4.0)
+SPAN, LARGE_SPAN, QUICK_SPAN = Span(20.0, 8.0), Span(12.0, 6.0), Span(10.0, 4.0)
+"""The second one for more than 16 workers: longer ones would take an hour."""
 CLIENTS, QUICK_CLIENTS = 10_000, 500
 HEAVY: Final = 16
 """Clients that always wait; all others seldom call."""
@@ -90,7 +91,6 @@ class CellsOfWorkers(Experiment):
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
-        span = QUICK_SPAN if quick else SPAN
         return [
             Cell(
                 (("workers", f"{workers}"), ("cells", f"{cells}")),
@@ -106,6 +106,7 @@ class CellsOfWorkers(Experiment):
                 ),
             )
             for workers, numbers in (QUICK_FLEETS if quick else FLEETS).items()
+            for span in [QUICK_SPAN if quick else SPAN if workers <= min(FLEETS) else LARGE_SPAN]
             for cells in numbers
         ]
 

@@ -183,8 +183,7 @@ async def running_cluster(
     """Run a store and replicas.
 
     `folder`: for their logs; `workers`: URLs; `flags`: more of each replica; `ports`: where their fronts listen, by
-    default at new ones; `network`: None for loopback; `kubernetes`: the API that has the lease, by default the store has
-    it.
+    default at new ones; `network`: None for loopback; `kubernetes`: the API that has the lease, if not the store.
     """
     store = Store(await free_port(), LOOPBACK if network is None else network.store)
     secret = folder / "secret"
