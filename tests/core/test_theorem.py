@@ -34,7 +34,7 @@ from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS
 from tests.core.theorem_books import UnfairError
-from tests.core.theorem_fleet import Cached, EngineSize, Fleet, Habits, Reporting, Scenario
+from tests.core.theorem_fleet import MODELS, Cached, EngineSize, Fleet, Habits, Reporting, Scenario
 
 MOST_DECODED = 50
 """The most output tokens of one answer in a step of an engine."""
@@ -179,6 +179,57 @@ def test_a_waiting_client_stays_within_the_bound(policy: str) -> None:
             pass
 
     holds()
+
+
+def divided(scenario: Scenario, serving: tuple[frozenset[str], ...], asked: tuple[str, ...]) -> Scenario:
+    """Return a scenario whose workers serve these models, and whose clients ask for one model each, in turn.
+
+    No request is pinned and no worker leaves: either changes which workers a client can use.
+    """
+    clients = (replace(habits, model=asked[n % len(asked)], pinned=0.0) for n, habits in enumerate(scenario.clients))
+    return replace(scenario, clients=tuple(clients), workers=len(serving), models=serving, flaps=0.0)
+
+
+BASE, ADAPTER = MODELS
+DIVIDED_FLEETS = {
+    "an adapter on one of two": ((frozenset(MODELS), frozenset({BASE})), (BASE, ADAPTER)),
+    "an adapter on one of three": ((frozenset({BASE}), frozenset(MODELS), frozenset({BASE})), (ADAPTER, BASE)),
+    "two models apart": ((frozenset({BASE}), frozenset({ADAPTER})), (BASE, ADAPTER)),
+    "three models in a chain": ((frozenset({BASE, "other"}), frozenset(MODELS)), ("other", ADAPTER, BASE)),
+}
+"""What each worker serves, and what the clients ask for."""
+
+
+@pytest.mark.parametrize("policy", ["dlpm_home", "dlpm_balance"])
+@pytest.mark.parametrize("fleet", DIVIDED_FLEETS)
+def test_clients_that_can_use_the_same_workers_stay_within_the_bound(policy: str, fleet: str) -> None:
+    """Where workers serve different models, no client's service runs ahead of that of a waiting client that can use the
+    same workers by more than the bound.
+    """
+
+    @settings(max_examples=8)
+    @given(scenario=scenarios())
+    def holds(scenario: Scenario) -> None:
+        for _ in Fleet(divided(scenario, *DIVIDED_FLEETS[fleet]), POLICIES[policy]).run():
+            pass
+
+    holds()
+
+
+def test_clients_of_an_adapter_are_not_left_behind() -> None:
+    """Refills that do not count for the clients of an adapter are made up for: where only one of two workers serves the
+    adapter, and that is enough for them, they get at least three quarters of what the clients get who can use both.
+    """
+    serving, _ = DIVIDED_FLEETS["an adapter on one of two"]
+    clients = tuple(replace(STEADY, limit=20, model=model) for model in (BASE, BASE, BASE, BASE, ADAPTER, ADAPTER))
+    settings = SchedulerSettings(window=FixedWindow(4))
+    fleet = Fleet(
+        Scenario(clients, 2, serving, settings, (DlpmHomeParameters(2000.0),), steps=400), POLICIES["dlpm_home"]
+    )
+    for _ in fleet.run():
+        pass
+    service = fleet.books.queues[None].service
+    assert min(service.values()) > 0.75 * max(service.values())
 
 
 @pytest.mark.parametrize("policy", ["d2lpm", "dlpm_home"])

@@ -92,14 +92,16 @@ class Books:
         estimate: Callable[[Request], int],
         served: Callable[[ClientId], Tokens],
         estimated: Callable[[RequestId], Tokens | None],
+        comparable: Callable[[ClientId, ClientId], bool] | None = None,
     ) -> None:
         """`estimate`: the estimated input of a request at its dispatch, in tokens.
 
         `served`: what the ledger has for a client. If a call is broken off without a report of what was cached, the
         ledger says what was computed, between the prediction and the whole input. `estimated`: what the ledger has for
         a call in flight, or None while it is only reserved; for an unstreamed answer the ledger has its estimated
-        output.
+        output. `comparable`: which clients are compared; None for all.
         """
+        self._comparable = comparable
         self._cost = cost
         self._quantum = quantum
         self._weights = weights
@@ -245,6 +247,8 @@ class Books:
     def _check(self, name: WorkerId | None, queue: Queue) -> None:
         for client, backlog in queue.backlogs.items():
             for other in self._weights:
+                if self._comparable is not None and not self._comparable(client, other):
+                    continue
                 ahead = self._ahead(queue, other, client)
                 rise, bound = ahead - backlog.least[other], self._span(queue, client) + self._span(queue, other)
                 self.tightness = max(self.tightness, rise / bound)

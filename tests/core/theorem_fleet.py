@@ -35,7 +35,7 @@ from tests.core.theorem_books import Books
 
 STEP_SECONDS = 0.05
 MODELS = ("llama", "adapter")
-"""The model that every worker serves."""
+"""The models that every worker serves, unless a scenario says otherwise."""
 
 
 class Cached(Enum):
@@ -52,6 +52,8 @@ class Habits:
     """What a client sends and what becomes of it. Shares are fractions of its requests."""
 
     weight: float = 1.0
+    model: str | None = None
+    """The only model that it asks for; None if it asks for any of `MODELS`."""
     at_once: int = 4
     """Requests kept outstanding."""
     shared: int = 0
@@ -94,6 +96,8 @@ class Scenario:
 
     clients: tuple[Habits, ...]
     workers: int = 1
+    models: tuple[frozenset[str], ...] = ()
+    """What each worker serves, if not all serve `MODELS`. Then books compare clients that ask for the same model."""
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     parameters: tuple[object, ...] = ()
     """Parameters of the policy families."""
@@ -212,6 +216,7 @@ class Fleet:
             *(settings.cost, self.quantum, weights, limit, estimate),
             served=lambda client: accounts.accounts[client].served,
             estimated=estimated,
+            comparable=self._ask_alike if scenario.models else None,
         )
         self.scheduler.backlog.subscribe(self.books)
         self._engines = {WorkerId(f"w{number}"): Engine(scenario.engine) for number in range(scenario.workers)}
@@ -236,7 +241,11 @@ class Fleet:
 
     def _facts(self, worker: WorkerId, number: int) -> Worker:
         reorders = self._scenario.reorders and number == 0
-        return Worker(worker, frozenset(MODELS), reorders=reorders, barrier=self._scenario.barrier)
+        models = self._scenario.models[number] if self._scenario.models else frozenset(MODELS)
+        return Worker(worker, models, reorders=reorders, barrier=self._scenario.barrier)
+
+    def _ask_alike(self, one: ClientId, other: ClientId) -> bool:
+        return self._clients[one].model == self._clients[other].model
 
     def _happenings(self) -> Iterator[Event]:
         if self._wake is not None and self._wake <= self._now:
@@ -268,7 +277,7 @@ class Fleet:
         return Request(
             RequestId(f"{client}r{self._arrivals}"),
             client,
-            self._random.choice(MODELS),
+            habits.model or self._random.choice(MODELS),
             (key("!" * habits.shared + own, exact=habits.density is None),),
             limit,
             streamed=self._chance(habits.streamed),

@@ -12,6 +12,9 @@ So a change of scale touches no counter, and costs the same for any number of me
 Members that take turns would each be refilled in their absence, and client names never seen before would each start
 with a positive deficit. So a group also has a counter of its own, as if it were one client of its weight, and a member
 that becomes active has at most its share of that counter.
+
+Where workers serve different models, each set of workers that a client's requests may go to has a clock of its own, and
+so a refill may count for some sets and not for others.
 """
 
 from collections import defaultdict
@@ -19,7 +22,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import filterfalse
 from math import floor, inf, nextafter
-from typing import Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from router.core.clients.debtors import DEBTOR_LIMIT, Debtors
 from router.core.clients.shares import Shares
@@ -27,6 +30,9 @@ from router.core.model.request import ClientId, GroupId, Request, WorkerId
 from router.core.model.saved import SavedCounter
 
 K = TypeVar("K", bound=Hashable)
+WorkerSet = frozenset[WorkerId]
+"""The workers that a client's waiting requests may go to."""
+NO_WORKERS: Final[frozenset[WorkerSet]] = frozenset()
 
 
 @dataclass(slots=True)
@@ -41,7 +47,9 @@ class DeficitCounter:
     """The epoch of the table in which the counter was last brought up to date; `DeficitTable.reset` starts a new
     epoch."""
     group: GroupId | None = None
-    """The group whose clock counts the rounds; None for the table's own."""
+    """The group whose clock counts the rounds; None for clients without a group."""
+    workers: WorkerSet | None = None
+    """The set of workers whose clock counts the rounds; None while all workers serve the same requests."""
 
 
 class DeficitTable(Generic[K]):
@@ -198,7 +206,7 @@ class DeficitTable(Generic[K]):
 
     def _catch_up(self, counter: DeficitCounter) -> float:
         """Apply the reset and the refills that a counter missed; returns its deficit."""
-        clock = self.rounds if counter.group is None else self._clock(counter)
+        clock = self.rounds if counter.group is None and counter.workers is None else self._clock(counter)
         if counter.epoch != self._epoch or counter.rounds != clock:
             counter.deficit = self._current(counter)
             counter.epoch = self._epoch
@@ -217,14 +225,14 @@ class DeficitTable(Generic[K]):
         return max(counter.deficit, min(counter.deficit + self._missed_rounds(counter) * amount, amount))
 
 
-@dataclass(slots=True)
-class RefillClock:
-    """The refill clock and the counter of a group."""
+class RefillClock(NamedTuple):
+    """Which clock counts the refill rounds of a client."""
 
-    clock: float
-    """The table's rounds since the group was first seen here, each times the group's scale at that time."""
-    group_counter: DeficitCounter
-    """The counter that the group would have if it were one client."""
+    group: GroupId | None = None
+    workers: WorkerSet | None = None
+
+
+WHOLE_TABLE: Final = RefillClock()
 
 
 class ClientDeficits(DeficitTable[ClientId]):
@@ -234,7 +242,11 @@ class ClientDeficits(DeficitTable[ClientId]):
         """`debtors`: how many counters of forgotten clients are kept because they are in debt."""
         super().__init__(debtors)
         self._shares = shares
-        self._refill_clocks: dict[GroupId, RefillClock] = {}
+        self._clocks: dict[RefillClock, float] = {}
+        """The rounds that count for a clock since it was first needed, each times its group's scale at that time. The
+        clock of clients with neither a group nor a set of workers is `rounds`."""
+        self._group_counters: dict[GroupId, DeficitCounter] = {}
+        """The counter that each group would have if it were one client."""
 
     def register(self, request: Request, quantum: float, *, active: bool) -> bool:
         """Start the counter of the request's client with one quantum, which is `quantum` for weight 1, or update its
@@ -252,35 +264,58 @@ class ClientDeficits(DeficitTable[ClientId]):
         moved = known is not None and known.group != group
         if known is not None and moved:
             self._catch_up(known)
-            known.group, known.rounds = group, self.rounds if group is None else self._refill_clocks[group].clock
+            known.group = group
+            known.rounds = self._start_clock(known)
         new = self.join(client, quantum * request.weight, 0.0) or moved
         counter = self._counters[client]
         if known is None:
             counter.group = group
-            counter.rounds = self._clock(counter)
+            counter.rounds = self._start_clock(counter)
             counter.deficit = self._refill_amount(counter)
         if group is not None and not active:
-            counter.deficit = min(
-                self._catch_up(counter), self._member_part(counter, self._refill_clocks[group].group_counter)
-            )
+            counter.deficit = min(self._catch_up(counter), self._member_part(counter, self._group_counters[group]))
         return new
 
-    def group_of(self, client: ClientId) -> GroupId | None:
-        """The group of a known client."""
-        return self._counters[client].group
+    def set_workers(self, client: ClientId, workers: WorkerSet) -> bool:
+        """Count the rounds of a client from now on by the clock of this set of workers. Returns whether that changed
+        anything.
+        """
+        counter = self._counters[client]
+        if counter.workers == workers:
+            return False
+        self._catch_up(counter)
+        counter.workers = workers
+        counter.rounds = self._start_clock(counter)
+        return True
+
+    def forget_workers(self) -> None:
+        """Let no client have a set of workers any more, because these have changed."""
+        for counter in self._counters.values():
+            if counter.workers is not None:
+                self._catch_up(counter)
+                counter.workers = None
+                counter.rounds = self._start_clock(counter)
+        self._clocks = {clock: rounds for clock, rounds in self._clocks.items() if clock.workers is None}
+
+    def workers_of(self, client: ClientId) -> WorkerSet | None:
+        """The set of workers by whose clock a client's rounds are counted."""
+        return self._counters[client].workers
+
+    def clock_of(self, client: ClientId) -> RefillClock:
+        """The clock that counts the rounds of a known client."""
+        counter = self._counters[client]
+        return RefillClock(counter.group, counter.workers)
 
     def quantum(self, client: ClientId) -> float:
         """What a refill adds now to a client's deficit, in cost units."""
         return self._refill_amount(self._counters[client])
 
-    def clock(self, group: GroupId | None) -> float:
-        """The number of refill rounds so far, as counted for the members of a group or, for None, for clients without a
-        group.
-        """
-        return self.rounds if group is None else self._refill_clocks[group].clock
+    def clock(self, clock: RefillClock) -> float:
+        """The number of refill rounds so far, as counted by this clock."""
+        return self.rounds if clock == WHOLE_TABLE else self._clocks[clock]
 
     def refill_time(self, client: ClientId) -> float:
-        """The time on its group's clock at which a client's deficit is positive, or nearly so, unless the client is
+        """The time on its clock at which a client's deficit is positive, or nearly so, unless the client is
         charged before.
 
         For a client without a positive deficit, that time is always later than now.
@@ -289,12 +324,27 @@ class ClientDeficits(DeficitTable[ClientId]):
         deficit = self._catch_up(counter)
         return max(counter.rounds - deficit / counter.quantum, nextafter(counter.rounds, inf))
 
-    def refill_for(self, client: ClientId, fraction: float = 1.0) -> None:
-        """Refill until this client's deficit is positive, by this fraction of a quantum per round."""
+    def refill_for(self, client: ClientId, fraction: float = 1.0, skipped: Collection[WorkerSet] = NO_WORKERS) -> float:
+        """Refill until this client's deficit is positive, by this fraction of a quantum per round.
+
+        The refill does not count for clients with one of the `skipped` sets of workers; nor, if there are any, for
+        clients whose set is unknown because they have not waited since the workers changed. Returns the rounds.
+        """
         before = self.rounds
         self.refill((client,), fraction)
-        for group, refill_clock in self._refill_clocks.items():
-            refill_clock.clock += (self.rounds - before) * self._shares.scale(group)
+        added = self.rounds - before
+        if skipped:
+            self.rounds = before
+        for clock in self._clocks:
+            if not skipped or (clock.workers is not None and clock.workers not in skipped):
+                self._clocks[clock] += added if clock.group is None else added * self._shares.scale(clock.group)
+        return added
+
+    def add_rounds(self, workers: WorkerSet, rounds: float) -> None:
+        """Add refill rounds to the clients with this set of workers alone."""
+        for clock in self._clocks:
+            if clock.workers == workers:
+                self._clocks[clock] += rounds if clock.group is None else rounds * self._shares.scale(clock.group)
 
     def charge(self, key: ClientId, cost: float) -> float:
         """Also charges the client's group."""
@@ -303,7 +353,7 @@ class ClientDeficits(DeficitTable[ClientId]):
             return 0.0
         counter.deficit = self._catch_up(counter) - cost
         if counter.group is not None:
-            group_counter = self._refill_clocks[counter.group].group_counter
+            group_counter = self._group_counters[counter.group]
             group_counter.deficit = self._catch_up(group_counter) - cost
         return counter.deficit
 
@@ -313,35 +363,39 @@ class ClientDeficits(DeficitTable[ClientId]):
         Clocks are not saved: a counter receives the advance of its group's clock since the counter started or was
         restored, so clocks that restart at 0 give the same result.
         """
-        for group, refill_clock in list(self._refill_clocks.items()):
-            yield group, self._current(refill_clock.group_counter), refill_clock.group_counter.quantum
+        for group, counter in list(self._group_counters.items()):
+            yield group, self._current(counter), counter.quantum
 
     def restore_group(self, group: GroupId, deficit: float, quantum: float) -> None:
         """Load a group's counter, so that new client names share the group's debt as they did before the restart."""
-        self._refill_clocks[group] = RefillClock(0.0, DeficitCounter(deficit, quantum, self.rounds, self._epoch))
+        self._group_counters[group] = DeficitCounter(deficit, quantum, self.rounds, self._epoch)
 
     def _register_group(self, group: GroupId, quantum: float) -> None:
-        refill_clock = self._refill_clocks.get(group)
-        if refill_clock is None:
-            self._refill_clocks[group] = RefillClock(0.0, DeficitCounter(quantum, quantum, self.rounds, self._epoch))
-        elif refill_clock.group_counter.quantum != quantum:
-            self._catch_up(refill_clock.group_counter)
-            refill_clock.group_counter.quantum = quantum
+        counter = self._group_counters.get(group)
+        if counter is None:
+            self._group_counters[group] = DeficitCounter(quantum, quantum, self.rounds, self._epoch)
+        elif counter.quantum != quantum:
+            self._catch_up(counter)
+            counter.quantum = quantum
 
     def _member_part(self, counter: DeficitCounter, group_counter: DeficitCounter) -> float:
         """A member's share of its group's deficit."""
         return self._catch_up(group_counter) * self._refill_amount(counter) / group_counter.quantum
 
+    def _start_clock(self, counter: DeficitCounter) -> float:
+        """The rounds so far as counted by a counter's clock, which starts if it is new."""
+        clock = RefillClock(counter.group, counter.workers)
+        return self.rounds if clock == WHOLE_TABLE else self._clocks.setdefault(clock, 0.0)
+
     def _clock(self, counter: DeficitCounter) -> float:
-        return self.clock(counter.group)
+        return self.clock(RefillClock(counter.group, counter.workers))
 
     def _refill_amount(self, counter: DeficitCounter) -> float:
         return counter.quantum if counter.group is None else counter.quantum * self._shares.scale(counter.group)
 
     def _missed_rounds(self, counter: DeficitCounter) -> float:
-        if counter.group is None:
-            return self.rounds - counter.rounds
-        return (self._refill_clocks[counter.group].clock - counter.rounds) / self._shares.scale(counter.group)
+        missed = self._clock(counter) - counter.rounds
+        return missed if counter.group is None else missed / self._shares.scale(counter.group)
 
 
 class WorkerDeficits:

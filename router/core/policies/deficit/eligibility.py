@@ -31,9 +31,10 @@ from typing import Final
 from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request
-from router.core.policies.deficit.deficits import ClientDeficits
+from router.core.policies.deficit.deficits import NO_WORKERS, ClientDeficits, WorkerSet
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.refill_schedule import RefillSchedule
+from router.core.policies.deficit.worker_sets import WorkerSets
 
 STEPS = 2**16
 """Fractions of a quantum are multiples of 1 / STEPS, so that sums of them are exact."""
@@ -151,6 +152,7 @@ class Eligibility:
         """The number of waiting eligible clients by priority class; read-only for others."""
         self._eligible_by_route: dict[str, int] = {}
         """The number of waiting eligible clients, by route."""
+        self._worker_sets = WorkerSets(self._deficits)
         self._refill_schedule = RefillSchedule(self._deficits, self._waits_ineligible)
         self.in_flight: dict[ClientId, int] = {}
         """The number of each client's requests in flight; read-only for others."""
@@ -192,6 +194,20 @@ class Eligibility:
         for client in self._eligible:
             self._update_priority_class(client)
 
+    def divide_refills(self, workers_of: Callable[[str], WorkerSet] | None) -> None:
+        """Let refills count by the sets of workers that clients wait for, as these are now; see `WorkerSets`.
+
+        `workers_of` returns the workers that serve a route; None if all workers serve the same routes. Takes time in
+        proportion to the known clients unless it was and is None.
+        """
+        if not self._worker_sets.divide(workers_of):
+            return
+        self._refill_schedule.clear()
+        for client, routes in self._waiting.items():
+            self._worker_sets.assign(client, routes)
+            if client not in self._eligible:
+                self._schedule_refill(client)
+
     def add_waiting(self, request: Request, cost: float = 0.0) -> None:
         """Add a waiting request. A new client starts with one quantum, Q^u times its weight; a client that begins to
         wait keeps at most what a round adds.
@@ -212,9 +228,10 @@ class Eligibility:
         self._restored = self._restored and len(self._waiting) == 1
         routes[route] = routes.get(route, 0) + 1
         if routes[route] == 1:
+            moved = self._worker_sets.assign(client, routes)
             if client in self._eligible:
                 self._add_eligible_on(route, 1)
-            elif len(routes) == 1:
+            elif len(routes) == 1 or moved:
                 self._update_eligibility(client)
                 if client not in self._eligible:
                     self._schedule_refill(client)
@@ -254,6 +271,7 @@ class Eligibility:
         fraction = self._round_fraction(weight)
         self._deficits.register(request, self._parameters.quantum, active=active)
         deficit = self._deficits.cap(client, fraction)
+        self._worker_sets.assign(client, (request.route,))
         if refill and deficit <= 0:
             self._refill_for(client, weight)
             deficit = self._deficits.deficit(client)
@@ -273,9 +291,12 @@ class Eligibility:
                 del self._waiting[client]
                 if (priority_class := self._eligible.pop(client, None)) is not None:
                     self.clients_by_class[priority_class] -= 1
+                    self._worker_sets.changed = True
                 for each in (self._head_starts, self._last_turns, self._overdue_checks):
                     each.pop(client, None)
                 self._overdue.discard(client)
+            elif self._worker_sets.assign(client, routes) and client not in self._eligible:
+                self._schedule_refill(client)
 
     def request_dispatched(self, request: Request) -> None:
         """Count a request as in flight."""
@@ -333,7 +354,8 @@ class Eligibility:
         client = self._refill_schedule.earliest(lambda each: self._waits_on(each, routes))
         if client is None:
             return []
-        self._refill_for(client, self._active.weight)
+        skipped = self._worker_sets.to_skip(client, self._eligible)
+        self._worker_sets.owe(skipped, self._refill_for(client, self._active.weight, skipped))
         return self._collect_refilled()
 
     def any_eligible(self, routes: Collection[str] | None = None) -> bool:
@@ -372,12 +394,21 @@ class Eligibility:
         self._deficits.restore_group(group, deficit, quantum)
         self._restored = True
 
-    def _refill_for(self, client: ClientId, weight: float) -> None:
+    def _refill_for(self, client: ClientId, weight: float, skipped: Collection[WorkerSet] = NO_WORKERS) -> float:
         """Add quanta until this client's deficit is positive. Rounding may leave it at zero; then one more round is
-        needed. `weight`: of all active clients.
+        needed. Returns the rounds.
+
+        `weight`: of all active clients. `skipped`: the sets of workers for which that does not count.
         """
+        added = 0.0
         while self._deficits.deficit(client) <= 0:
-            self._deficits.refill_for(client, self._round_fraction(weight))
+            added += self._deficits.refill_for(client, self._round_fraction(weight), skipped)
+        return added
+
+    def pay_owed_rounds(self) -> None:
+        """Add the rounds of earlier refills that are owed to clients who wait for other workers; see `WorkerSets`."""
+        if self._worker_sets.pay(self._eligible):
+            self._collect_refilled()
 
     def mark_overdue(self) -> None:
         """Mark waiting clients as overdue whose last check is enough dispatches ago."""
@@ -432,6 +463,7 @@ class Eligibility:
             self.clients_by_class[priority_class] += 1
         else:
             self.clients_by_class[self._eligible.pop(client)] -= 1
+            self._worker_sets.changed = True
         for route in self._waiting[client]:
             self._add_eligible_on(route, 1 if eligible else -1)
         self._on_priority_change(client)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
-from router.core.model.request import ClientId, GroupId
-from router.core.policies.deficit.deficits import ClientDeficits
+from router.core.model.request import ClientId
+from router.core.policies.deficit.deficits import ClientDeficits, RefillClock
 
 
 class Refill(NamedTuple):
-    """The time on its group's clock at which a waiting client becomes eligible. By now it may be later, but not
+    """The time on its clock at which a waiting client becomes eligible. By now it may be later, but not
     earlier.
     """
 
@@ -18,16 +18,17 @@ class Refill(NamedTuple):
 
 
 class RefillSchedule:
-    """Expected refills, in one heap per group, because a round adds different amounts to different groups.
+    """Expected refills, in one heap per clock, because a round adds different amounts to different groups, and may not
+    count for some sets of workers.
 
-    The cost of finding the first client does not grow with the number of members of a group.
+    The cost of finding the first client does not grow with the number of clients that share a clock.
     """
 
     def __init__(self, deficits: ClientDeficits, ineligible: Callable[[ClientId], bool]) -> None:
         """`ineligible` returns whether a client waits and is not eligible."""
         self._deficits = deficits
         self._is_ineligible = ineligible
-        self._heaps: dict[GroupId | None, list[Refill]] = {}
+        self._heaps: dict[RefillClock, list[Refill]] = {}
 
     def __len__(self) -> int:
         """The number of entries, stale ones included."""
@@ -37,19 +38,19 @@ class RefillSchedule:
         """Note when a client will be eligible. With more than `most` entries in its heap, keep only clients that are
         `waiting`.
         """
-        group = self._deficits.group_of(client)
-        heap = self._heaps.setdefault(group, [])
+        clock = self._deficits.clock_of(client)
+        heap = self._heaps.setdefault(clock, [])
         heappush(heap, Refill(self._deficits.refill_time(client), client))
         if len(heap) > most:
             ineligible = [
-                each for each in waiting if self._is_ineligible(each) and self._deficits.group_of(each) == group
+                each for each in waiting if self._is_ineligible(each) and self._deficits.clock_of(each) == clock
             ]
             heap[:] = [Refill(self._deficits.refill_time(each), each) for each in ineligible]
             heapify(heap)
 
     def earliest(self, counts: Callable[[ClientId], bool]) -> ClientId | None:
         """The client that needs the fewest rounds, of those for which `counts` is true."""
-        heads = [earliest for group in list(self._heaps) if (earliest := self._earliest_of(group, counts)) is not None]
+        heads = [earliest for clock in list(self._heaps) if (earliest := self._earliest_of(clock, counts)) is not None]
         if len(heads) < 2:
             return heads[0] if heads else None
         return min(heads, key=self._deficits.quanta_short)
@@ -57,19 +58,23 @@ class RefillSchedule:
     def pop_refilled(self) -> list[ClientId]:
         """Remove and return the clients whose time has come."""
         pop_refilled = []
-        for group, heap in self._heaps.items():
-            clock = self._deficits.clock(group)
-            while heap and heap[0].time <= clock:
+        for clock, heap in self._heaps.items():
+            now = self._deficits.clock(clock)
+            while heap and heap[0].time <= now:
                 pop_refilled.append(heappop(heap).client)
         return pop_refilled
 
-    def _earliest_of(self, group: GroupId | None, counts: Callable[[ClientId], bool]) -> ClientId | None:
-        heap, deficits = self._heaps[group], self._deficits
+    def clear(self) -> None:
+        """Drop all entries."""
+        self._heaps.clear()
+
+    def _earliest_of(self, clock: RefillClock, counts: Callable[[ClientId], bool]) -> ClientId | None:
+        heap, deficits = self._heaps[clock], self._deficits
         aside = []
         found = None
         while heap and found is None:
             entry = heap[0]
-            if not self._is_ineligible(entry.client) or deficits.group_of(entry.client) != group:
+            if not self._is_ineligible(entry.client) or deficits.clock_of(entry.client) != clock:
                 heappop(heap)
             elif (refill_time := deficits.refill_time(entry.client)) > entry.time:
                 heapreplace(heap, Refill(refill_time, entry.client))
@@ -80,5 +85,5 @@ class RefillSchedule:
         for entry in aside:
             heappush(heap, entry)
         if not heap:
-            del self._heaps[group]
+            del self._heaps[clock]
         return found

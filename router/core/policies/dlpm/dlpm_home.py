@@ -15,7 +15,7 @@ from math import inf
 
 from router.core.model.commands import Deficit, PassedOver
 from router.core.model.cost import Charge, Tokens
-from router.core.model.request import ClientId, Request, RequestId, WorkerId
+from router.core.model.request import ClientId, Request, RequestId, WorkerId, own_route
 from router.core.model.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
 from router.core.policies.base import Choice, Policy, Properties
 from router.core.policies.context import FleetView, PolicyContext
@@ -189,6 +189,7 @@ class DlpmHome(Policy):
             self._loads.add(worker)
             self._refill_hold.worker_joined(worker)
             self._update_sparse_limit()
+        self._divide_refills()
         self._pool.worker_joined(worker)
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
@@ -202,6 +203,7 @@ class DlpmHome(Policy):
         self._refill_hold.worker_left(worker)
         del self._awaiting_first_token[worker]
         self._update_sparse_limit()
+        self._divide_refills()
         return orphans
 
     def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:
@@ -247,6 +249,15 @@ class DlpmHome(Policy):
 
     def _update_sparse_limit(self) -> None:
         self._eligibility.set_sparse_limit(len(self._awaiting_first_token) if self._parameters.sparse_first else 0)
+
+    def _divide_refills(self) -> None:
+        """Let refills count by sets of workers if some of these serve other models than others."""
+        view, workers = self._view, self._awaiting_first_token
+        if len({frozenset(view.shared_routes(worker)) for worker in workers}) <= 1:
+            self._eligibility.divide_refills(None)
+            return
+        alone = {own_route(worker): frozenset((worker,)) for worker in workers}
+        self._eligibility.divide_refills(lambda route: alone.get(route) or frozenset(view.serving(route)))
 
     def _input_cost(self, request: Request) -> float:
         """The cost of a request's input on the worker that holds most of it."""
@@ -296,6 +307,7 @@ class DlpmHome(Policy):
         refill.
         """
         self._eligibility.mark_overdue()
+        self._eligibility.pay_owed_rounds()
         if self._eligibility.any_eligible(routes):
             return
         if self._view.reorders(worker):
