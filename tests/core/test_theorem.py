@@ -434,6 +434,26 @@ def test_a_scheduler_that_breaks_a_rule_is_found(
             pass
 
 
+class Undivided(DlpmHome):
+    """A pool whose refills count for all clients, whichever workers these can use."""
+
+    def _divide_refills(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("fleet", ["two models apart", "an adapter on one of two"])
+def test_refills_that_count_for_all_workers_are_found(fleet: str) -> None:
+    """The check finds that refills break the bound if they count for clients that wait for other workers."""
+    clients = (HEAVY, STEADY, STEADY, HEAVY, STEADY, STEADY)
+    window = SchedulerSettings(window=FixedWindow(1))
+    scenario = Scenario(clients, settings=window, parameters=(DlpmHomeParameters(QUANTUM),), steps=600)
+    for _ in Fleet(divided(scenario, *DIVIDED_FLEETS[fleet]), DlpmHome).run():
+        pass
+    with pytest.raises(UnfairError):
+        for _ in Fleet(divided(scenario, *DIVIDED_FLEETS[fleet]), Undivided).run():
+            pass
+
+
 def first_come_first_served(context: PolicyContext) -> Policy:
     """Return an order without deficits that declares a bound all the same."""
     order = partial(ORDERS["fcfs"].build, context)
