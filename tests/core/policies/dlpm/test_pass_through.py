@@ -147,4 +147,4 @@ def test_passing_through_equals_entering_the_pool(parameters: DlpmHomeParameters
         step(scene, random)
     policy = cast(object, scene.scheduler.policy)
     assert isinstance(policy, CountingPolicy)
-    assert 20 < policy.passed_through < policy.chosen
+    assert 10 < policy.passed_through < policy.chosen
