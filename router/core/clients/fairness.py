@@ -392,8 +392,8 @@ class Fairness:
     def bound(self, queue: WorkerId | None, quantum: float | None) -> float | None:
         """Return the bound on the gap of this queue under an order with this quantum; None if nothing bounds the gap.
 
-        In a pool whose workers serve different models nothing bounds it: a refill for one model also gives deficit to
-        clients that wait for another model, at workers where other clients wait with a positive deficit.
+        In a pool whose workers serve different models nothing bounds it: it covers all clients, and a refill counts for
+        those that wait for the same set of workers (`WorkerSets`), between which alone there is a bound.
         """
         if quantum is None or (self._pooled and not self._alike):
             return None
