@@ -407,7 +407,7 @@ class Eligibility:
 
     def pay_owed_rounds(self) -> None:
         """Add the rounds of earlier refills that are owed to clients who wait for other workers; see `WorkerSets`."""
-        if self._worker_sets.pay(self._eligible):
+        if self._worker_sets.add_owed(self._eligible):
             self._collect_refilled()
 
     def mark_overdue(self) -> None:

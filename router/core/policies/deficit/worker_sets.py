@@ -26,7 +26,7 @@ class WorkerSets:
         self._owed: dict[WorkerSet, float] = {}
         """Rounds owed to each set, counted as the fraction of a quantum that they add."""
         self.changed = False
-        """Whether a set may have ceased to have an eligible waiting client since `pay` was called last. Set from
+        """Whether a set may have ceased to have an eligible waiting client since `add_owed` was called last. Set from
         outside when a client ceases to be eligible, or to wait."""
 
     def divide(self, workers_of: Callable[[str], WorkerSet] | None) -> bool:
@@ -63,7 +63,7 @@ class WorkerSets:
         for workers in skipped:
             self._owed[workers] = min(1.0, self._owed.get(workers, 0.0) + rounds)
 
-    def pay(self, eligible: Collection[ClientId]) -> bool:
+    def add_owed(self, eligible: Collection[ClientId]) -> bool:
         """Add the rounds that are owed to sets without an eligible waiting client; returns whether there were any."""
         if not self._owed or not self.changed:
             return False
