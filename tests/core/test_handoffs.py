@@ -253,6 +253,18 @@ def test_a_decode_worker_decodes_alone_if_every_prefill_worker_failed_the_reques
     assert at(scene, request) == ("d1", Leg.WHOLE)
 
 
+@pytest.mark.parametrize("policy", NAMES)
+def test_a_conversation_that_its_worker_failed_goes_to_no_other(policy: str) -> None:
+    """Only that worker stores what the request continues, so a decode worker cannot compute it alone."""
+    scene = pair(policy)
+    request = scene.arrive("ada", "document", only="d1")
+    scene.join("d2", role=Role.DECODE)
+    give_back(scene, request)
+    assert scene.refusals == {request: Refusal.NO_RETRY}
+    assert at(scene, request) == ("d1", Leg.WHOLE)
+    assert scene.scheduler.live == 0
+
+
 def test_what_a_decode_worker_returns_is_prefilled_again() -> None:
     """A refused hand-off is no longer at its prefill worker, and one that was accepted cannot be read twice."""
     scene = pair(decode=("d1", "d2"))

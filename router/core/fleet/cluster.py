@@ -147,8 +147,12 @@ class Cluster:
         return frozenset(found)
 
     def substitutes(self, request: Request) -> Mapping[WorkerId, int]:
-        """Return the workers that may compute all of a request that no prefill worker can prefill."""
-        return self.serving(whole_route(request.model)) if self.has_roles and self._decode_alone else {}
+        """Return the workers that may compute all of a request that no prefill worker can prefill; none for a request
+        that only one worker can serve.
+        """
+        if request.worker is not None or not self.has_roles or not self._decode_alone:
+            return {}
+        return self.serving(whole_route(request.model))
 
     def can_decode(self, model: str) -> bool:
         """Return whether a decode worker of this model has room for one more request now."""
