@@ -13,7 +13,6 @@ the Lease: that, and who waits, are in the store, which is told each epoch befor
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -140,11 +139,7 @@ class KubernetesLease:
 
     async def __aenter__(self) -> Self:
         """Read the Lease, and follow it."""
-        verify: ssl.SSLContext | bool = True
-        if self._api.certificate is not None:
-            verify = await asyncio.to_thread(ssl.create_default_context, cafile=str(self._api.certificate))
-        http = httpx.AsyncClient(base_url=self._api.url, verify=verify, timeout=ANSWER_SECONDS, trust_env=False)
-        self._http = await self._stack.enter_async_context(http)
+        self._http = await self._stack.enter_async_context(await self._api.client(ANSWER_SECONDS))
         await self._stack.enter_async_context(self._store)
         await self._look()
         self._task = asyncio.create_task(self._follow())
@@ -266,7 +261,7 @@ class KubernetesLease:
     async def _ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> httpx.Response:
         """Make a call. Refusals that the caller knows are returned: there is no such Lease, or a newer version."""
         try:
-            answer = await self._http.request(method, path, json=body, headers=await self._headers())
+            answer = await self._http.request(method, path, json=body, headers=await self._api.headers())
             if answer.status_code not in (httpx.codes.NOT_FOUND, httpx.codes.CONFLICT):
                 answer.raise_for_status()
         except (httpx.HTTPError, OSError) as error:
@@ -295,7 +290,7 @@ class KubernetesLease:
         """Follow the changes of the Lease until the API ends the watch. Raises ValueError if it shows no Lease."""
         params = {"fieldSelector": f"metadata.name={self._name}", "watch": "true", "timeoutSeconds": str(WATCH_SECONDS)}
         timeout = httpx.Timeout(ANSWER_SECONDS, read=WATCH_SECONDS + ANSWER_SECONDS)
-        headers = await self._headers()
+        headers = await self._api.headers()
         async with self._http.stream("GET", self._path, params=params, headers=headers, timeout=timeout) as answer:
             answer.raise_for_status()
             async for line in answer.aiter_lines():
@@ -304,12 +299,6 @@ class KubernetesLease:
                     return
                 if event.type != "BOOKMARK":
                     self._see(None if event.type == "DELETED" else Lease.model_validate(event.object))
-
-    async def _headers(self) -> dict[str, str]:
-        if self._api.token is None:
-            return {}
-        token = await asyncio.to_thread(self._api.token.read_text, "utf-8")
-        return {"authorization": f"Bearer {token.strip()}"}
 
 
 def _superseded(lease: Lease, record: LeaderRecord) -> bool:

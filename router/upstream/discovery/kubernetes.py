@@ -47,6 +47,20 @@ class KubernetesApi(NamedTuple):
     certificate: Path | None = None
     """File with the certificate of the authority of the API; None for the usual ones."""
 
+    async def client(self, answer_seconds: float) -> httpx.AsyncClient:
+        """Return a client that waits so many seconds for an answer. Raises OSError if the certificate is unreadable."""
+        verify: ssl.SSLContext | bool = True
+        if self.certificate is not None:
+            verify = await asyncio.to_thread(ssl.create_default_context, cafile=str(self.certificate))
+        return httpx.AsyncClient(base_url=self.url, verify=verify, timeout=answer_seconds, trust_env=False)
+
+    async def headers(self) -> dict[str, str]:
+        """Return the headers of a call. Raises OSError if the token cannot be read."""
+        if self.token is None:
+            return {}
+        token = await asyncio.to_thread(self.token.read_text, "utf-8")
+        return {"authorization": f"Bearer {token.strip()}"}
+
 
 def kubernetes_api(
     url: str | None,
@@ -204,11 +218,7 @@ class KubernetesWatch:
 
     async def __aenter__(self) -> Self:
         """Report the workers once, if the API answers, so that the first call finds them; then watch."""
-        verify: ssl.SSLContext | bool = True
-        if self._api.certificate is not None:
-            verify = await asyncio.to_thread(ssl.create_default_context, cafile=str(self._api.certificate))
-        http = httpx.AsyncClient(base_url=self._api.url, verify=verify, timeout=ANSWER_SECONDS, trust_env=False)
-        self._http = await self._stack.enter_async_context(http)
+        self._http = await self._stack.enter_async_context(await self._api.client(ANSWER_SECONDS))
         await self._guarded(self._list)
         self._task = asyncio.create_task(self._run())
         return self
@@ -243,7 +253,7 @@ class KubernetesWatch:
 
     async def _list(self) -> None:
         """Ask for all slices."""
-        params, headers = {"labelSelector": self._selector}, await self._headers()
+        params, headers = {"labelSelector": self._selector}, await self._api.headers()
         answer = await self._http.get(self._path, params=params, headers=headers)
         answer.raise_for_status()
         listed = SliceList.model_validate_json(answer.content)
@@ -258,7 +268,7 @@ class KubernetesWatch:
             **{"resourceVersion": self._version, "timeoutSeconds": str(WATCH_SECONDS)},
         }
         timeout = httpx.Timeout(ANSWER_SECONDS, read=WATCH_SECONDS + ANSWER_SECONDS)
-        headers = await self._headers()
+        headers = await self._api.headers()
         async with self._http.stream("GET", self._path, params=params, headers=headers, timeout=timeout) as answer:
             answer.raise_for_status()
             async for line in answer.aiter_lines():
@@ -285,9 +295,3 @@ class KubernetesWatch:
     @property
     def _path(self) -> str:
         return f"/apis/discovery.k8s.io/v1/namespaces/{self._api.namespace}/endpointslices"
-
-    async def _headers(self) -> dict[str, str]:
-        if self._api.token is None:
-            return {}
-        token = await asyncio.to_thread(self._api.token.read_text, "utf-8")
-        return {"authorization": f"Bearer {token.strip()}"}
