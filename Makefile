@@ -20,7 +20,7 @@ dev: $(STAMP)
 # With PROCESSES=3, the routers of tests are a scheduler and two fronts (test-engine and chaos, too). Tests that reach into
 # the router's objects are skipped then; the end of the run counts them (tests/support/processes.py).
 test: lint
-	$(VENV)/bin/pytest -n 3
+	$(VENV)/bin/pytest -n 3 --dist worksteal
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check
