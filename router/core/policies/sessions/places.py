@@ -14,6 +14,8 @@ class Loss(StrEnum):
     IDLE = "idle"
     TURN = "turn"
     OVERFULL = "overfull"
+    UNUSED = "unused"
+    """Its worker had nothing to do, for longer than it takes to compute both it and another one."""
     WORKER = "worker"
     """Its worker left, or lost its cache."""
     ENDED = "ended"

@@ -1,6 +1,6 @@
 """Which waiting sessions get places, at which workers, and whose places they take."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from typing import Final, NamedTuple
 
@@ -13,6 +13,8 @@ from router.core.policies.sessions.pools import SessionPool, SessionPools
 
 PATIENCE: Final = 8
 """How many sessions may pass one that does not fit yet."""
+SWAP_PREFILLS: Final = 2.0
+"""What it costs that a session takes the place of another: both contexts are computed, here taken as equally long."""
 
 
 class Outlook(NamedTuple):
@@ -23,7 +25,9 @@ class Outlook(NamedTuple):
     empty: bool
     """Whether at one of them nothing is reserved but for cold sessions."""
     overfull: bool
-    """Whether one of them has more reserved than it may."""
+    """Whether one of them has more reserved than its KV cache holds."""
+    unused: bool
+    """Whether one of them has nothing to do."""
 
 
 class SessionAdmission:
@@ -37,18 +41,20 @@ class SessionAdmission:
         self._paused = paused
         self._fill = fill
 
-    def admitted(self) -> Iterator[tuple[Session, WorkerId]]:
+    def admitted(self, now: float) -> Iterator[tuple[Session, WorkerId]]:
         """Yield the waiting sessions that get places, in order, as far as they fit, each with the worker that has room
         for it. The caller gives each its place before it asks for the next one.
         """
         blocked: dict[Session, None] = {}
         kept: dict[WorkerId, None] = {}
-        while (found := self._next(blocked, kept)) is not None:
+        while (found := self._next(blocked, kept, now)) is not None:
             yield found
             for each in blocked:
                 each.passed += 1
 
-    def _next(self, blocked: dict[Session, None], kept: dict[WorkerId, None]) -> tuple[Session, WorkerId] | None:
+    def _next(
+        self, blocked: dict[Session, None], kept: dict[WorkerId, None], now: float
+    ) -> tuple[Session, WorkerId] | None:
         """Find room for the first waiting session that fits and is not blocked. Returns it with its worker.
 
         `blocked`: the sessions that do not fit. `kept`: the workers at which room is kept for such sessions.
@@ -59,10 +65,10 @@ class SessionAdmission:
             if session in blocked:
                 continue
             outlook = outlooks[self._pools(session.model)]
-            gives_way = outlook.overfull or richest > session.client.account
+            gives_way = outlook.overfull or outlook.unused or richest > session.client.account
             worker = None
             if gives_way or outlook.empty or session.reserved <= outlook.most:
-                worker = self._worker_for(session, kept)
+                worker = self._worker_for(session, kept, now)
             if worker is not None:
                 return session, worker
             if len(blocked) == PATIENCE:
@@ -85,7 +91,7 @@ class SessionAdmission:
         rooms = [(room - self._places.reserved(worker), worker) for worker, room in self._rooms(session, kept)]
         return max(rooms)[1] if rooms else None
 
-    def _worker_for(self, session: Session, kept: Mapping[WorkerId, None]) -> WorkerId | None:
+    def _worker_for(self, session: Session, kept: Mapping[WorkerId, None], now: float) -> WorkerId | None:
         """Return a worker at which a waiting session fits, after others have lost their places there if need be; first
         one that still holds most of it. None if it fits nowhere.
         """
@@ -100,6 +106,9 @@ class SessionAdmission:
                 return worker
         for _, _, worker, room in rooms:
             if self._take_spent(session, worker, room):
+                return worker
+        for _, _, worker, room in rooms:
+            if self._take_unused(session, worker, room, now):
                 return worker
         return None
 
@@ -122,34 +131,71 @@ class SessionAdmission:
 
     def _take_spent(self, session: Session, worker: WorkerId, room: float) -> bool:
         """Make room for a session by taking the places of sessions of clients with more service, as `_take_cold`."""
-        spare, losers = self._places.cold_tokens(worker), list[Session]()
-        overfull = self._places.reserved(worker) > room
-        for loser in self._losers(session, worker, overfull=overfull):
-            losers.append(loser)
-            spare += loser.reserved
-            if not self._lacks(session, worker, room, spare):
-                break
-        else:
+        losers = self._losers(session, worker, overfull=self.is_overfull(worker))
+        if not (enough := self._enough(session, worker, room, losers)):
             return False
-        while self._places.cold_tokens(worker):
-            self._places.revoke(self._places.coldest(worker), Loss.IDLE)
-        for loser in losers:
+        for loser in enough:
             self._places.revoke(loser, Loss.TURN if loser.turn_left <= 0.0 else Loss.OVERFULL)
         return True
 
+    def _take_unused(self, session: Session, worker: WorkerId, room: float, now: float) -> bool:
+        """Make room for a session at a worker that has nothing to do, as `_take_cold`: by the places of those that have
+        been idle for as long as it takes to compute their contexts again and those of as large ones, longest first.
+
+        Until then it is cheaper to wait for their next calls, and from then on it may not be: whatever these sessions
+        do, the worker loses at most twice what it had to (as in the ski-rental problem).
+        """
+        if self._view.in_flight(worker):
+            return False
+        losers = [each for each in self._places.at(worker) if each.hot and self._swap_at(each, worker) <= now]
+        losers.sort(key=_idle_since)
+        if not (enough := self._enough(session, worker, room, losers)):
+            return False
+        for loser in enough:
+            self._places.revoke(loser, Loss.UNUSED)
+        return True
+
+    def _swap_at(self, session: Session, worker: WorkerId) -> float:
+        """Return when a session's place can go to any other if its worker has nothing to do; infinite with a call."""
+        if session.calls:
+            return inf
+        return session.idle_since + SWAP_PREFILLS * self._view.prefill_seconds(worker, session.context)
+
+    def next_swap(self, now: float) -> float:
+        """Return when the next place at a worker that has nothing to do can go to any session that waits."""
+        unused = [worker for worker, _ in self._places if not self._view.in_flight(worker)]
+        times = [self._swap_at(session, worker) for worker in unused for session in self._places.at(worker)]
+        return min([time for time in times if time > now], default=inf)
+
+    def _enough(
+        self, session: Session, worker: WorkerId, room: float, losers: Iterable[Session]
+    ) -> list[Session] | None:
+        """Return as many of these sessions, in this order, as must lose their places for another one to fit, after
+        those that have been idle for too long, whose places are taken; None if they are too few, and nothing changes.
+        """
+        spare, enough = self._places.cold_tokens(worker), list[Session]()
+        for loser in losers:
+            enough.append(loser)
+            spare += loser.reserved
+            if not self._lacks(session, worker, room, spare):
+                while self._places.cold_tokens(worker):
+                    self._places.revoke(self._places.coldest(worker), Loss.IDLE)
+                return enough
+        return None
+
     def is_overfull(self, worker: WorkerId) -> bool:
-        """Return whether more is reserved at a worker than sessions may have."""
+        """Return whether more is reserved at a worker than its KV cache holds. Contexts may grow beyond `fill`."""
         capacity = self._view.kv_tokens(worker)
-        return capacity is not None and self._places.reserved(worker) > self._fill * capacity
+        return capacity is not None and self._places.reserved(worker) > capacity
 
     def trim(self, worker: WorkerId, calling: Session) -> bool:
-        """Take places at a worker that has more reserved than it may, because contexts have grown or it got its
-        sessions while the gate was open: of sessions between calls, also of the one that begins its next call now, the
-        cold ones first, then those of the client with most service. Returns whether it took any.
+        """Take places at an overfull worker, where contexts have grown or which got its sessions while the gate was
+        open: of sessions between calls, also of the one that begins its next call now, the cold ones first, then those
+        of the client with most service. Returns whether it took any.
         """
         if not self.is_overfull(worker):
             return False
-        room, places = self._fill * (self._view.kv_tokens(worker) or 0), self._places
+        room, places = self._view.kv_tokens(worker) or 0, self._places
         before = len(places.at(worker))
         while places.reserved(worker) > room and places.cold_tokens(worker):
             self._places.revoke(places.coldest(worker), Loss.IDLE)
@@ -164,7 +210,7 @@ class SessionAdmission:
     def _losers(self, session: Session, worker: WorkerId, *, overfull: bool) -> Iterator[Session]:
         """Yield the sessions at a worker that can lose their places to this one, of the client with most service first.
 
-        `overfull`: whether more is reserved at the worker than sessions may have.
+        `overfull`: whether more is reserved at the worker than its KV cache holds.
         """
         account = session.client.account
         if overfull:
@@ -183,7 +229,7 @@ class SessionAdmission:
 
     def _outlook(self, pool: SessionPool) -> Outlook:
         """Return what a waiting session can hope for at the workers of a pool."""
-        most, empty, overfull = -inf, False, False
+        most, empty, overfull, unused = -inf, False, False, False
         for worker in pool.workers:
             capacity = self._view.kv_tokens(worker)
             if capacity is None:
@@ -192,8 +238,13 @@ class SessionAdmission:
             cold = self._places.cold_tokens(worker)
             most = max(most, room - reserved + cold)
             empty = empty or reserved == cold
-            overfull = overfull or reserved > room
-        return Outlook(most, empty, overfull)
+            overfull = overfull or reserved > capacity
+            unused = unused or not self._view.in_flight(worker)
+        return Outlook(most, empty, overfull, unused)
+
+
+def _idle_since(session: Session) -> float:
+    return session.idle_since
 
 
 def _account(client: SessionClient) -> float:

@@ -75,6 +75,8 @@ class SessionGate(Policy):
         self._changed = False
         """Whether anything has happened since the last look at the waiting sessions that may let one of them in."""
         self._most_admitted = 0
+        self._next_swap = inf
+        """When a place at a worker that has nothing to do can go to a session that waits, in seconds."""
 
     def is_open(self, model: str, now: float) -> bool:
         """Return whether calls to this model go to the policy as they arrive."""
@@ -214,6 +216,8 @@ class SessionGate(Policy):
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
         self.inner.request_ended(request, worker)
+        if len(self.paused) and self._view.in_flight(worker) <= 1:  # this one still counts
+            self._changed = True
 
     def answer_ended(self, request: Request, answers: tuple[PromptKey, ...], ended_turn: bool | None) -> None:
         self.inner.answer_ended(request, answers, ended_turn)
@@ -252,15 +256,16 @@ class SessionGate(Policy):
             self._changed = True
 
     def _advance(self, now: float) -> None:
-        """Find the sessions that have been idle for longer than the limit."""
-        if self._hot.remove_cold(now):
+        """Find the sessions that have been idle for longer than the limit, or than their workers can wait for them."""
+        if self._hot.remove_cold(now) or now >= self._next_swap:
             self._changed = True
+            self._next_swap = inf
 
     @property
     def next_deadline(self) -> float:
-        """The earlier of the inner policy's deadline and the end of the next idle limit."""
+        """The earliest of the inner policy's deadline, the end of the next idle limit, and the next swap."""
         deadline = self.inner.next_deadline if self._inside else inf
-        return min(deadline, self._hot.next_deadline) if len(self.paused) else deadline
+        return min(deadline, self._hot.next_deadline, self._next_swap) if len(self.paused) else deadline
 
     # Places
 
@@ -302,8 +307,9 @@ class SessionGate(Policy):
         """Give places to waiting sessions, in order, as far as they fit."""
         if any(self._hot.fit(pool, now) for pool in self._pools):
             self._let_all_in(now)
-        for session, worker in self._admission.admitted():
+        for session, worker in self._admission.admitted(now):
             self._give_place(session, next(iter(session.paused.values())), worker, now)
+        self._next_swap = self._admission.next_swap(now) if len(self.paused) else inf
 
     def _let_all_in(self, now: float) -> None:
         """Let the paused calls in whose gate is open."""

@@ -25,6 +25,7 @@ def test_a_session_that_does_not_fit_waits_for_room() -> None:
     scene.answer(scene.call("ada", "aaaaa", "one"), "aaaaa")
     first = scene.call("ada", "aaaaaa", "one")
     second = scene.call("bob", "bbbbbb", "two")
+    scene.call("cyd", "c", "three")  # keeps the worker at work
     scene.answer(first)
     assert scene.is_paused(second)
     scene.wait(39.0)
@@ -322,8 +323,8 @@ def test_a_context_that_shrinks_lets_a_waiting_session_in() -> None:
 
 
 def test_nobody_loses_a_place_to_growth_that_the_cache_still_holds() -> None:
-    """Where contexts have grown beyond what sessions may have, but not beyond the KV cache itself, and nobody waits,
-    every session goes on where it is; a new one waits.
+    """Where contexts have grown beyond what sessions may have, but not beyond the KV cache itself, every session goes
+    on where it is, also while another one waits.
     """
     scene = GatedScene(kv_chunks=10, parameters=replace(SMALL, fill=0.8))
     one, two = scene.call("ada", "aaaa", "one"), scene.call("bob", "bbbb", "two")
@@ -334,6 +335,29 @@ def test_nobody_loses_a_place_to_growth_that_the_cache_still_holds() -> None:
     assert [scene.worker_of(call) for call in calls] == [W1, W1]
     assert not any(scene.gate.places.losses.values())
     assert scene.is_paused(scene.call("cyd", "c", "three"))
+    for call in calls:
+        scene.answer(call, "aaaaa" if call == calls[0] else "bbbbb")
+    assert not any(scene.gate.places.losses.values())
+
+
+def test_a_worker_without_work_serves_a_session_that_waits() -> None:
+    """Where a worker has nothing to do, a session that has been idle for as long as it takes to compute its context
+    and another one gives its place to one that waits; as long as a call is computed there, it does not.
+    """
+    scene = GatedScene(kv_chunks=10)
+    one, other = scene.call("ada", "aaaaa", "one"), scene.call("ada", "bbb", "two")
+    scene.answer(one, "aaaaa")
+    waits = scene.call("bob", "cccccc", "three")
+    scene.wait(1.0)
+    assert scene.is_paused(waits)
+    scene.answer(other, "bbb")
+    assert scene.worker_of(waits) == W1
+    assert scene.gate.places.losses[Loss.UNUSED] == 1
+    returns = scene.call("ada", "aaaaa", "one")
+    scene.answer(waits, "cccccc")
+    assert scene.is_paused(returns)
+    scene.wait(1.0)
+    assert scene.worker_of(returns) == W1
 
 
 def test_new_labels_cost_bounded_memory() -> None:
