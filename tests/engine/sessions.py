@@ -3,7 +3,8 @@
 Recorded sessions (`claude_code_sessions.jsonl`, public: kv-cache-tester), every third of the file, on which nothing
 was tuned, run in a closed loop against a router with `--sessions both` and one without. These take turns in front of
 the same two engines, whose KV caches hold half of the tokens of all open contexts. To fit the engines' 8,192
-positions, all lengths are divided by LENGTHS, and all pauses by PAUSES, about as many times shorter as an engine for
+positions, all lengths are divided by LENGTHS, the KV cache of 400,000 tokens of `experiment sessions` among them, and
+all pauses by PAUSES, about as many times shorter as an engine for
 CPU takes for these prompts beside a GPU for the recorded ones; the gate's own settings are divided alike. The text of
 an answer is unknown to the client, so a later prompt has other tokens in its place, as many.
 
@@ -15,7 +16,7 @@ mean time to first token, with the gate, without it, and their ratio in each tur
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Final, NamedTuple
@@ -31,16 +32,11 @@ from .wire import WORKER_KEY
 
 LENGTHS: Final = 16
 PAUSES: Final = 12
-KV_BLOCKS: Final = 400
+KV_BLOCKS: Final = 400_000 // LENGTHS // BLOCK_TOKENS
 """Of each engine, in blocks of vLLM."""
-KV_TOKENS: Final = KV_BLOCKS * BLOCK_TOKENS
 LONGEST: Final = 120_000
 """Most tokens of a recorded prompt."""
 VOCABULARY: Final = 4000
-FLAGS: Final[Mapping[str, Sequence[str]]] = {
-    "vllm": ("--max-num-seqs=8", f"--num-gpu-blocks-override={KV_BLOCKS + 1}"),
-    "sglang": ("--max-running-requests=8", f"--max-total-tokens={KV_TOKENS}"),
-}
 USUAL: Final = {"idle": 40.0, "idle-after-turn": 5.0}
 """Defaults of the gate in seconds, and the next ones in tokens."""
 USUAL_TOKENS: Final = {"growth": 2000, "grace": 4000}
@@ -66,6 +62,13 @@ class Shown(NamedTuple):
         return Shown(*(one / another for one, another in zip(self, other, strict=True)))
 
 
+def engine_flags(dialect: str, kv_blocks: int) -> Sequence[str]:
+    """Return what gives an engine a KV cache of this size."""
+    if dialect == "sglang":
+        return "--max-running-requests=8", f"--max-total-tokens={kv_blocks * BLOCK_TOKENS}"
+    return "--max-num-seqs=8", f"--num-gpu-blocks-override={kv_blocks + 1}"
+
+
 def shortened(session: Recorded) -> Recorded:
     """Return a session with shorter prompts, answers and pauses."""
     turns = [
@@ -81,13 +84,13 @@ def shortened(session: Recorded) -> Recorded:
     return Recorded(session.tools // LENGTHS, session.system // LENGTHS, tuple(turns))
 
 
-def workload(trace: Path, load: float) -> Sessions:
-    """Return the sessions. `load`: tokens of all open contexts over all KV cache."""
+def workload(trace: Path, working_set: int) -> Sessions:
+    """Return the sessions. `working_set`: tokens of all open contexts."""
     play = SessionPlay(
         client_count=4,
         longest=LONGEST // LENGTHS,
         patience=30.0 / PAUSES,
-        working_set=round(load * 2 * KV_TOKENS),
+        working_set=working_set,
         light=2,
         part="aside",
     )
@@ -118,13 +121,14 @@ def measure(pair: Sequence[Engine], folder: Path, given: argparse.Namespace) -> 
     """Measure and print the table."""
     routers = (Router("without gate", pair, (), folder / "without"), Router("gate", pair, GATED, folder / "gate"))
     shown: list[list[Shown]] = [[], []]
+    working_set = round(given.load * len(pair) * given.kv_blocks * BLOCK_TOKENS)
     print(f"{'':24}{'calls/s':>12}{'hit rate':>12}{'TTFT, s':>12}")
     with running_routers(routers):
         for seed in range(given.turns):
             for router, each in zip(routers, shown, strict=True):
                 load = LiveLoad(
                     router.url,
-                    workload(given.trace, given.load),
+                    workload(given.trace, working_set),
                     given.seconds,
                     given.warmup,
                     seed,
@@ -147,9 +151,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=80.0, help="of a turn (default: 80)")
     parser.add_argument("--warmup", type=float, default=20.0, help="of these, not measured (default: 20)")
     parser.add_argument("--load", type=float, default=2.0, help="open contexts over all KV cache (default: 2)")
+    parser.add_argument("--kv-blocks", type=int, default=KV_BLOCKS, help=f"of each engine (default: {KV_BLOCKS})")
     given = parser.parse_args()
     assert is_complete(), "there is no engine environment; `make test-engine` makes it"
-    model, flags = make_model(), FLAGS[given.engine]
+    model, flags = make_model(), engine_flags(given.engine, given.kv_blocks)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         pair = [ENGINES[given.engine](name, model, folder / name, flags) for name in ("first", "second")]

@@ -13,12 +13,15 @@ what it will grow by in one worker's KV cache, and holds back the calls of those
   Large Language Models", Algorithm 2). A session that fits may pass one that does not, `PATIENCE` times; then room is
   kept for that one, at the worker with most of it.
 - *Losing a place.* Only between calls, and only if somebody waits: after an idle limit to anyone, the longest idle
-  first; or, once its turn is spent or its worker has more reserved than it may, to a client with less service. A turn
-  is `turn` times the cost of its context, and begins when its first prefill is over: a session that has just been
-  computed again is used before it is evicted again.
-- *Overfull.* A worker may have more reserved than it may, because contexts grow, or because sessions got their places
-  while the gate was open. Once all that is hot exceeds the whole KV cache, a next call there counts as one that waits:
-  either others lose their places, or it does. Until then the contexts still fit, and nobody need be computed again.
+  first; or, once its turn is spent or its worker is overfull, to a client with less service. A turn is `turn` times the
+  cost of its context, and begins when its first prefill is over: a session that has just been computed again is used
+  before it is evicted again.
+- *Unused.* Where a worker has nothing to do, the idle limit is what it takes to compute the session's context and one
+  as large: places save computing, and there is no use in saving what nobody asks for.
+- *Overfull.* A worker may have more reserved than its KV cache holds, because contexts grow beyond `fill`, or because
+  sessions got their places while the gate was open. Once all that is hot exceeds the whole KV cache of the fleet, a
+  next call there counts as one that waits: either others lose their places, or it does. Until then the contexts still
+  fit, and nobody need be computed again.
 
 Calls below `grace` tokens, and those of no session, are not held back and reserve nothing. Where the KV capacity of a
 worker is not known, the gate of its models is open.
