@@ -91,6 +91,9 @@ class RequestState:
     """The workers that returned the request, except those that had no room."""
     tries: int = 0
     """How many of these had accepted the request: a failed connection attempt costs nothing and is not counted."""
+    kept_in_vain: WorkerId | None = None
+    """The prefill worker whose prompt a decode worker had when it answered an error: it may have been gone. The next
+    prefill is at another worker if one has room."""
     suspects: tuple[WorkerId, ...] = ()
     """Those of the failed workers that are to blame if another worker completes the request."""
 

@@ -503,7 +503,8 @@ class Scheduler:
                 if self._may_begin(worker, decoders) and self._view.admits(worker, request, state.resumed_output)
             ]:
                 self._retry_queue.remove(state)
-                worker = self.policy.resend(request, with_room, now)
+                others = [worker for worker in with_room if worker != state.kept_in_vain]
+                worker = self.policy.resend(request, others or with_room, now)
                 self._send(state, Choice(request, worker, "tried again"), now)
 
     def _dispatch_handoffs(self, now: float) -> None:
@@ -607,6 +608,8 @@ class Scheduler:
         if (ended := self._end_attempt(event, now)) is None:
             return
         state, worker = ended
+        if state.handoff is not None and event.fault is Fault.ERROR:
+            state.kept_in_vain = state.handoff.worker
         state.handoff = None
         self._open(state, now, begun=state.resumed_output > 0)
         may_retry = self._retry_queue.add(state, event, worker, now, in_use=self.cluster.in_use(worker))

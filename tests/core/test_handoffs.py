@@ -281,6 +281,24 @@ def test_what_a_decode_worker_returns_is_prefilled_again() -> None:
     assert scene.charged("ada") == charged + 2 * 5
 
 
+@pytest.mark.parametrize(
+    ("fault", "prefill", "second"),
+    [(Fault.ERROR, ("p1", "p2"), "p2"), (Fault.BROKEN, ("p1", "p2"), "p1"), (Fault.ERROR, ("p1",), "p1")],
+)
+def test_a_prompt_that_a_decode_worker_may_not_have_found_is_prefilled_elsewhere(
+    fault: Fault, prefill: tuple[str, ...], second: str
+) -> None:
+    """A decode worker's error may mean that the prefill worker died with the prompt. So the next prefill is elsewhere,
+    if it can be, though the prefix is there; after a broken connection it is where the prefix is.
+    """
+    scene = pair(prefill=prefill, decode=("d1", "d2"))
+    request = scene.arrive("ada", "document")
+    assert at(scene, request) == ("p1", Leg.PREFILL)
+    scene.prefill(request)
+    give_back(scene, request, fault)
+    assert at(scene, request) == (second, Leg.PREFILL)
+
+
 def test_a_hand_off_that_its_front_found_too_old_is_prefilled_again() -> None:
     """Nobody is blamed, and nothing is charged."""
     scene = pair()
