@@ -120,8 +120,10 @@ class PrefillLeg(Leg):
         """Send the KV. If the call is aborted meanwhile, its answer is as if it had been sent."""
         connector = self._connector
         for choice, room, rank in zip(choices, self._where.of(len(choices)), mailbox.ranks, strict=True):
+            if choice.finish == "abort":
+                continue
             sent = connector.clock.work(connector.times.of(len(choice.prompt)))
-            if choice.finish == "abort" or not await unless_interrupted(sent, mailbox, connector.clock, float("inf")):
+            if not await unless_interrupted(sent, mailbox, connector.clock, float("inf")):
                 continue
             offer = Offer(fingerprint(choice.prompt), rank, choice.cached_tokens, len(choice.prompt))
             connector.meetings.at(str(room.number)).make(offer)
