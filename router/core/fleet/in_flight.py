@@ -186,6 +186,21 @@ class InFlight:
 class InFlightTable:
     """The requests of one worker, in the order of their dispatch, and sums over them."""
 
+    __slots__ = (
+        "_dispatches",
+        "_placeless",
+        "_start_guesses",
+        "context_tokens",
+        "guessed",
+        "head_since",
+        "kv_forecast",
+        "kv_tokens",
+        "requests",
+        "seen_answers",
+        "unstarted_tokens",
+        "waiting",
+    )
+
     def __init__(self) -> None:
         self.requests: dict[InFlight, None] = {}
         self.unstarted_tokens = 0

@@ -3,13 +3,16 @@
 A queue keeps each client in one sorted list per priority class, at a *place* no later than that of its first request.
 Whoever reads a list corrects what is out of date as far as it reads: so the removal of a first request costs nothing
 more, and a client's new priority class visits only the queues that found it missing from that class.
+
+The first requests of all clients of a class are merged from these lists, some more than are asked for, and kept: most
+often the next choice finds one of them gone, and nothing else changed.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
 from sys import maxsize
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from router.core.model.request import ClientId
 from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
@@ -18,6 +21,10 @@ from router.core.policies.dlpm.longest_match import SidelinedClients
 
 Arrived = tuple[int, PooledRequest]
 """A request and its arrival, which is unique."""
+AHEAD: Final = 4
+"""If the kept requests of a class are used up, this many times as many are merged as are asked for."""
+FEW_CHANGES: Final = 16
+"""Up to this many new priority classes are taken in one by one; after more, the requests of a class are merged anew."""
 
 
 class WaitingClients(Protocol):
@@ -53,18 +60,85 @@ class ClientArrivals:
         """By priority class, its place in that list; None if it is missing there."""
 
 
+class PriorityChanges:
+    """The clients whose priority class has changed, the latest last."""
+
+    __slots__ = ("_latest", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How often any client's class has changed."""
+        self._latest: list[ClientId] = []
+
+    def add(self, client: ClientId) -> None:
+        """Note that a client's class has changed."""
+        self.count += 1
+        self._latest.append(client)
+        if len(self._latest) > 2 * FEW_CHANGES:
+            del self._latest[:FEW_CHANGES]
+
+    def since(self, count: int) -> Sequence[ClientId] | None:
+        """Return the clients whose class has changed since there were `count` changes; None if these are many."""
+        missed = self.count - count
+        return None if missed > FEW_CHANGES else self._latest[len(self._latest) - missed :]
+
+
+class FirstArrived:
+    """The requests of a priority class in a queue that arrived first, over all its clients."""
+
+    __slots__ = ("changes", "requests", "until")
+
+    def __init__(self, requests: list[Arrived], until: int, changes: int) -> None:
+        self.requests = requests
+        """In order of arrival."""
+        self.until = until
+        """All requests of the class that arrived up to here are among them, as far as classes have not changed."""
+        self.changes = changes
+        """How many changes of priority classes are taken in."""
+
+    def add(self, waiting: PooledRequest, *, of_class: bool) -> None:
+        """Take in that a request entered the queue."""
+        requests, arrival = self.requests, waiting.arrival
+        if arrival <= self.until:
+            if not requests or arrival > requests[-1][0]:
+                self.until = arrival - 1
+            elif of_class:
+                insort(requests, (arrival, waiting))
+
+    def remove(self, arrival: int) -> None:
+        """Take in that a request left the queue."""
+        requests = self.requests
+        place = bisect_left(requests, (arrival,))
+        if place < len(requests) and requests[place][0] == arrival:
+            del requests[place]
+
+    def exchange(self, client: ClientId, own: Sequence[Arrived], most: int) -> None:
+        """Take in that of a client's requests these are of the class now, all or none. `most`: how many are kept."""
+        requests = [each for each in self.requests if each[1].request.client != client]
+        if own:
+            requests += own[: bisect_left(own, (self.until + 1,))]
+            requests.sort()
+            if len(requests) > most:
+                self.until = requests[most - 1][0]
+                del requests[most:]
+        self.requests = requests
+
+
 class ArrivalQueue:
     """The requests that are at home at one worker, or of one route that may go to any."""
 
-    def __init__(self, eligibility: WaitingClients, sidelined: SidelinedClients) -> None:
-        """`eligibility` knows the priority class and the last turn of each waiting client. `sidelined`: shared by the
-        queues that learn together of new priority classes.
+    def __init__(self, eligibility: WaitingClients, sidelined: SidelinedClients, changes: PriorityChanges) -> None:
+        """`eligibility` knows the priority class and the last turn of each waiting client. `sidelined` and `changes`:
+        shared by the queues that learn together of new priority classes.
         """
         self._eligibility = eligibility
         self._sidelined = sidelined
+        self._changes = changes
         self._clients: dict[ClientId, ClientArrivals] = {}
         self._places: tuple[list[ClientPlace], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
         self._numbers = 0
+        self._first: dict[int, FirstArrived] = {}
+        """By priority class, as far as they were asked for."""
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -72,6 +146,8 @@ class ArrivalQueue:
     def add(self, waiting: PooledRequest) -> None:
         """Add a request."""
         client = waiting.request.client
+        for priority_class, first in self._first.items():
+            first.add(waiting, of_class=self._eligibility.waiting_priority_class(client) == priority_class)
         arrivals = self._clients.get(client)
         if arrivals is None:
             self._numbers += 1
@@ -93,9 +169,14 @@ class ArrivalQueue:
 
     def remove(self, waiting: PooledRequest) -> None:
         """Remove a request."""
+        for first in self._first.values():
+            first.remove(waiting.arrival)
         arrivals = self._clients[waiting.request.client]
         requests = arrivals.requests
-        del requests[bisect_left(requests, (waiting.arrival,))]
+        if requests[0][1] is waiting:  # most often, and its neighbours need not be looked at
+            del requests[0]
+        else:
+            del requests[bisect_left(requests, (waiting.arrival,))]
         if not requests:
             del self._clients[arrivals.client]
             for priority_class, place in enumerate(arrivals.places):
@@ -145,6 +226,40 @@ class ArrivalQueue:
         arrivals = self._clients.get(client)
         return () if arrivals is None else arrivals.requests
 
+    def first_requests(self, priority_class: int, count: int, before: int) -> list[Arrived]:
+        """Return the first `count` requests of a class in which clients do not take turns, in order of arrival, as far
+        as they arrived before `before`.
+        """
+        if before < maxsize:  # most often there are none
+            places = self._places[priority_class]
+            if not places or places[0].key >= before:
+                return []
+            return _first_arrived(self.clients(priority_class), count, before)
+        first = self._first.get(priority_class)
+        if first is None or not self._take_changes(first, priority_class, count):
+            return self._merge(priority_class, count).requests[:count]
+        if len(first.requests) < count and first.until < maxsize:
+            return self._merge(priority_class, AHEAD * count).requests[:count]
+        return first.requests[:count]
+
+    def _merge(self, priority_class: int, count: int) -> FirstArrived:
+        """Find the first `count` requests of a class anew."""
+        requests = _first_arrived(self.clients(priority_class), count, maxsize)
+        until = maxsize if len(requests) < count else requests[-1][0]
+        first = self._first[priority_class] = FirstArrived(requests, until, self._changes.count)
+        return first
+
+    def _take_changes(self, first: FirstArrived, priority_class: int, count: int) -> bool:
+        """Bring the first requests of a class up to date, if few clients have another class now."""
+        if first.changes != self._changes.count:
+            if (changed := self._changes.since(first.changes)) is None:
+                return False
+            for client in dict.fromkeys(changed):
+                of_class = self._eligibility.waiting_priority_class(client) == priority_class
+                first.exchange(client, self.of(client) if of_class else (), AHEAD * count)
+            first.changes = self._changes.count
+        return True
+
 
 def oldest(
     queues: Sequence[ArrivalQueue], priority_class: int, count: int, eligibility: WaitingClients
@@ -162,7 +277,7 @@ def oldest(
     else:
         found, before = [], maxsize
         for queue in queues:
-            found.append(_first_arrived(queue.clients(priority_class), count, before))
+            found.append(queue.first_requests(priority_class, count, before))
             if len(found[-1]) == count:
                 before = found[-1][-1][0]
     found = [each for each in found if each]

@@ -39,23 +39,31 @@ def largest_score(candidates: Sequence[tuple[int, int, T]], score: FScore) -> tu
     """Return the candidate with the largest F, of equals the first to arrive. There is at least one.
 
     `candidates`: the weight, the arrival and anything else of each, in order of weight and arrival. F rises up to the
-    kink and falls beyond, so only the nearest on both sides are scored, and those that score as much.
+    kink and falls beyond, so only the nearest on both sides are scored, and those that score as much; of equal weights
+    only the first.
     """
-    beyond = bisect_right(candidates, score.kink, key=_weight)
+    beyond = bisect_left(candidates, (score.kink, inf))
     best, best_value = candidates[0], -inf
-    for side in (range(beyond - 1, -1, -1), range(beyond, len(candidates))):
-        for place in side:
-            candidate = candidates[place]
-            value = score(candidate[0])
-            if value < best_value:
-                break
-            if value > best_value or candidate[1] < best[1]:
-                best, best_value = candidate, value
+    after = beyond
+    while after:
+        first = bisect_left(candidates, (candidates[after - 1][0],), 0, after)
+        candidate = candidates[first]
+        value = score(candidate[0])
+        if value < best_value:
+            break
+        if value > best_value or candidate[1] < best[1]:
+            best, best_value = candidate, value
+        after = first
+    first = beyond
+    while first < len(candidates):
+        candidate = candidates[first]
+        value = score(candidate[0])
+        if value < best_value:
+            break
+        if value > best_value or candidate[1] < best[1]:
+            best, best_value = candidate, value
+        first = bisect_left(candidates, (candidate[0], inf), first)
     return best
-
-
-def _weight(candidate: tuple[int, int, T]) -> int:
-    return candidate[0]
 
 
 class HorizonScore:

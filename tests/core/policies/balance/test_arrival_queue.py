@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.core.cache.held_chunks import HeldChunks
 from router.core.model.request import ClientId, Request, RequestId
-from router.core.policies.balance.arrival_queue import ArrivalQueue, oldest
+from router.core.policies.balance.arrival_queue import ArrivalQueue, PriorityChanges, oldest
 from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH_AND_SPARSE, ROUND_ROBIN_CLASSES
 from router.core.policies.dlpm.home_pool import PooledRequest
 from router.core.policies.dlpm.longest_match import SidelinedClients
@@ -49,7 +49,8 @@ class Waiting:
     def __init__(self) -> None:
         self.clients = Clients()
         self._sidelined = SidelinedClients()
-        self._queues = [ArrivalQueue(self.clients, self._sidelined) for _ in range(2)]
+        self._changes = PriorityChanges()
+        self._queues = [ArrivalQueue(self.clients, self._sidelined, self._changes) for _ in range(2)]
         self._requests: dict[int, tuple[PooledRequest, set[int]]] = {}
         self._arrivals = 0
 
@@ -79,6 +80,7 @@ class Waiting:
     def set_class(self, client: ClientId, priority_class: int | None) -> None:
         """Change a client's priority class."""
         self.clients.classes[client] = priority_class
+        self._changes.add(client)
         self._sidelined.update_priority(client, priority_class)
 
     def oldest(self, places: Places, priority_class: int, count: int) -> list[int]:
@@ -135,3 +137,31 @@ def test_a_request_that_enters_late_comes_where_its_arrival_puts_it() -> None:
     assert waiting.oldest((1,), ELIGIBLE, 3) == [2, 3]
     waiting.enter_late(0)
     assert waiting.oldest((1,), ELIGIBLE, 3) == [1, 2, 3]
+
+
+def test_a_client_is_not_forgotten_among_many_whose_class_changes() -> None:
+    """A class that a client left before many other changes is not its class any more."""
+    waiting = Waiting()
+    for client in CLIENTS:
+        waiting.enter(client, (0,))
+    assert waiting.oldest((0,), ELIGIBLE, 3) == [1, 2, 3]
+    waiting.set_class(CLIENTS[0], None)
+    for _ in range(100):
+        waiting.set_class(CLIENTS[1], ELIGIBLE)
+    assert waiting.oldest((0,), ELIGIBLE, 3) == [2, 3]
+
+
+def test_a_client_with_many_old_requests_enters_a_class() -> None:
+    """More of them than are kept come before what was found, and all of them are found one after the other."""
+    waiting = Waiting()
+    waiting.set_class(CLIENTS[0], None)
+    for client in [CLIENTS[0]] * 9 + [CLIENTS[1]] * 2:
+        waiting.enter(client, (0,))
+    assert waiting.oldest((0,), ELIGIBLE, 1) == [10]
+    waiting.leave(9)
+    assert waiting.oldest((0,), ELIGIBLE, 1) == [11]
+    waiting.set_class(CLIENTS[0], ELIGIBLE)
+    for arrival in range(1, 10):
+        assert waiting.oldest((0,), ELIGIBLE, 1) == [arrival]
+        waiting.leave(0)
+    assert waiting.oldest((0,), ELIGIBLE, 1) == [11]
