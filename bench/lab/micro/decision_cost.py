@@ -8,7 +8,7 @@ holds as much.
 With agent sessions, the cost with the gate before the policy is compared with that without it (`session_cost`).
 
 For policies that balance ranks which step together, the cost of the policy's choice alone is measured, too, each time
-after all running requests have made progress.
+after all running requests have made progress, beside that of the whole arrival and dispatch.
 """
 
 import argparse
@@ -136,16 +136,17 @@ class Fleet:
         self._timed = TimedPolicy(POLICIES[self._setting.policy](context))
         return cast("Policy", self._timed)
 
-    def choices(self, count: int) -> float:
+    def choices(self, count: int) -> tuple[float, float]:
         """Run `count` turns, before each of which every running request gains a token; return the median CPU
-        microseconds of a choice.
+        microseconds of a choice, and of a turn.
         """
         self._timed.nanoseconds.clear()
+        turns = []
         for _ in range(count):
             self._output += 1
             self._handle(Progressed(dict.fromkeys(self._running, self._output)))
-            self.turns(1)
-        return median(self._timed.nanoseconds) / 1000
+            turns.append(self.turns(1))
+        return median(self._timed.nanoseconds) / 1000, median(turns) / 1000
 
     def turns(self, count: int) -> int:
         """Run `count` arrivals and dispatches and return the CPU nanoseconds that they took."""
@@ -322,12 +323,14 @@ def run(options: argparse.Namespace) -> None:
         print(f"{policy:24}{without:11.0f} us{gate:11.0f} us{ratio:8.2f}{paused:8}")
     if options.balance:
         print(f"\nCPU time of one choice before {RANKS} ranks in step, {RANK_PLACES} requests each")
-        print(f"{'policy':24}{'clients':>8}" + "".join(f"{f'{waiting:,} wait':>14}" for waiting in POOLS))
+        columns = [*(f"{waiting:,} wait" for waiting in POOLS), "whole turn"]
+        print(f"{'policy':24}{'clients':>8}" + "".join(f"{each:>14}" for each in columns))
     for policy in options.balance:
         for clients in options.clients:
             groups = [Fleet(balancing(policy, waiting, clients)) for waiting in POOLS]
             choices = [[group.choices(options.turns // 3) for group in groups] for _ in range(options.rounds)]
-            medians = [median(column) for column in zip(*choices, strict=True)]
+            medians = [median(each for each, _ in column) for column in zip(*choices, strict=True)]
+            medians.append(median(turn for *_, (_, turn) in choices))
             print(f"{policy:24}{clients:8}" + "".join(f"{each:11.0f} us" for each in medians))
     print(f"\nCPU time of progress reports per second, {STREAMS} streams of {TOKENS_PER_SECOND} tokens/s, 10 clients")
     print(f"{'policy':24}" + "".join(f"{f'every {seconds} s':>14}" for seconds in options.report_seconds))
