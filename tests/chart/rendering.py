@@ -66,6 +66,7 @@ CHOICES: Final[Mapping[str, Mapping[str, Values]]] = {
                 "lease": "kubernetes",
                 "url": "valkey://store:6379/llm",
                 "existingSecret": "cluster",
+                "tls": {"existingSecret": "replicas"},
             }
         },
     },

@@ -254,6 +254,26 @@ def test_a_cluster_may_have_its_url_in_a_secret_and_needs_a_secret(tmp_path: Pat
     assert "cluster.existingSecret is missing" in refused.value.stderr
 
 
+def test_replicas_of_a_cluster_may_encrypt_what_they_tell_each_other(tmp_path: Path) -> None:
+    """The router reads certificate, key and authority where the Secret is mounted, and without one reads none."""
+    chosen = {"enabled": True, "url": "valkey://store:6379/llm", "existingSecret": "cluster"}
+    for tls in ({}, {"tls": {"existingSecret": "replicas"}}):
+        objects = render(tmp_path, {"cluster": {**chosen, **tls}})
+        settings = yaml.safe_load(of_kind(objects, "ConfigMap")["data"]["router.yaml"])
+        pod = of_kind(objects, "Deployment")["spec"]["template"]["spec"]
+        volumes = {one["name"]: one for one in pod["volumes"]}
+        mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+        files = {name: path for name, path in settings.items() if name.startswith("cluster_tls_")}
+        if not tls:
+            assert not files
+            assert "cluster-tls" not in {*volumes, *mounts}
+            continue
+        assert volumes["cluster-tls"]["secret"] == {"secretName": "replicas"}
+        folder = mounts["cluster-tls"]
+        members = {"cert": "tls.crt", "key": "tls.key", "ca": "ca.crt"}
+        assert files == {f"cluster_tls_{kind}": f"{folder}/{member}" for kind, member in members.items()}
+
+
 def test_a_cluster_whose_lease_is_in_kubernetes_may_write_one_and_no_other_may(tmp_path: Path) -> None:
     """The store's URL, in the configuration or in a Secret, is that of the state alone then."""
     chosen = {"enabled": True, "existingSecret": "cluster", "lease": "kubernetes"}

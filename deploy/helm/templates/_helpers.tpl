@@ -46,6 +46,11 @@ d2lpm-router: {{ include "d2lpm.fullname" . }}
 {{- $setting := ternary "cluster_store" "cluster" (eq .lease "kubernetes") }}
 {{- with .url }}{{ $_ := set $config $setting . }}{{ end }}
 {{- $_ := set $config "cluster_secret_file" "/etc/d2lpm/cluster/cluster-secret" }}
+{{- if .tls.existingSecret }}
+{{- $_ := set $config "cluster_tls_cert" "/etc/d2lpm/cluster-tls/tls.crt" }}
+{{- $_ := set $config "cluster_tls_key" "/etc/d2lpm/cluster-tls/tls.key" }}
+{{- $_ := set $config "cluster_tls_ca" "/etc/d2lpm/cluster-tls/ca.crt" }}
+{{- end }}
 {{- $_ := set $config "drain_delay" 5 }}
 {{- end }}
 {{- end }}
