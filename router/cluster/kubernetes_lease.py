@@ -18,22 +18,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import ceil
 from typing import Annotated, Final, Self
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
-from router.cluster.lease import LeaderRecord, Renewal, StoreView
+from router.cluster.lease import START_SECONDS, LeaderRecord, Renewal, StoreView
 from router.cluster.store import ClusterStore, StoreUnreachable
 from router.upstream.discovery.kubernetes import KubernetesApi, WatchEvent
 
 log = logging.getLogger(__name__)
 
 API: Final = "coordination.k8s.io/v1"
-LEASE_SECONDS: Final = 3
-"""Seconds without a change after which the lease has ended; the API takes whole seconds."""
-START_SECONDS: Final = 10
-"""The same until a new leader serves: before, it renews nothing."""
+MORE_SECONDS: Final = 1
+"""Seconds that a lease lasts longer than is asked for, as it is renewed more rarely. The API takes whole seconds."""
 RENEW_SECONDS: Final = 1.0
 """Seconds between two renewals: a write each."""
 ANSWER_SECONDS: Final = 1.0
@@ -181,8 +180,11 @@ class KubernetesLease:
             raise
         return record
 
-    async def renew(self, record: LeaderRecord) -> Renewal:
-        """Hold the lease for longer. Raises nothing. A store that does not answer counts as one that has the lease."""
+    async def renew(self, record: LeaderRecord, seconds: float) -> Renewal:
+        """Hold the lease for so many seconds more, and one. Raises nothing.
+
+        A store that does not answer counts as one that has the lease.
+        """
         try:
             for _ in range(CONFLICTS):
                 lease = self._seen.lease
@@ -190,7 +192,7 @@ class KubernetesLease:
                     return Renewal.SUPERSEDED
                 if self._failure is None and lease is not None and self._clock() < self._renewed_at + RENEW_SECONDS:
                     return Renewal.UNREACHABLE if self._store_failing else Renewal.KEPT
-                if await self._write(_held(lease, self._new, record)):
+                if await self._write(_held(lease, self._new, record, ceil(seconds) + MORE_SECONDS)):
                     self._renewed_at = self._clock()
                     if self._claim is None or self._claim.done():
                         self._claim = asyncio.create_task(self._claim_again(record))
@@ -311,13 +313,13 @@ def _taken(lease: Lease | None, new: Lease, record: LeaderRecord) -> Lease:
     """Return the Lease of a new leader."""
     transitions = 0 if lease is None else (lease.spec.transitions or 0) + 1
     fields = {"acquireTime": _now(), "leaseTransitions": transitions}
-    return _with(_annotated(lease or new, _notes(record)), **fields, **_holding(record, START_SECONDS))
+    return _with(_annotated(lease or new, _notes(record)), **fields, **_holding(record, round(START_SECONDS)))
 
 
-def _held(lease: Lease | None, new: Lease, record: LeaderRecord) -> Lease:
-    """Return the Lease of a leader that holds it for longer, or has lost it with the data of the API."""
+def _held(lease: Lease | None, new: Lease, record: LeaderRecord, seconds: int) -> Lease:
+    """Return the Lease of a leader that holds it for so many seconds more, or has lost it with the data of the API."""
     fields: dict[str, object] = {} if lease is not None else {"acquireTime": _now(), "leaseTransitions": 0}
-    return _with(_annotated(lease or new, _notes(record)), **fields, **_holding(record, LEASE_SECONDS))
+    return _with(_annotated(lease or new, _notes(record)), **fields, **_holding(record, seconds))
 
 
 def _holding(record: LeaderRecord, seconds: int) -> Mapping[str, object]:

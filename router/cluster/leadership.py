@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Final, Self
 
 from router.channel.socket import ChannelServer
-from router.cluster.lease import RENEW_SECONDS, LeaderRecord, LeaseStore, Tenure
+from router.cluster.lease import LEASE_SECONDS, RENEW_SECONDS, START_SECONDS, LeaderRecord, LeaseStore, Tenure
 from router.cluster.report import ClusterReport
 from router.cluster.state_in_store import StateInStore
 from router.cluster.store import StoreUnreachable
@@ -19,6 +19,10 @@ log = logging.getLogger(__name__)
 LEAVE_SECONDS: Final = 2.0
 """Seconds that fronts have to hear of another leader, before the one that they obey ends."""
 LOOK_SECONDS: Final = 0.02
+START_RENEW_SECONDS: Final = START_SECONDS / 4
+"""Seconds between two renewals before a run serves."""
+START_RENEWALS: Final = 24
+"""Renewals at most before a run serves: those of a minute."""
 
 
 class Leadership(PeriodicTask):
@@ -31,9 +35,15 @@ class Leadership(PeriodicTask):
         self._channel = channel
         self.on_end: Callable[[], None] = lambda: None
         """Ends this run."""
+        self.on_serving: Callable[[], None] = lambda: None
+        """Called once this run serves, and renews the lease by itself."""
         self._tenure = Tenure(record)
         self._state: StateInStore | None = None
         self._waiting: Sequence[str] = ()
+        self._seconds = LEASE_SECONDS
+        """What the last renewal held the lease for."""
+        self._looking: asyncio.Task[None] | None = None
+        """The last look at who waits; None before the first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._retiring = False
         self._serving = asyncio.Event()
@@ -46,6 +56,7 @@ class Leadership(PeriodicTask):
     async def __aenter__(self) -> Self:
         """Renew the lease at once."""
         self._serving.set()
+        self.on_serving()
         await self._run_once()
         return await super().__aenter__()
 
@@ -127,15 +138,23 @@ class Leadership(PeriodicTask):
     async def _run_once(self) -> None:
         was_unreachable = self._tenure.unreachable
         if self._tenure.renews(time.monotonic()):
-            self._tenure.answered(await self._store.renew(self._tenure.record))
+            await self._renew(self._tenure.seconds_for(time.monotonic()))
         if self._tenure.unreachable and not was_unreachable:
             log.error("the cluster's store does not answer; this replica goes on to serve its fronts")
         if was_unreachable and not self._tenure.unreachable:
             log.warning("the cluster's store answers again")
         if self._tenure.over:
             self._retire()
-        elif not self._tenure.unreachable:
-            await self._look_who_waits()
+        elif not self._tenure.unreachable and (self._looking is None or self._looking.done()):
+            self._looking = self._start(self._look_who_waits())  # the next renewal does not wait for its answer
+
+    async def _renew(self, seconds: float) -> None:
+        if seconds > self._seconds:
+            log.warning(
+                "the lease lasts %.1f s for now: it is renewed too late, as this machine or the store is busy", seconds
+            )
+        self._seconds = seconds
+        self._tenure.answered(await self._store.renew(self._tenure.record, seconds))
 
     def _retire(self) -> None:
         """Save no more, and end this run once no front obeys it."""
@@ -152,7 +171,30 @@ class Leadership(PeriodicTask):
             await asyncio.sleep(LOOK_SECONDS)
         self.on_end()
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class StartOfTerm(PeriodicTask):
+    """Holds the lease of a run that restores the state, until it serves."""
+
+    def __init__(
+        self, store: LeaseStore, record: LeaderRecord, seconds: float = START_RENEW_SECONDS, most: int = START_RENEWALS
+    ) -> None:
+        """`seconds`: between two renewals; `most`: renewals, so that one that hangs is followed by another run."""
+        super().__init__(seconds)
+        self._store = store
+        self._record = record
+        self._left = most
+
+    def end(self) -> None:
+        """Renew no more: the run serves, or it is to end."""
+        self._left = 0
+
+    async def _run_once(self) -> None:
+        if self._left:
+            self._left -= 1
+            await self._store.renew(self._record, START_SECONDS)

@@ -14,11 +14,17 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 LEASE_SECONDS: Final = 2.0
-"""Seconds after its last renewal in which the lease ends."""
+"""Seconds after its last renewal in which the lease ends, unless renewals come late."""
 START_SECONDS: Final = 10.0
-"""Seconds for which a new leader has the lease at first: until it serves, it renews nothing."""
+"""Seconds for which a new leader has the lease at first, and again and again until it serves."""
 RENEW_SECONDS: Final = 0.5
 """Seconds between two renewals."""
+LATE_SECONDS: Final = 1.0
+"""Seconds after the renewal before from which on a renewal is late: the machine, or the store, is too busy."""
+LONGEST_LEASE_SECONDS: Final = 15.0
+"""Seconds that the lease of a busy leader lasts at most: as long as client-go's usual one."""
+BUSY_SECONDS: Final = 60.0
+"""Seconds for which the lease is longer after a late renewal."""
 POLL_SECONDS: Final = 0.1
 """Seconds between two looks at the lease, by those that wait for it and by fronts."""
 RETURN_SECONDS: Final = 2 * LEASE_SECONDS
@@ -82,8 +88,8 @@ class LeaseStore(Protocol):
     async def acquire(self, wanted: LeaderRecord, floor: int) -> LeaderRecord | None:
         """Take the lease for a start. Returns the record with its epoch, above `floor`; None if another holds it."""
 
-    async def renew(self, record: LeaderRecord) -> "Renewal":
-        """Hold the lease for longer. Raises nothing."""
+    async def renew(self, record: LeaderRecord, seconds: float) -> "Renewal":
+        """Hold the lease for so many seconds more. Raises nothing."""
 
     async def raise_epoch(self, record: LeaderRecord, epoch: int) -> None:
         """Store that there was this epoch, if the holder of this record leads."""
@@ -148,10 +154,29 @@ class Tenure:
     def __init__(self, record: LeaderRecord) -> None:
         self.record: Final = record
         self._released_at: float | None = None
+        self._renews_at: float | None = None
+        """When the last renewal began; None before the first, and after a hand-over."""
+        self._late: tuple[float, float] | None = None
+        """The latest renewal of the last `BUSY_SECONDS`: after how many seconds it came, and when. None without one."""
         self.unreachable = False
         """Whether the store did not answer the last time."""
         self.over = False
         """Whether another leads: this leader only serves the fronts that have not heard of it."""
+
+    def seconds_for(self, now: float) -> float:
+        """Begin a renewal. Returns for how many seconds it is to hold the lease.
+
+        A lease lasts as long as four renewals take. On a machine that renews late it is longer, or else another replica
+        would lead, which costs the busy machine even more. `now`: seconds of a clock that never goes backwards.
+        """
+        before, self._renews_at = self._renews_at, now
+        gap = 0.0 if before is None else now - before
+        if self._late is not None and now - self._late[1] > BUSY_SECONDS:
+            self._late = None
+        if gap > max(LATE_SECONDS, 0.0 if self._late is None else self._late[0]):
+            self._late = gap, now
+        late = 0.0 if self._late is None else self._late[0]
+        return min(LONGEST_LEASE_SECONDS, max(LEASE_SECONDS, late * LEASE_SECONDS / RENEW_SECONDS))
 
     def answered(self, renewal: Renewal) -> None:
         """Take note of what became of a renewal.
@@ -170,7 +195,7 @@ class Tenure:
 
         `now`: seconds of a clock that never goes backwards.
         """
-        self._released_at = now
+        self._released_at, self._renews_at = now, None
 
     def renews(self, now: float) -> bool:
         """Return whether to renew the lease now: not while it is handed over, and not once another leads.

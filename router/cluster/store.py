@@ -18,7 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from router.cluster.lease import LEASE_SECONDS, START_SECONDS, LeaderRecord, Renewal, StoreView
+from router.cluster.lease import START_SECONDS, LeaderRecord, Renewal, StoreView
 
 ANSWER_SECONDS: Final = 1.0
 """Seconds in which the store must answer; it is tried again later. With the time between two renewals, less than the
@@ -179,9 +179,9 @@ class ClusterStore:
         found = await self._run(ACQUIRE, keys, [floor, wanted.replica, wanted.rest, _milliseconds(START_SECONDS)])
         return None if found is None else LeaderRecord.decode(found.decode())
 
-    async def renew(self, record: LeaderRecord) -> Renewal:
-        """Hold the lease for longer. Raises nothing."""
-        given: list[str | int] = [record.encoded(), record.epoch, _milliseconds(LEASE_SECONDS)]
+    async def renew(self, record: LeaderRecord, seconds: float) -> Renewal:
+        """Hold the lease for so many seconds more. Raises nothing."""
+        given: list[str | int] = [record.encoded(), record.epoch, _milliseconds(seconds)]
         try:
             kept = await self._run(RENEW, [self._leader, self._epoch], given)
         except StoreUnreachable:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from router.cluster.kubernetes_lease import EPOCH, LEASE_SECONDS, RECORD, START_SECONDS, KubernetesLease
+from router.cluster.kubernetes_lease import EPOCH, RECORD, KubernetesLease
 from router.cluster.lease import LeaderRecord, Renewal, StoreView
 from router.cluster.store import ClusterStore, StoreUnreachable
 from router.upstream.discovery.kubernetes import KubernetesApi
@@ -17,6 +17,8 @@ from tests.support.lease_api import LeaseApi, lease_api
 from tests.support.running import TIMEOUT_S, until
 
 NAME = "llm"
+LEASE_SECONDS, START_SECONDS = 3, 10
+"""How long a lease lasts by default, and that of a new leader."""
 
 
 class Store:
@@ -129,7 +131,7 @@ async def test_a_renewal_that_another_write_has_crossed_is_made_again(scene: Sce
     """Conflict 3: someone has edited the Lease; its holder holds it all the same, and the edit stays."""
     lease, record = await scene.leader()
     scene.api.before_write = [(NAME, {"strategy": "OldestEmulationVersion"})]
-    assert await lease.renew(record) is Renewal.KEPT
+    assert await lease.renew(record, 2.0) is Renewal.KEPT
     assert (scene.spec["strategy"], scene.spec["leaseDurationSeconds"]) == ("OldestEmulationVersion", LEASE_SECONDS)
 
 
@@ -142,7 +144,7 @@ async def test_a_leader_that_another_has_followed_is_superseded(scene: Scene) ->
     assert second is not None
     assert (second.epoch, scene.spec["leaseTransitions"]) == (2, 1)
     scene.time += LEASE_SECONDS
-    assert await first.renew(record) is Renewal.SUPERSEDED
+    assert await first.renew(record, 2.0) is Renewal.SUPERSEDED
     await first.release(record)
     await first.raise_epoch(record, 9)
     assert scene.spec["holderIdentity"] == "b"
@@ -152,13 +154,13 @@ async def test_a_leader_that_another_has_followed_is_superseded(scene: Scene) ->
 async def test_a_lease_ends_when_it_has_not_changed_for_its_duration(scene: Scene) -> None:
     """Expiry 1: on the clock of the one that looks, and from when it first saw the lease as it is."""
     lease, record = await scene.leader()
-    await lease.renew(record)
+    await lease.renew(record, 2.0)
     scene.time += 100
     late = await scene.replica()
     assert (await late.view()).leader == record
     scene.time += LEASE_SECONDS - 0.1
     assert await late.acquire(wanted("b"), 0) is None
-    assert await lease.renew(record) is Renewal.KEPT
+    assert await lease.renew(record, 2.0) is Renewal.KEPT
     await until(lambda: _seen(late) == scene.api.leases[NAME]["metadata"]["resourceVersion"])
     scene.time += LEASE_SECONDS - 0.1
     assert (await late.view()).leader == record
@@ -177,7 +179,7 @@ async def test_a_new_leader_has_longer_until_it_serves(scene: Scene) -> None:
     other = await scene.replica()
     scene.time += START_SECONDS - 0.1
     assert (await other.view()).leader == record
-    await lease.renew(record)
+    await lease.renew(record, 2.0)
     assert scene.spec["leaseDurationSeconds"] == LEASE_SECONDS
 
 
@@ -218,7 +220,7 @@ async def test_a_leader_that_a_front_knows_better_writes_the_higher_epoch(scene:
     """Then it is superseded itself, and the next one begins above."""
     lease, record = await scene.leader()
     await lease.raise_epoch(record, 7)
-    assert await lease.renew(record) is Renewal.SUPERSEDED
+    assert await lease.renew(record, 2.0) is Renewal.SUPERSEDED
     assert (await lease.view()).epoch == 7
     third = await lease.acquire(wanted("a"), 0)
     assert third is not None
@@ -235,7 +237,7 @@ async def test_a_lease_that_was_deleted_is_written_again_by_its_leader(scene: Sc
     _, usurper = await scene.leader("b")
     assert usurper.epoch == 1
     await shows(lease, StoreView(usurper, 1))
-    assert await lease.renew(record) is Renewal.KEPT
+    assert await lease.renew(record, 2.0) is Renewal.KEPT
     assert (await lease.view()) == StoreView(record, 7)
 
 
@@ -243,13 +245,13 @@ async def test_while_the_api_does_not_answer_the_leader_only_knows_that(scene: S
     """It goes on, and renews once the API answers again; a candidate takes nothing meanwhile."""
     lease, record = await scene.leader()
     scene.api.down = True
-    assert await lease.renew(record) is Renewal.UNREACHABLE
+    assert await lease.renew(record, 2.0) is Renewal.UNREACHABLE
     with pytest.raises(StoreUnreachable, match="503"):
         await lease.view()
     with pytest.raises(StoreUnreachable):
         await lease.acquire(wanted("b"), 0)
     scene.api.down = False
-    assert await lease.renew(record) is Renewal.KEPT
+    assert await lease.renew(record, 2.0) is Renewal.KEPT
     assert (await lease.view()).leader == record
 
 
@@ -313,14 +315,14 @@ async def test_a_leader_tells_a_store_that_was_emptied_its_epoch(scene: Scene) -
     """Without it no save would be accepted. While the store does not answer, the lease is held all the same."""
     lease, record = await scene.leader()
     scene.store.down = True
-    await lease.renew(record)
+    await lease.renew(record, 2.0)
     scene.time += 1.0
     await until(lambda: lease._store_failing)
-    assert await lease.renew(record) is Renewal.UNREACHABLE
+    assert await lease.renew(record, 2.0) is Renewal.UNREACHABLE
     assert scene.spec["leaseDurationSeconds"] == LEASE_SECONDS
     scene.store.down = False
     scene.store.claimed.clear()
     scene.time += 1.0
-    await lease.renew(record)
+    await lease.renew(record, 2.0)
     await until(lambda: scene.store.claimed == [1])
-    assert await lease.renew(record) is Renewal.KEPT
+    assert await lease.renew(record, 2.0) is Renewal.KEPT

@@ -5,7 +5,10 @@ from dataclasses import replace
 import pytest
 
 from router.cluster.lease import (
+    BUSY_SECONDS,
     HAND_OVER_SECONDS,
+    LEASE_SECONDS,
+    LONGEST_LEASE_SECONDS,
     RETURN_SECONDS,
     START_SECONDS,
     Candidacy,
@@ -108,3 +111,21 @@ def test_a_replica_leaves_the_lease_of_a_run_that_died_young(led: float, *, take
     candidacy = Candidacy(held.replica, 1000.0 + led)
     assert candidacy.may_take(StoreView(held, 2), 0.0) is takes
     assert candidacy.may_take(StoreView(None, 2), 1.0)
+
+
+def test_a_lease_lasts_longer_for_a_while_after_a_renewal_that_came_late() -> None:
+    """Four times as long as the latest renewal took to come, fifteen seconds at most, for a minute after it."""
+    tenure = Tenure(record(2))
+    assert [tenure.seconds_for(now) for now in (0.0, 0.5, 1.5)] == [LEASE_SECONDS] * 3
+    assert [tenure.seconds_for(now) for now in (3.5, 4.0, 5.5)] == [8.0] * 3
+    assert tenure.seconds_for(15.5) == LONGEST_LEASE_SECONDS
+    assert {tenure.seconds_for(15.5 + second) for second in range(1, 61)} == {LONGEST_LEASE_SECONDS}
+    assert tenure.seconds_for(16.0 + BUSY_SECONDS) == LEASE_SECONDS
+
+
+def test_the_time_of_a_hand_over_is_no_late_renewal() -> None:
+    """One that nobody has answered leaves the lease as short as before."""
+    tenure = Tenure(record(2))
+    tenure.seconds_for(0.0)
+    tenure.hand_over(0.5)
+    assert tenure.seconds_for(0.5 + HAND_OVER_SECONDS) == LEASE_SECONDS

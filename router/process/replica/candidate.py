@@ -23,7 +23,7 @@ from router.channel.socket import ChannelServer
 from router.cluster.entrance import Entrance, bind
 from router.cluster.handshake import hash_secret, read_secret
 from router.cluster.kubernetes_lease import KubernetesLease
-from router.cluster.leadership import Leadership
+from router.cluster.leadership import Leadership, StartOfTerm
 from router.cluster.lease import POLL_SECONDS, Candidacy, LeaderRecord, LeaseStore
 from router.cluster.state_in_store import StateInStore, is_newer, stored_state
 from router.cluster.store import STATE_SECONDS, ClusterStore, StoreUnreachable, new_record, store_address
@@ -58,6 +58,8 @@ class Term(NamedTuple):
     leases: LeaseStore
     states: ClusterStore
     """The store, with time for the whole state."""
+    start: StartOfTerm
+    """Holds the lease until this leader serves."""
 
 
 def run_candidate(plan: ProcessPlan) -> int:
@@ -78,10 +80,11 @@ async def _run(plan: ProcessPlan, secret: bytes, listener: socket.socket, addres
         record = await _campaign(plan, leases, address)
         if record is None:
             return
-        async with released_in_the_end(leases, record):
+        async with released_in_the_end(leases, record), StartOfTerm(leases, record) as start:
             left = await _state(plan.settings, states)
+            term = Term(record, left, leases, states, start)
             # In a thread, so that the supervisor sees this process alive while a large state is restored.
-            server = await asyncio.to_thread(_build, plan, Term(record, left, leases, states), secret, listener)
+            server = await asyncio.to_thread(_build, plan, term, secret, listener)
             await serve(server, plan.folder)
 
 
@@ -206,7 +209,7 @@ def _build(plan: ProcessPlan, term: Term, secret: bytes, listener: socket.socket
     )
     drain = ReplicaDrain(settings.drain_delay + settings.drain_timeout + 2 * GRACE_SECONDS, channel, leadership)
     server = run.server(channel, state, _takeover(run), drain, _nothing, parts)
-    leadership.on_end = server.end_now
+    leadership.on_end, leadership.on_serving = server.end_now, term.start.end
     return server
 
 

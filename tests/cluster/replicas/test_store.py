@@ -55,10 +55,10 @@ async def test_one_replica_at_a_time_has_the_lease_and_each_epoch_is_higher(stor
 async def test_a_leader_that_was_followed_does_not_get_the_lease_back(store: ClusterStore) -> None:
     """Its renewal says so, and changes nothing."""
     first = await leader(store, "a")
-    assert await store.renew(first) is Renewal.KEPT
+    assert await store.renew(first, 2.0) is Renewal.KEPT
     await store.release(first)
     second = await leader(store, "b")
-    assert await store.renew(first) is Renewal.SUPERSEDED
+    assert await store.renew(first, 2.0) is Renewal.SUPERSEDED
     assert (await store.view()).leader == second
 
 
@@ -66,14 +66,14 @@ async def test_an_empty_store_gets_the_epoch_of_the_leader_back(server: Store, s
     """One that has begun there at 1 meanwhile is followed; after the leader's death, a floor has the same effect."""
     record = await leader(store, "a", floor=6)
     await server.end()
-    assert await store.renew(record) is Renewal.UNREACHABLE
+    assert await store.renew(record, 2.0) is Renewal.UNREACHABLE
     with pytest.raises(StoreUnreachable):
         await store.view()
     await server.start()
     usurper = await leader(store, "b")
     assert usurper.epoch == 1
-    assert await store.renew(record) is Renewal.KEPT
-    assert await store.renew(usurper) is Renewal.SUPERSEDED
+    assert await store.renew(record, 2.0) is Renewal.KEPT
+    assert await store.renew(usurper, 2.0) is Renewal.SUPERSEDED
     assert (await store.view()).leader == record
     assert (await leader(store, "a", floor=9)).epoch == 10
 
@@ -82,7 +82,7 @@ async def test_a_leader_below_what_a_front_has_obeyed_makes_room_for_a_higher_on
     """Only who holds the lease can raise the epoch."""
     low = await leader(store, "a")
     await store.raise_epoch(low, 7)
-    assert await store.renew(low) is Renewal.SUPERSEDED
+    assert await store.renew(low, 2.0) is Renewal.SUPERSEDED
     assert (await leader(store, "a")).epoch == 8
     await store.raise_epoch(low, 70)
     assert (await store.view()).epoch == 8
