@@ -134,13 +134,18 @@ class RetryBudget:
         self._left = float(floor)
         self._most = 10.0 * max(floor, 1)
         self._since = 0.0
+        self._requests = 0
+        """The requests whose shares are in the budget."""
 
-    def add_request(self) -> None:
-        """Add a request's share to the budget."""
-        self._left = min(self._left + self._share, self._most)
-
-    def take(self, now: float) -> bool:
-        """Use one retry. Returns False if none is left."""
+    def take(self, now: float, requests: int) -> bool:
+        """Use one retry. Returns False if none is left. `requests`: all that have come by now, each of which adds its
+        share.
+        """
+        new, self._requests = requests - self._requests, requests
+        if self._share:
+            while new and self._left < self._most:  # added one by one, as rounding may not depend on when this is asked
+                self._left = min(self._left + self._share, self._most)
+                new -= 1
         if self._left < self._floor:
             self._left = min(self._floor, self._left + (now - self._since) * self._floor / BUDGET_SECONDS)
         self._since = now
@@ -158,8 +163,8 @@ class RetryQueue:
         self._tries = rules.tries
         self._time_to_live = time_to_live
         self._budget = RetryBudget(rules.budget, rules.floor)
-        self.count_arrival: Final = self._budget.add_request
-        """Count an arrival of a new request, which raises the retry budget."""
+        self.arrivals = 0
+        """The new requests that have arrived, as the scheduler counts them: they raise the retry budget."""
         self._requests: dict[RequestState, None] = {}
         self.requests: Collection[RequestState] = self._requests.keys()
         """Read-only view."""
@@ -185,7 +190,7 @@ class RetryQueue:
         if not event.accepted:
             return self._tries > 1
         state.tries += 1
-        return state.tries < self._tries and (event.begun or not in_use or self._budget.take(now))
+        return state.tries < self._tries and (event.begun or not in_use or self._budget.take(now, self.arrivals))
 
     def add_lost(self, state: RequestState) -> None:
         """Queue a request that must be prefilled again though no worker has failed it."""

@@ -309,10 +309,10 @@ class Scheduler:
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
             state = self._new_state(request, carried[0] if carried else None, now)
-            if (paid := self._undelivered.take(request, now)) is not None:
+            if request.retry_key is not None and (paid := self._undelivered.take(request, now)) is not None:
                 state.pay(paid)
             self._open(state, now, begun=state.resumed_output > 0)
-            self._retry_queue.count_arrival()
+            self._retry_queue.arrivals += 1
             self._newly_queued = True
             self.policy.enqueue(request, now)
 
@@ -450,8 +450,11 @@ class Scheduler:
 
     def _dispatch(self, choice: Choice, now: float) -> None:
         request = choice.request.id
-        self._newly_queued = self._newly_queued and request in self._queue_limits.waiters
-        self._queue_limits.leave(request, now, served=True)
+        if request in self._queue_limits.waiters:
+            self._queue_limits.leave(request, now, served=True)
+        else:  # it passes through
+            self._newly_queued = False
+            self._queue_limits.count_dispatch(now)
         self._send(self._requests[request], choice, now)
 
     def _send(self, state: RequestState, choice: Choice, now: float) -> None:

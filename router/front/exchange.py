@@ -51,7 +51,7 @@ class ClientGone(Exception):
 
 
 class CallRecord:
-    """Notes nothing. A subclass in the scope of a call learns what becomes of the call."""
+    """Learns what becomes of a call, if there is one in its scope. Subclasses override what they want to note."""
 
     __slots__ = ()
 
@@ -95,9 +95,6 @@ class CallRecord:
         """Called if the client left before its answer was complete."""
 
 
-UNRECORDED: Final = CallRecord()
-
-
 class Exchange:
     """A request and its answer. The answer is sent whole (`respond`) or in blocks (`begin`, `write`, `end`)."""
 
@@ -111,8 +108,8 @@ class Exchange:
         """Headers by lower-case name. Of a repeated header the last one counts, because proxies append theirs."""
         self._all_headers: Headers = scope["headers"]
         self.address: str | None = scope["client"][0] if scope.get("client") else None
-        self.record: CallRecord = scope.get(SCOPE_KEY, UNRECORDED)
-        """What becomes of the call is noted here."""
+        self.record: CallRecord | None = scope.get(SCOPE_KEY)
+        """What becomes of the call is noted here; None if nobody wants to know."""
         self.request_id = ""
         """Sent with every answer. To be set before the answer begins."""
         self.begun = False
@@ -140,7 +137,7 @@ class Exchange:
         is traced. Names are in lower case.
         """
         passed = {name.decode(): self.headers[name].decode("latin-1") for name in TO_THE_WORKER if name in self.headers}
-        return self.record.headers_for(worker, passed)
+        return passed if self.record is None else self.record.headers_for(worker, passed)
 
     def charge_unread_to(self, owner: str) -> None:
         """Count bytes that the client does not read against this owner's part of the budget."""
@@ -222,7 +219,8 @@ class Exchange:
     def begin(self, status: int, headers: Headers) -> Awaitable[None]:
         """Send the status line and the headers."""
         self.begun = True
-        self.record.note_id(self.request_id)
+        if self.record is not None:
+            self.record.note_id(self.request_id)
         all_headers = [*headers, (b"x-request-id", self.request_id.encode())]
         return self._send({"type": "http.response.start", "status": status, "headers": all_headers})
 
@@ -256,7 +254,8 @@ class Exchange:
 
         If part of an answer that is not a stream is already sent, close the connection instead.
         """
-        self.record.note_error(error)
+        if self.record is not None:
+            self.record.note_error(error)
         shape = error_shape_of(self.path)
         if self.whole:
             self.break_off()

@@ -110,9 +110,9 @@ class Gateway:
         """Serve one call to a path of this family. Any failure becomes the answer of this call and affects no other."""
         exchange.request_id = _usable_id(exchange.headers.get(b"x-request-id")) or new_request_id()
         try:
-            if self._drain.refuses:
+            if self._drain.begun and self._drain.refuses:
                 raise ShuttingDown
-            if (moved := without_slash(exchange.path)) is not None:
+            if exchange.path.endswith("/") and (moved := without_slash(exchange.path)) is not None:
                 target = request_target(exchange.head._replace(path=moved))
                 await exchange.respond(307, [(b"location", target.encode())], b"")
                 return
@@ -126,8 +126,9 @@ class Gateway:
             finally:
                 self._drain.calls -= 1
         except ClientGone:
-            exchange.record.note_id(exchange.request_id)
-            exchange.record.note_gone()
+            if exchange.record is not None:
+                exchange.record.note_id(exchange.request_id)
+                exchange.record.note_gone()
         except asyncio.CancelledError:  # at shutdown; the server would log it as an error of the application
             await exchange.fail(ShuttingDown())
         except RouterError as error:
@@ -144,7 +145,8 @@ class Gateway:
             else:
                 self._admission.admit_uncounted(ticket, exchange.headers, exchange.address)
             owner = _budget_owner(ticket.identity, exchange.address)
-            exchange.charge_unread_to(owner)
+            if owner != exchange.address:  # the connection counts them against its address otherwise
+                exchange.charge_unread_to(owner)
             with self._budget.hold(owner) as hold:
                 body = await exchange.body(self._body_limit, hold)
                 body = body.removeprefix(BYTE_ORDER_MARK) or body
@@ -174,7 +176,8 @@ class Gateway:
             body = await self._salt(self._isolation, exchange, body, hold.owner)
         body, call, served = await self._parse(family, exchange.head, body, hold.owner, exchange.deployment)
         identity = ticket.identity or await self._admission.identify(exchange.headers, call.user, exchange.address)
-        exchange.record.note_call(identity.client, call.model)
+        if exchange.record is not None:
+            exchange.record.note_call(identity.client, call.model)
         await self._admission.admit(ticket, identity, call.model, _input_tokens(call), call.adapters)
         keeper = worker = None
         if call.storage != NOT_STORED:
@@ -227,7 +230,7 @@ class Gateway:
         Raises UnknownModel.
         """
         parse = partial(self._parse_resolving_alias, family, head, body, deployment)
-        body, call = await self._slots.run(owner, len(body), parse)
+        body, call = parse() if len(body) <= INLINE_BYTES else await self._slots.run(owner, len(body), parse)
         if not call.model:
             call = call._replace(model=self._connections.any_model())
         served = self._connections.served(call.model)

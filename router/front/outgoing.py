@@ -50,8 +50,8 @@ class OutgoingCall:
         self._connections = connections
 
     @property
-    def record(self) -> CallRecord:
-        """What the front notes of the call."""
+    def record(self) -> CallRecord | None:
+        """What the front notes of the call; None if nobody wants to know."""
         return self._exchange.record
 
     def rest_of(self, reader: StreamReader) -> Continuation | None:

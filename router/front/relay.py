@@ -125,7 +125,8 @@ class Relay:
     async def run(self, settings: RelaySettings) -> None:
         """Queue, forward and relay the call. Raises RouterError if the client still needs an answer."""
         submitted = self._scheduler_client.clock()
-        self._record.note_queued()
+        if self._record is not None:
+            self._record.note_queued()
         pending = self._scheduler_client.submit(self._request)
         failed: FailedAttempt | None = None
         try:
@@ -171,7 +172,8 @@ class Relay:
 
     def _resubmit(self, event: Returned | Prefilled | HandoffLost) -> "asyncio.Future[Assignment]":
         """Queue the call again after an attempt. Returns a future as `SchedulerClient.submit` does."""
-        self._record.note_waiting(event)
+        if self._record is not None:
+            self._record.note_waiting(event)
         return self._scheduler_client.resubmit(event)
 
     def _settle(self, ending: Finished | Failed | Cancelled) -> None:
@@ -180,7 +182,8 @@ class Relay:
             self._ending = ending
         if not self._settled:
             self._settled = True
-            self._record.note_end(ending)
+            if self._record is not None:
+                self._record.note_end(ending)
             self._close_upstream()
             self._scheduler_client.settle(ending)
 
@@ -217,7 +220,8 @@ class Relay:
 
     def _begin_attempt(self, assignment: Assignment) -> None:
         self._sent = True
-        self._record.note_sent(assignment)
+        if self._record is not None:
+            self._record.note_sent(assignment)
         if assignment.known_as is not None:
             self._adopt_name(assignment.known_as)
 
@@ -464,7 +468,8 @@ class Relay:
 
     def _report_started(self, reader: Reader) -> None:
         """Report the first token of a stream, and from then on its output as this reader counts it."""
-        self._record.note_first_token()
+        if self._record is not None:
+            self._record.note_first_token()
         self._scheduler_client.start_stream(self._request.id, lambda: reader.output_tokens)
 
     def _holds_back(self) -> bool:
@@ -488,7 +493,8 @@ class Relay:
 
     async def _report_failure(self, failed: FailedAttempt) -> None:
         """Answer with the failure. Raises it instead if it is a RouterError, which the caller answers."""
-        self._record.note_failure()
+        if self._record is not None:
+            self._record.note_failure()
         if failed.error is not None:
             raise failed.error
         if self._call.streamed and failed.status == 200:

@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.core.clients.fair_drop import LongestQueueDrop
 from router.core.model.commands import Refusal
@@ -61,6 +61,8 @@ class QueueLimits:
         self._requests: LongestQueueDrop[ClientId] = LongestQueueDrop()
         self._bytes: LongestQueueDrop[ClientId] = LongestQueueDrop()
         self._departures: deque[float] = deque(maxlen=RATE_MEMORY)
+        self.count_dispatch: Final = self._departures.append
+        """Count a dispatch at this time for the drain rate, of a request that did not wait."""
 
     def __len__(self) -> int:
         return len(self._waiters)

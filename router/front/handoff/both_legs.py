@@ -162,7 +162,8 @@ class BothLegs:
     def _report(self, usage: Usage | None) -> None:
         """Report that the prompt is computed, unless the request has ended."""
         if not self._ended:
-            self._outgoing.record.note_prefilled(usage)
+            if self._outgoing.record is not None:
+                self._outgoing.record.note_prefilled(usage)
             self._scheduler_client.report_prefilled(Prefilled(self._request, usage, decoding=True))
 
     async def confirm(self) -> FailedAttempt | None:

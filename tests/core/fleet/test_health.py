@@ -109,19 +109,18 @@ def test_retries_are_a_share_of_the_requests_and_a_floor(attempts: list[bool], f
     requests = retries = 0
     for is_request in attempts:
         if is_request:
-            budget.add_request()
             requests += 1
         else:
-            retries += budget.take(0.0)
+            retries += budget.take(0.0, requests)
         assert retries <= floor + 0.1 * requests + 1e-6
 
 
 def test_the_floor_of_the_retry_budget_is_refilled() -> None:
     """The budget is refilled with time, up to the floor."""
     budget = RetryBudget(0.0, 5)
-    assert [budget.take(0.0) for _ in range(6)] == [True] * 5 + [False]
-    assert [budget.take(4.0) for _ in range(3)] == [True, True, False]
-    assert sum(budget.take(1000.0) for _ in range(9)) == 5
+    assert [budget.take(0.0, 0) for _ in range(6)] == [True] * 5 + [False]
+    assert [budget.take(4.0, 0) for _ in range(3)] == [True, True, False]
+    assert sum(budget.take(1000.0, 0) for _ in range(9)) == 5
 
 
 def test_silence_timeouts_follow_the_workers_slowest_times() -> None:

@@ -271,7 +271,8 @@ class Eligibility:
         fraction = self._round_fraction(weight)
         self._deficits.register(request, self._parameters.quantum, active=active)
         deficit = self._deficits.cap(client, fraction)
-        self._worker_sets.assign(client, (request.route,))
+        if self._worker_sets.divided:
+            self._worker_sets.assign(client, (request.route,))
         if refill and deficit <= 0:
             self._refill_for(client, weight)
             deficit = self._deficits.deficit(client)

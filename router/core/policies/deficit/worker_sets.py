@@ -23,6 +23,8 @@ class WorkerSets:
         self._deficits = deficits
         self._workers_of: Callable[[str], WorkerSet] | None = None
         """The workers that serve a route; None while all serve the same routes."""
+        self.divided = False
+        """Whether workers serve different routes."""
         self._owed: dict[WorkerSet, float] = {}
         """Rounds owed to each set, counted as the fraction of a quantum that they add."""
         self.changed = False
@@ -36,7 +38,7 @@ class WorkerSets:
         """
         if self._workers_of is None and workers_of is None:
             return False
-        self._workers_of = workers_of
+        self._workers_of, self.divided = workers_of, workers_of is not None
         self._owed.clear()
         self._deficits.forget_workers()
         return True
