@@ -132,8 +132,7 @@ class Attempts:
         request, worker_id = state.request, worker.worker.id
         lookup = self._prefixes.up_to_date(state.lookup)
         size, matched = lookup.size, lookup.match.get(worker_id, 0)
-        starts_at = worker.expected_prefill_start(now)
-        run = self._mirror.dispatch(request, worker_id, now, matched, size, starts_at)
+        run = self._mirror.dispatch(request, worker_id, now, matched, size, worker.expected_prefill_start)
         cached = run.predicted_tokens if predicted is None else min(predicted, size)
         # Output is predicted at each dispatch and not once on arrival: while a request waits, the predictors learn from
         # the answers that end, and the more so the longer it waits. The prediction is O(1), so it costs little.
@@ -153,7 +152,7 @@ class Attempts:
             self._fairness.request_pooled(request, worker_id, outstanding)
         else:
             since = state.waiting_since if state.handoff is None else state.handoff.since
-            self._fairness.request_dispatched(request, worker_id, outstanding, now - since)
+            self._fairness.request_dispatched(request, worker_id, outstanding, now - since, now)
         self._policy.request_charged(charge)
         if self._prefixes.changed:
             self.report_match_changes()

@@ -132,9 +132,6 @@ class Books:
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
         del self._where[queue, client]
 
-    def passed_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        """Nothing waits longer for it."""
-
     def note(self, event: Event, commands: Iterable[Command], *, pooled: bool) -> None:
         """Apply an event and the commands that followed. Raises `UnfairError`."""
         self._follow_estimates()

@@ -47,7 +47,7 @@ class Believed:
         self._sent += 1
         now, worker = float(self._sent), self._workers[self._sent % len(self._workers)]
         request = Request(RequestId(f"r{self._sent}"), ClientId("c"), MODEL, (self.prompt(),))
-        run = self._mirror.dispatch(request, worker, now, 0, 2048, now)
+        run = self._mirror.dispatch(request, worker, now, 0, 2048, lambda sent: sent)
         self._mirror.end(run, None, (), now, computed=True)
 
     def prompt(self) -> PromptKey:

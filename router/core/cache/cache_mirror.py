@@ -125,14 +125,20 @@ class CacheMirror:
                 del self._workers_of_worth[known]
 
     def dispatch(
-        self, request: Request, worker: WorkerId, now: float, matched: int, prompt_tokens: int, starts_at: float
+        self,
+        request: Request,
+        worker: WorkerId,
+        now: float,
+        matched: int,
+        prompt_tokens: int,
+        starts_at: Callable[[float], float],
     ) -> PinnedRun:
         """Pin the prompts of a request sent to a worker that holds `matched` of its `prompt_tokens`.
 
-        Returns the attempt's record, with the tokens that the worker will find. `starts_at`: when the worker is
-        expected to start the prefill, in seconds. If the worker does not read its cache for this request, `matched` is
-        0, but the prompt is in the cache from then on for later requests. (vLLM keeps what it computed again beside
-        what it had, until either is evicted; here it is held once.)
+        Returns the attempt's record, with the tokens that the worker will find. `starts_at`: returns when the worker
+        is expected to start a prefill that is sent now, in seconds. If the worker does not read its cache for this
+        request, `matched` is 0, but the prompt is in the cache from then on for later requests. (vLLM keeps what it
+        computed again beside what it had, until either is evicted; here it is held once.)
         """
         state = self._caches[worker]
         state.model = request.model
@@ -140,7 +146,7 @@ class CacheMirror:
         holding = self._tree.holding(worker)
         run = PinnedRun(request, worker, state, holding, now, matched, prompt_tokens, reads=reads)
         if excludes:
-            self._join_batch(run, now, starts_at)
+            self._join_batch(run, now, starts_at(now))
         if reads:
             state.predicted_tokens += run.predicted_tokens
             state.prompt_tokens += prompt_tokens

@@ -1,4 +1,7 @@
-"""Which clients are backlogged in which queue, as fairness is defined (DLPM paper, Definition 3.1)."""
+"""Which clients are backlogged in which queue, as fairness is defined (DLPM paper, Definition 3.1).
+
+A request that is dispatched on arrival waits for no time at all, and begins no backlog.
+"""
 
 from typing import Protocol
 
@@ -13,11 +16,6 @@ class BacklogWatcher(Protocol):
 
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
         """No request of the client waits in this queue any more."""
-
-    def passed_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        """A request of a client without waiting requests in this queue was dispatched on arrival."""
-        self.backlog_began(queue, client, now)
-        self.backlog_ended(queue, client, now)
 
 
 class Backlog:
@@ -49,13 +47,6 @@ class Backlog:
                 watcher.backlog_ended(queue, client, now)
         if not clients:
             del self._waiting[queue]
-
-    def pass_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        """Notify watchers of a request that was dispatched on arrival while its client had none
-        waiting in this queue.
-        """
-        for watcher in self._watchers:
-            watcher.passed_through(queue, client, now)
 
     def length(self, queue: WorkerId | None) -> int:
         """Return the number of requests that wait in this queue."""

@@ -281,20 +281,20 @@ class Fairness:
             del self._queues[client]
             self._recent[client].backlog.ended(now)
 
-    def passed_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:  # noqa: ARG002
-        """Record that the client was backlogged, for no time at all: no gap can open in it."""
-        self._began = now if self._began is None else self._began
-
-    def request_dispatched(self, request: Request, worker: WorkerId, outstanding: Outstanding, waited: float) -> None:
+    def request_dispatched(
+        self, request: Request, worker: WorkerId, outstanding: Outstanding, waited: float, now: float
+    ) -> None:
         """Record that a request left its queue after `waited` seconds."""
-        self._bound(worker).add(request.client, self._shares.effective_weight(request), outstanding)
+        if self._began is None:
+            self._began = now - waited
+        self._bound(worker).add(request.client, self._weight_of(request), outstanding)
         self._waits[request.client].append(waited)
 
     def request_pooled(self, request: Request, worker: WorkerId, outstanding: Outstanding) -> None:
         """Record that a request waits for its prompt to be decoded, in the pool or at a decode worker, until
         `attempt_ended`: it needs no other turn.
         """
-        self._bound(worker).add(request.client, self._shares.effective_weight(request), outstanding)
+        self._bound(worker).add(request.client, self._weight_of(request), outstanding)
 
     def attempt_ended(self, request: Request, worker: WorkerId, outstanding: Outstanding) -> None:
         """Record that a dispatched request ended at its worker."""
@@ -315,7 +315,7 @@ class Fairness:
         `outstanding` and `charge`: what the dispatch was expected to cost, and the change of its bill that this service
         is; None if it was reserved at the dispatch.
         """
-        client, weight = request.client, self._shares.effective_weight(request)
+        client, weight = request.client, self._weight_of(request)
         per_weight, queue = cost / weight, None if self._pooled else worker
         self._gaps[queue].add_service(client, per_weight)
         if outstanding is not None and charge is not None:
@@ -398,6 +398,9 @@ class Fairness:
         if quantum is None or (self._pooled and not self._alike):
             return None
         return self._bound(queue).bound(quantum, self._granted)
+
+    def _weight_of(self, request: Request) -> float:
+        return self._shares.ungrouped.get(request.client) or self._shares.effective_weight(request)
 
     def _bound(self, worker: WorkerId | None) -> BoundMeter:
         return self._bounds[None if self._pooled else worker]

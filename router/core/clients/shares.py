@@ -11,7 +11,9 @@ up to k + 1 times the bound with the smallest weight seen. Between a whole group
 service divided by W, the overdrafts of the group's n members in flight add up, so that U counts n times.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from router.core.model.request import ClientId, GroupId, Request
 
@@ -43,6 +45,9 @@ class Shares:
 
     def __init__(self) -> None:
         self._members: dict[ClientId, Member] = {}
+        self._ungrouped: dict[ClientId, float] = {}
+        self.ungrouped: Final[Mapping[ClientId, float]] = self._ungrouped
+        """The effective weights of the active clients without a group; read-only. Those of others depend on more."""
         self._groups: dict[GroupId, Group] = {}
 
     def add_request(self, request: Request) -> float:
@@ -59,7 +64,9 @@ class Shares:
             self._count(member)
         member.requests += 1
         if group is None:
+            self._ungrouped[request.client] = weight
             return weight
+        self._ungrouped.pop(request.client, None)
         if self._groups[group].weight != request.group_weight:
             self._groups[group].weight = request.group_weight
             self._rescale(self._groups[group])
@@ -72,6 +79,7 @@ class Shares:
         if not member.requests:
             self._discount(member)
             del self._members[client]
+            self._ungrouped.pop(client, None)
 
     def is_active(self, client: ClientId) -> bool:
         """Return whether a client has a request waiting or in flight."""

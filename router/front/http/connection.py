@@ -305,7 +305,8 @@ class ClientConnection(HttpToolsProtocol):
         awaited = self._awaited()
         if awaited is None and self._active is None:
             self._start_keep_alive()
-        self._deadlines.expect(awaited, self._on_deadline)
+        if awaited is not self._deadlines.awaiting:
+            self._deadlines.expect(awaited, self._on_deadline)
 
     def _start_keep_alive(self) -> None:
         if self.timeout_keep_alive_task is None and not self.transport.is_closing():

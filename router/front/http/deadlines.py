@@ -35,7 +35,8 @@ class Deadlines:
         """Bytes of the body so far. In each period of `body_seconds`, enough must arrive."""
         self._limits = limits
         self._loop = loop
-        self._awaiting: Awaiting | None = None
+        self.awaiting: Awaiting | None = None
+        """What must be sent by the present deadline; None if there is none."""
         self._body_bytes_before = 0
         """`body_bytes` at the start of the current period."""
         self._sending_timer: FairTimer | None = None
@@ -46,9 +47,9 @@ class Deadlines:
 
         `on_late` is called when the deadline is missed.
         """
-        if awaiting is self._awaiting:
+        if awaiting is self.awaiting:
             return
-        self._awaiting = awaiting
+        self.awaiting = awaiting
         if self._sending_timer is not None:
             self._sending_timer.cancel()
             self._sending_timer = None

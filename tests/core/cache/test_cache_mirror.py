@@ -49,7 +49,7 @@ class Caches:
         request = Request(RequestId(f"r{self.arrived}"), ClientId("ada"), MODEL, tuple(key(text) for text in prompts))
         size = sum(len(text) for text in prompts) * CHUNK_TOKENS
         matched = sum(self.held(text, worker) for text in prompts) * CHUNK_TOKENS
-        run = self.mirror.dispatch(request, worker, self.now, matched, size, starts_at or self.now)
+        run = self.mirror.dispatch(request, worker, self.now, matched, size, lambda now: starts_at or now)
         self.running[run] = request
         self.predicted = run.predicted_tokens
         return run

@@ -24,9 +24,6 @@ class Recorder:
     def backlog_ended(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
         self.notifications.append(("ended", queue, client, now))
 
-    def passed_through(self, queue: WorkerId | None, client: ClientId, now: float) -> None:
-        self.notifications.append(("passed", queue, client, now))
-
 
 @given(places=st.lists(st.tuples(st.sampled_from(QUEUES), st.sampled_from(CLIENTS)), max_size=30), data=st.data())
 def test_counts_and_notifications_match_a_list(places: list[Place], data: st.DataObject) -> None:

@@ -157,7 +157,7 @@ def test_a_pool_has_one_gap_over_all_workers() -> None:
 def test_the_bound_is_kept_where_the_gap_is(pooled: bool) -> None:
     """A dispatch raises the bound of its worker, or of the pool."""
     fairness = backlogged(ADA, pooled=pooled)
-    fairness.request_dispatched(request(ADA), W1, Outstanding(10, 0, 50), waited=1.0)
+    fairness.request_dispatched(request(ADA), W1, Outstanding(10, 0, 50), waited=1.0, now=1.0)
     bound = fairness.bound(None if pooled else W1, 100)
     assert bound is not None
     assert bound > 200
@@ -197,7 +197,7 @@ def test_a_queue_of_one_worker_has_its_bound_whatever_others_serve(change: Calla
 def test_a_departed_worker_keeps_its_bound_but_not_its_gap() -> None:
     """The bound stays because the clients' deficits at that worker stay."""
     fairness = backlogged(ADA, BOB)
-    fairness.request_dispatched(request(ADA), W1, Outstanding(10, 0, 50), waited=1.0)
+    fairness.request_dispatched(request(ADA), W1, Outstanding(10, 0, 50), waited=1.0, now=1.0)
     fairness.add_service(request(ADA), W1, 50, 0.0)
     bound = fairness.bound(W1, 100)
     fairness.worker_left(W1)
@@ -208,10 +208,10 @@ def test_waiting_times_are_those_of_the_last_requests() -> None:
     """Old waits are forgotten, and clients do not share waits."""
     fairness = backlogged()
     for waited in [1000.0] + [1.0] * (WAITS_KEPT - 10) + [9.0] * 10:
-        fairness.request_dispatched(request(ADA), W1, Outstanding(0, 0, 1), waited)
+        fairness.request_dispatched(request(ADA), W1, Outstanding(0, 0, 1), waited, now=9.0)
     assert (fairness.waits(ADA), fairness.waits(BOB)) == ((1.0, 1.0), (None, None))
     for _ in range(4):
-        fairness.request_dispatched(request(ADA), W1, Outstanding(0, 0, 1), 9.0)
+        fairness.request_dispatched(request(ADA), W1, Outstanding(0, 0, 1), 9.0, now=9.0)
     assert fairness.waits(ADA).p95 == 9.0
 
 

@@ -90,17 +90,20 @@ class ActiveClients:
 
     def weight_with(self, request: Request) -> float:
         """Return what the sum of weights would be if this request's client were active."""
-        return self.weight if request.client in self._clients else self.weight + self._shares.effective_weight(request)
+        return self.weight if request.client in self._clients else self.weight + self._weight_of(request)
 
     def add_request(self, request: Request) -> None:
         """Count a request that waits or is in flight. The client's weight counts with its first request."""
         activity = self._clients.get(request.client)
         if activity is None:
-            weight = self._shares.effective_weight(request)
+            weight = self._weight_of(request)
             self._clients[request.client] = Activity(1, weight)
             self.weight += weight
         else:
             activity.requests += 1
+
+    def _weight_of(self, request: Request) -> float:
+        return self._shares.ungrouped.get(request.client) or self._shares.effective_weight(request)
 
     def remove_request(self, client: ClientId) -> None:
         """Count a request as ended, withdrawn or moved."""

@@ -124,7 +124,6 @@ class DlpmHome(Policy):
             choice = self._choose_for(newcomer, now)
             if choice is not None:
                 self._newcomer = None
-                self._backlog.pass_through(request.worker, request.client, now)
                 self._send(request, choice.worker, newcomer.able, now)
                 return choice
         self._queue_newcomer(now)
