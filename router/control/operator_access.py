@@ -49,11 +49,12 @@ class OperatorAccess:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._port = settings.admin_port
+        self.port: Final = settings.admin_port
+        """The operators' own port; None if they have none."""
         self._hosts = settings.host_names(settings.admin_host)
         """The names in a Host header at the operators' port; None for any."""
         self._key = settings.admin_key
-        self._needs_key = self._port is None and not is_loopback(settings.host)
+        self._needs_key = self.port is None and not is_loopback(settings.host)
         if self._needs_key and self._key is None:
             log.warning(
                 "nobody can read /metrics or /fairness: on %s they need --admin-key or --admin-port",
@@ -62,7 +63,7 @@ class OperatorAccess:
 
     def is_operators_port(self, scope: Mapping[str, Any]) -> bool:
         """Return whether a call came in at a port that is for operators alone."""
-        return self._port is not None and scope["server"][1] == self._port
+        return self.port is not None and scope["server"][1] == self.port
 
     def check(self, scope: Mapping[str, Any]) -> None:
         """Raise UnknownPath if the path of a call does not exist at its port, Unauthorized if it lacks the key, and
@@ -71,9 +72,9 @@ class OperatorAccess:
         path = scope["path"]
         if not is_for_operators(path):
             return
-        if self._port is not None and not self.is_operators_port(scope):
+        if self.port is not None and not self.is_operators_port(scope):
             raise UnknownPath(path)
-        if self._port is not None and self._hosts is not None:
+        if self.port is not None and self._hosts is not None:
             host = dict(scope["headers"]).get(b"host", b"")
             if host and without_port(host) not in self._hosts:
                 raise HostNotAllowed(host.decode("latin-1"))

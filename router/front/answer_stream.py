@@ -51,14 +51,16 @@ class AnswerStream:
         counted = False
         while not reader.broken and (ready := await self.read()) is not None:
             self.unsent += ready
-            waits = held_back is not None and held_back()
-            if self.unsent and not upstream.exhausted and not waits:
+            waits, complete = held_back is not None and held_back(), upstream.exhausted
+            if self.unsent and not complete and not waits:
                 block, self.unsent = self.unsent, b""
                 await exchange.stream(headers, block)
             if not counted and self.started and not waits:
                 counted = True
                 upstream.begin_stream()
                 on_first_token()
+            if complete:
+                break
             if counted and not self.unsent and (writer := exchange.stream_writer()) is not None:
                 await self.push(writer)
         self.unsent += self.close()

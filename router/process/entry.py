@@ -42,7 +42,7 @@ class Entry:
         family = family_of(path)
         if family is None:
             return self._serve_control(scope, receive, send)
-        if self._access.is_operators_port(scope):
+        if self._access.port is not None and self._access.is_operators_port(scope):
             return _refuse(UnknownPath(given), scope, receive, send)
         return self._gateway.serve(Exchange(scope, receive, send, deployment), family)
 

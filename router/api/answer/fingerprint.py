@@ -22,11 +22,12 @@ _NAME_BYTES: Final = b'"system_fingerprint"'
 class LastChunks:
     """The chunks with a finish reason of one stream, while they wait for the fingerprint."""
 
-    __slots__ = ("_events", "_running", "_waits", "fingerprint")
+    __slots__ = ("_running", "_waits", "fingerprint", "waiting")
 
     def __init__(self, call: Call) -> None:
         self._waits = Addition.USAGE in call.additions.wanted
-        self._events: list[bytes] = []
+        self.waiting: list[bytes] = []
+        """The events that wait; read-only for others."""
         self._running = call.choices * len(call.prompts)
         """Choices that have not ended, each in a chunk of its own."""
         self.fingerprint: str | None = None
@@ -42,12 +43,12 @@ class LastChunks:
     def hold(self, events: bytes) -> bool:
         """Keep one event with a finish reason, or several plain ones; return False if they need not wait."""
         if self._waits and events:
-            self._events.append(events)
+            self.waiting.append(events)
         return self._waits
 
     def release(self, after: dict[str, Any]) -> bytes:
         """Return the events that waited. `after`: the chunk that comes next, which may have the fingerprint."""
-        events, self._events = self._events, []
+        events, self.waiting = self.waiting, []
         fingerprint = after.get(NAME)
         if not isinstance(fingerprint, str):
             if after.get("usage") is not None:

@@ -165,6 +165,8 @@ class StreamReader:
 
     def _release(self, after: dict[str, Any]) -> bytes:
         """Return the last chunks of choices that waited for the chunk `after` them."""
+        if not (after or self._last_chunks.waiting):
+            return b""
         released = self._last_chunks.release(after)
         self.has_delivered = self.has_delivered or bool(released)
         return released
