@@ -15,7 +15,7 @@ from workers.engine.hardware import HARDWARE, Batch, Hardware, RankSteps, rank
 from workers.engine.model import Dialect, EngineConfig, Order
 
 MODEL: Final = "emulated"
-"""What all workers of a simulation serve."""
+"""What all workers of a simulation serve, beside adapters of their own."""
 FRONT_REPORT_SECONDS: Final = 0.5
 """How often a front reports the new output of its streams (`router.channel.client`), in seconds.
 
@@ -48,6 +48,8 @@ class WorkerSpec:
     """True if everything running there fails when the worker leaves, instead of running to its end."""
     reports_capacity: bool = True
     """True if the worker's metrics report how many tokens its cache holds."""
+    adapters: tuple[str, ...] = ()
+    """Further models that it serves."""
     steps: RankSteps | None = None
     """Step times of a decode rank, in place of the hardware's."""
     barrier: str | None = None

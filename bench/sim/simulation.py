@@ -6,10 +6,11 @@ of prompt and answer. Equal scenarios give equal records, and nothing sleeps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from random import Random
-from typing import Final, Protocol, assert_never
+from typing import Final, Protocol, assert_never, get_args
 
 from bench.report.records import Result
 from bench.sim.agenda import Agenda
@@ -17,7 +18,7 @@ from bench.sim.block_events import BlockEvents
 from bench.sim.cells import Cells
 from bench.sim.emulated_group import EmulatedGroup, EmulatedRank
 from bench.sim.emulated_worker import EmulatedWorker
-from bench.sim.in_flight_call import InFlightCall
+from bench.sim.in_flight_call import InFlightCall, request_of
 from bench.sim.recorder import SimulationRecorder
 from bench.sim.scenario import MODEL, Scenario, WorkerSpec
 from bench.workloads.parts.prompts import BLOCK_HASHER
@@ -43,9 +44,12 @@ from router.core.policies.registry import POLICIES
 from router.core.predict.output_length import TrueOutputs
 from router.core.scheduler import Scheduler
 from workers.engine.engine import Engine
-from workers.engine.model import QueueFull, RequestTooLarge
+from workers.engine.model import Dialect, QueueFull, RequestTooLarge
 from workers.engine.model import Request as EngineRequest
 
+UNSEEN: Final = 1 << 31
+"""The first of the token ids that no workload uses."""
+ANY_ENGINE: Final = frozenset(get_args(Dialect))
 DRAIN_FACTOR: Final = 20
 """A simulation may take up to this many times its length to drain."""
 
@@ -81,6 +85,7 @@ class Simulation:
         self._true_outputs: dict[RequestId, int] = {}
         """The length of every call's answer, for policies that are told the truth."""
         self._numbers = count(1)
+        self._unseen_tokens = count(UNSEEN)
         self._reporting_progress = False
         self._timer = 0
         self._pending_follow_ups = 0
@@ -197,13 +202,15 @@ class Simulation:
         request = Request(
             name,
             ClientId(client.name),
-            MODEL,
+            call.model or MODEL,
             (call.prompt.key,),
             call.output_limit,
             call.streamed,
             weight=client.weight,
             blocks=(call.prompt.block_key(self._block_sizes),) if self._block_sizes else (),
             group=None if client.group is None else GroupId(client.group),
+            answers=call.answers,
+            computed_anew_by=ANY_ENGINE if call.computed_anew else frozenset(),
             session=None if call.session is None else SessionId(call.session),
         )
         flight = self._flights[name] = InFlightCall(client, call, request, now)
@@ -217,11 +224,16 @@ class Simulation:
         """Submit the call to the engine, which it has just reached."""
         if flight.ended or flight.worker is None:
             return
-        call, request = flight.call, flight.request
-        asked = EngineRequest(request.id, call.prompt.tokens, call.output_tokens, ignore_eos=True, sample=call.sample)
+        call = flight.call
+        prompt, worker = call.prompt.tokens, self.workers[flight.worker]
+        if call.computed_anew:
+            prompt = (next(self._unseen_tokens), *prompt[1:])  # no engine has it in its cache
+        length = call.output_tokens if call.leaves_after is None else min(call.output_tokens, call.leaves_after)
         try:
-            self.workers[flight.worker].submit(asked, flight.progress)
+            for sample, (name, progress) in enumerate(flight.parts.items(), call.sample):
+                worker.submit(EngineRequest(name, prompt, length, ignore_eos=True, sample=sample), progress)
         except (QueueFull, RequestTooLarge):
+            self._abort(flight.worker, flight)
             self._after_latency(partial(self._refused, flight))
 
     def _refused(self, flight: InFlightCall) -> None:
@@ -230,15 +242,21 @@ class Simulation:
 
     def _deliver(self, name: str, last: bool) -> None:
         """Handle a request's first or last token, which has just reached the router."""
-        flight = self._flights.get(RequestId(name))
+        flight = self._flights.get(request_of(name))
         if flight is None:
             return
-        if last:
+        flight.unended -= last
+        if last and flight.unended:
+            return
+        leaves_after = flight.call.leaves_after
+        if last and leaves_after is not None and leaves_after < flight.call.output_tokens:
+            self._give_up(flight)
+        elif last:
             usage = flight.usage(self._agenda.now)
             self._settle(
                 flight, Finished(flight.request.id, usage, flight.answers(), flight.call.ends_turn), Outcome.DONE
             )
-        elif flight.call.streamed:
+        elif flight.call.streamed and flight.started is None:
             self._start(flight)
 
     def _start(self, flight: InFlightCall) -> None:
@@ -260,7 +278,7 @@ class Simulation:
         now = self._agenda.now
         progressed = {}
         for name, flight in self._streams.items():
-            tokens = flight.progress.seen(now)
+            tokens = flight.output_seen(now)
             if tokens != flight.charged:
                 flight.charged = progressed[name] = tokens
         if progressed:
@@ -272,12 +290,23 @@ class Simulation:
         if flight.ended:
             return
         if flight.worker is not None:
-            self._after_latency(partial(self._abort, flight.worker, flight.request.id))
+            self._after_latency(partial(self._abort, flight.worker, flight))
         usage = flight.usage(self._agenda.now) if flight.started is not None else None
         self._settle(flight, Cancelled(flight.request.id, usage), Outcome.CANCELLED)
 
-    def _abort(self, worker: WorkerId, request: RequestId) -> None:
-        self.workers[worker].abort(request)
+    def _give_up(self, flight: InFlightCall) -> None:
+        """Cancel a call of which the engine has generated as much as its client lets it.
+
+        In streams the engine reports cached tokens only at the end, as vLLM does.
+        """
+        usage = None
+        if flight.started is not None:
+            usage = replace(flight.usage(self._agenda.now), cached_tokens=None)
+        self._settle(flight, Cancelled(flight.request.id, usage), Outcome.CANCELLED)
+
+    def _abort(self, worker: WorkerId, flight: InFlightCall) -> None:
+        for part in flight.parts:
+            self.workers[worker].abort(part)
 
     def _settle(self, flight: InFlightCall, ending: Finished | Failed | Cancelled, outcome: Outcome) -> None:
         self._streams.pop(flight.request.id, None)
@@ -307,7 +336,7 @@ class Simulation:
         batch = config.max_batched_tokens if spec.dialect == "sglang" else None  # vLLM does not report it
         facts = Worker(
             worker,
-            frozenset({MODEL}),
+            frozenset({MODEL, *spec.adapters}),
             reorders=spec.order == "lpm",
             engine=spec.dialect,
             batch_tokens=batch,
@@ -338,7 +367,7 @@ class Simulation:
         self._feed(WorkerLeft(worker))
         if spec.crashes:
             for flight in [flight for flight in self._flights.values() if flight.worker == worker]:
-                self._abort(worker, flight.request.id)
+                self._abort(worker, flight)
                 usage = flight.usage(self._agenda.now) if flight.started is not None else None
                 self._settle(flight, Failed(flight.request.id, accepted=True, usage=usage), Outcome.FAILED)
 

@@ -48,8 +48,16 @@ class Call:
     streamed: bool = True
     cancel_after: float | None = None
     """Seconds after its arrival at which the client gives up, if the call is not answered by then."""
+    leaves_after: int | None = None
+    """Output tokens of each answer after which the client gives up, if that is not the whole of it."""
     sample: int = 0
     """Distinguishes the answers to equal prompts."""
+    answers: int = 1
+    """How many answers it asks for (`n`)."""
+    computed_anew: bool = False
+    """Whether the engine computes the whole prompt, whatever its cache holds: see `Request.computed_anew_by`."""
+    model: str | None = None
+    """A model that only some workers serve; None for the one that all serve."""
     program: str | None = None
     """The client's program that the call belongs to; None if it belongs to none."""
     program_calls: int = 1
