@@ -6,6 +6,7 @@ honestly. They are served the same within 5 %. False `max_tokens` are in `test_l
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 import pytest
@@ -36,9 +37,11 @@ class Beside:
     ask: Ask
     sessions: int
     """How many times over the other client asks at any time."""
+    chats: int = 12
+    """The open calls of each honest client."""
 
     def clients(self, seed: int) -> Sequence[Client]:
-        honest = [client(f"honest-{number}", seed, chat, 12) for number in range(1, HONEST + 1)]
+        honest = [client(f"honest-{number}", seed, chat, self.chats) for number in range(1, HONEST + 1)]
         return [*honest, client("other", seed, self.ask, self.sessions)]
 
 
@@ -57,9 +60,11 @@ def chat(random: Random, at: float) -> Sequence[Call]:
     return [Call(at, new_prompt(random, varied(random, 500, 0.5)), output, output)]
 
 
-def honest_service(ask: Ask, sessions: int) -> float:
+@cache
+def honest_service(ask: Ask, sessions: int, workers: tuple[WorkerSpec, ...] = WORKERS, chats: int = 12) -> float:
     """Return what each honest client was served in a second, in input + 2 · output tokens."""
-    result = simulate(Scenario("dlpm_home", Beside(ask, sessions), WORKERS, SECONDS, WARMUP, seed=1))
+    workload = Beside(ask, sessions, chats)
+    result = simulate(Scenario("dlpm_home", workload, workers, SECONDS, WARMUP, seed=1))
     first, last = next(each for each in result.timeline if each.time >= WARMUP), result.timeline[-1]
     served = {name: got - first.client_service.get(name, 0.0) for name, got in last.client_service.items()}
     assert served.pop("other") > 0
@@ -119,7 +124,7 @@ def flood_adapter(random: Random, at: float) -> Sequence[Call]:
     ("evasive", "honest", "sessions"),
     [
         pytest.param(read_anew, read, 8, id="a prompt computed anew and left at the first token"),
-        pytest.param(give_up, tell, 12, id="whole answers given up"),
+        pytest.param(give_up, tell, 20, id="whole answers given up"),
         pytest.param(post, tell, 20, id="answers in the background"),
         pytest.param(ask_for_four, ask_singly, 8, id="several answers of one call"),
         pytest.param(flood_adapter, flood, 12, id="a model that one worker serves"),
@@ -130,6 +135,10 @@ def test_an_evasion_costs_others_nothing(evasive: Ask, honest: Ask, sessions: in
     assert honest_service(evasive, sessions) == pytest.approx(honest_service(honest, sessions), rel=TOLERANCE)
 
 
-def test_a_cold_flood_costs_others_no_more_than_an_honest_client() -> None:
-    """Others are served beside a client with many long cold prompts as beside one more like themselves."""
-    assert honest_service(flood, 32) >= (1 - TOLERANCE) * honest_service(chat, 12)
+def test_a_cold_flood_leaves_others_most_of_what_an_honest_client_would() -> None:
+    """Beside many long cold prompts others get at least 0.7 of what they get beside one more client like themselves.
+
+    No engine lacks places, so few of their calls wait in the router: without isolation they would get a seventh.
+    """
+    large = (WorkerSpec(),) * 2
+    assert honest_service(flood, 32, large, 32) >= 0.7 * honest_service(chat, 32, large, 32)
