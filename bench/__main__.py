@@ -29,7 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = {
 """The commands by module."""
 LAB: Final[Mapping[str, str]] = {
     "chunk-size": "bench.lab.micro.chunk_size",
-    "crowd": "bench.lab.micro.crowd_live",
+    "crowd": "bench.lab.sweeps.crowd_live",
     "decision-cost": "bench.lab.micro.decision_cost",
     "experiment": "bench.lab.experiments",
     "neighbour": "bench.lab.neighbour.command",

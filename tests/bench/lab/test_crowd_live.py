@@ -3,7 +3,7 @@
 import pytest
 
 from bench.__main__ import main
-from bench.lab.micro.crowd_live import Manner, live, table, virtual
+from bench.lab.sweeps.crowd_live import Manner, live, table, virtual
 
 
 def test_a_row_has_what_clients_saw() -> None:
