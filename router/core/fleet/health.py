@@ -81,9 +81,9 @@ class Health:
         "_cooldown",
         "_failures",
         "_first_cooldown",
-        "_outcomes",
         "_unproven",
         "condition",
+        "outcomes",
         "trust",
         "trusted",
     )
@@ -94,8 +94,8 @@ class Health:
         """Whether one more request may be sent."""
         self._failures = rules.failures
         self._first_cooldown = self._cooldown = rules.cooldown
-        self._outcomes: deque[bool] = deque(maxlen=OUTCOMES_KEPT)
-        """Outcomes of the calls since the first failure; true for success."""
+        self.outcomes: deque[bool] = deque(maxlen=OUTCOMES_KEPT)
+        """Outcomes of the calls since the first failure; true for success. Read-only for others."""
         self.trust: int | None = None
         """How many unproven requests may be in flight; None if only the window limits them."""
         self._unproven: set[Hashable] = set()
@@ -118,17 +118,17 @@ class Health:
                 self._unproven.remove(attempt)
                 self._grow()
                 self._update_trusted()
-        elif self._outcomes:
-            self._outcomes.append(True)
+        elif self.outcomes:
+            self.outcomes.append(True)
 
     def on_failure(self, now: float) -> float | None:
         """Record a call that failed by this worker's fault. If it opens the breaker, return until when; else None."""
         if not self._failures or self.condition is Condition.OPEN:
             return None
-        self._outcomes.append(False)
-        failures = self._outcomes.count(False)
+        self.outcomes.append(False)
+        failures = self.outcomes.count(False)
         if self.condition is Condition.CLOSED and not (
-            failures >= self._failures and 2 * failures >= len(self._outcomes)
+            failures >= self._failures and 2 * failures >= len(self.outcomes)
         ):
             return None
         until = now + self._cooldown
@@ -146,14 +146,14 @@ class Health:
         self._cooldown = self._first_cooldown
         self.trust = None
         self._unproven.clear()
-        self._outcomes.clear()
+        self.outcomes.clear()
         self._update_trusted()
 
     def _distrust(self, condition: Condition) -> None:
         self.condition = condition
         self.trust = 1
         self._unproven.clear()
-        self._outcomes.clear()
+        self.outcomes.clear()
         self._update_trusted()
 
     def _update_trusted(self) -> None:

@@ -141,8 +141,10 @@ class WorkerState:
     def succeeded(self, flight: InFlight, now: float) -> None:
         """Record that the engine began to answer a request, or answered it in one piece."""
         self.mark_alive(now)
-        self.health.on_success(flight)
-        self._backoff.reset()
+        if self.health.trust is not None or self.health.outcomes:
+            self.health.on_success(flight)
+        if self._backoff.until:
+            self._backoff.reset()
 
     def add(
         self,
