@@ -29,6 +29,7 @@ from bench.report.summary import summarise
 from bench.sim.command import simulate
 from bench.sim.scenario import Scenario, WorkerSpec
 from bench.workloads.crowds import LIGHT, POLITE, Crowd
+from bench.workloads.parts.lengths import Lengths
 
 POLICIES: Final = ("dlpm_home", "cache_aware")
 PLACES: Final = 8
@@ -45,11 +46,14 @@ class Manner(NamedTuple):
     seed: int = 0
     stream_interval: int = 8
     """Tokens per event of an answer, after its first."""
+    output: int = 100
+    """Tokens of a polite client's answer."""
 
     @property
     def workload(self) -> Crowd:
         """The clients."""
-        return Crowd(crowd=replace(POLITE, client_count=self.clients), light=replace(LIGHT, client_count=1))
+        crowd = replace(POLITE, client_count=self.clients, output=Lengths(self.output))
+        return Crowd(crowd=crowd, light=replace(LIGHT, client_count=1))
 
 
 class Row(NamedTuple):
@@ -90,13 +94,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens per event of an answer (default: %(default)s)",
     )
+    parser.add_argument(
+        "--output", type=int, default=default.output, help="tokens of a polite client's answer (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=default.seed, help="seed of the load (default: %(default)s)")
     parser.add_argument("--virtual", action="store_true", help="run the load in virtual time, without processes")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
 
 
 def run(options: argparse.Namespace) -> None:
-    manner = Manner(options.clients, options.seconds, options.speed, options.seed, options.stream_interval)
+    manner = Manner(
+        options.clients, options.seconds, options.speed, options.seed, options.stream_interval, options.output
+    )
     measure = virtual if options.virtual else live
     try:
         rows = [measure(policy, manner) for policy in options.policy or POLICIES]
@@ -112,7 +121,7 @@ def run(options: argparse.Namespace) -> None:
 
 def live(policy: str, manner: Manner) -> Row:
     """Run a policy over HTTP. Raises ValueError, DemoError or LoadError if that is impossible, or if a call failed."""
-    _, seconds, speed, seed, interval = manner
+    _, seconds, speed, seed, interval, _ = manner
     worker = ["--max-running", str(PLACES), "--speed", str(speed)]
     with fleet(WORKERS, worker, ["--policy", policy]) as url:
         load = LiveLoad(url, manner.workload, seconds, seed=seed, speed=speed, stream_interval=interval)
