@@ -349,6 +349,7 @@ def test_a_worker_without_work_serves_a_session_that_waits() -> None:
     scene.answer(one, "aaaaa")
     waits = scene.call("bob", "cccccc", "three")
     scene.wait(1.0)
+    scene.cancel(scene.call("cyd", "dddddd", "four"))  # lets the gate look at who waits
     assert scene.is_paused(waits)
     scene.answer(other, "bbb")
     assert scene.worker_of(waits) == W1
