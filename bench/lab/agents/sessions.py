@@ -38,6 +38,8 @@ PLAY: Final = SessionPlay(client_count=5, longest=120_000, light=3, one_shots=0.
 HEAVY_SESSIONS: Final = (4, 40)
 SPAN: Final = Span(600.0, 120.0)
 QUICK_SPAN: Final = Span(120.0, 20.0)
+LONG_SPAN: Final = Span(3600.0, 1200.0)
+"""In SPAN most sessions are young, and none that waits need be served; here contexts are as long as the load says."""
 UNCONTENDED: Final = "uncontended"
 ROOMY_WORKERS, ROOMY_KV = 2, 8
 """Times the workers, and times the KV cache of each, of the uncontended fleet."""
@@ -128,8 +130,12 @@ class AgentSessions(TracedExperiment):
                 play = replace(PLAY, client_count=8, concurrency=3, heavy=heavy, light=0)
                 cells += [
                     _cell(f"{heavy} beside 3 each", name, Sessions(trace.sessions, play), span)
-                    for name in ("dlpm_home", "gate")
+                    for name in (UNCONTENDED, "dlpm_home", "gate")
                 ]
+            cells += [
+                _cell("2, an hour", name, Sessions(trace.sessions, plays["2"]), LONG_SPAN)
+                for name in ("dlpm_home", "ThunderAgent", "gate")
+            ]
         return cells
 
     def measure(self, result: Result, summary: Summary) -> Mapping[str, Value]:  # noqa: ARG002
