@@ -37,6 +37,11 @@ class PausedCalls:
                 yield session
 
     @property
+    def least_account(self) -> float:
+        """The least account of the clients with paused calls, in cost units. There is one."""
+        return min([client.account for client in self._clients])
+
+    @property
     def by_client(self) -> Iterator[Session]:
         """Iterate over the same sessions, the clients in the order in which they began to wait."""
         for sessions in self._clients.values():

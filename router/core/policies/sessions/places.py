@@ -14,6 +14,8 @@ class Loss(StrEnum):
     IDLE = "idle"
     TURN = "turn"
     OVERFULL = "overfull"
+    AHEAD = "ahead"
+    """Its client had been served more than another one will have been after a whole turn."""
     UNUSED = "unused"
     """Its worker had nothing to do, for longer than it takes to compute both it and another one."""
     WORKER = "worker"
@@ -54,6 +56,11 @@ class Places:
         """Iterate over the workers with places, each with the tokens that are reserved there."""
         for worker, places in self._workers.items():
             yield worker, places.reserved
+
+    @property
+    def clients(self) -> Iterator[SessionClient]:
+        """Iterate over the clients that have places."""
+        return (client for client in self._table.clients.values() if client.admitted_tokens)
 
     def reserved(self, worker: WorkerId) -> int:
         """Return the tokens that are reserved at a worker."""

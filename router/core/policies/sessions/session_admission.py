@@ -33,8 +33,13 @@ class Outlook(NamedTuple):
 class SessionAdmission:
     """Finds places for waiting sessions, and takes those of others for them."""
 
-    def __init__(self, view: FleetView, pools: SessionPools, places: Places, paused: PausedCalls, fill: float) -> None:
-        """`fill`: the share of a worker's KV cache that sessions may have."""
+    def __init__(
+        self, view: FleetView, pools: SessionPools, places: Places, paused: PausedCalls, fill: float, claim: float
+    ) -> None:
+        """`fill`: the share of a worker's KV cache that sessions may have. `claim`: what a place costs until its turn
+        is over, first prefill included, in cost units per token of context.
+        """
+        self._claim = claim
         self._view = view
         self._pools = pools
         self._places = places
@@ -61,11 +66,13 @@ class SessionAdmission:
         """
         outlooks = {pool: self._outlook(pool) for pool in self._pools}
         richest = max([client.account for client in self._places.spenders], default=-inf)
+        most_served = max([client.served for client in self._places.clients], default=-inf)
         for session in self._paused.sessions:
             if session in blocked:
                 continue
             outlook = outlooks[self._pools(session.model)]
             gives_way = outlook.overfull or outlook.unused or richest > session.client.account
+            gives_way = gives_way or most_served > self._claimed(session)
             worker = None
             if gives_way or outlook.empty or session.reserved <= outlook.most:
                 worker = self._worker_for(session, kept, now)
@@ -131,11 +138,13 @@ class SessionAdmission:
 
     def _take_spent(self, session: Session, worker: WorkerId, room: float) -> bool:
         """Make room for a session by taking the places of sessions of clients with more service, as `_take_cold`."""
-        losers = self._losers(session, worker, overfull=self.is_overfull(worker))
+        overfull = self.is_overfull(worker)
+        losers = self._losers(session, worker, overfull=overfull)
         if not (enough := self._enough(session, worker, room, losers)):
             return False
         for loser in enough:
-            self._places.revoke(loser, Loss.TURN if loser.turn_left <= 0.0 else Loss.OVERFULL)
+            early = Loss.OVERFULL if overfull else Loss.AHEAD
+            self._places.revoke(loser, Loss.TURN if loser.turn_left <= 0.0 else early)
         return True
 
     def _take_unused(self, session: Session, worker: WorkerId, room: float, now: float) -> bool:
@@ -226,6 +235,23 @@ class SessionAdmission:
         richer.sort(key=_account, reverse=True)
         for client in richer:
             yield from [each for each in client.spent if each.worker == worker]
+        ahead = [
+            each
+            for each in self._places.at(worker)
+            if not each.calls
+            and each.hot
+            and each.turn_left > 0.0
+            and each.client.served > self._claimed(session, each)
+        ]
+        ahead.sort(key=_by_account)
+        yield from ahead
+
+    def _claimed(self, session: Session, loser: Session | None = None) -> float:
+        """Return the account that the client of a waiting session will have after a turn of this one, or of the one
+        whose place it takes if that is larger.
+        """
+        context = session.context if loser is None else max(session.context, loser.context)
+        return session.client.account + self._claim * context / session.client.weight
 
     def _outlook(self, pool: SessionPool) -> Outlook:
         """Return what a waiting session can hope for at the workers of a pool."""

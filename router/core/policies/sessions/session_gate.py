@@ -13,9 +13,9 @@ what it will grow by in one worker's KV cache, and holds back the calls of those
   Large Language Models", Algorithm 2). A session that fits may pass one that does not, `PATIENCE` times; then room is
   kept for that one, at the worker with most of it.
 - *Losing a place.* Only between calls, and only if somebody waits: after an idle limit to anyone, the longest idle
-  first; or, once its turn is spent or its worker is overfull, to a client with less service. A turn is `turn` times the
-  cost of its context, and begins when its first prefill is over: a session that has just been computed again is used
-  before it is evicted again.
+  first; or to a client with less service, once its turn is spent, or its worker is overfull, or its own client has been
+  served more than the other one will have been after one. A turn is `turn` times the cost of its context, and begins
+  when its first prefill is over: a session that has just been computed again is used before it is evicted again.
 - *Unused.* Where a worker has nothing to do, the idle limit is what it takes to compute the session's context and one
   as large: places save computing, and there is no use in saving what nobody asks for.
 - *Overfull.* A worker may have more reserved than its KV cache holds, because contexts grow beyond `fill`, or because
@@ -68,7 +68,8 @@ class SessionGate(Policy):
         self._pools = SessionPools(context.view)
         self._clients = self.table.clients
         self._hot = HotSessions(self.table, self.places, self._pools, parameters)
-        self._admission = SessionAdmission(context.view, self._pools, self.places, self.paused, parameters.fill)
+        claim = (1.0 + parameters.turn) * context.cost.extend
+        self._admission = SessionAdmission(context.view, self._pools, self.places, self.paused, parameters.fill, claim)
         self._sessions: dict[RequestId, Session] = {}
         """The session of each live call that has one."""
         self._bound: dict[RequestId, Request] = {}
@@ -232,7 +233,7 @@ class SessionGate(Policy):
     def call_ended(self, request: Request, now: float) -> None:
         self.inner.call_ended(request, now)
         client = self._clients.get(request.client)
-        if client is not None and client.spent:  # it may have more service by now than one that waits
+        if client is not None and (client.spent or self._is_ahead(client)):
             self._changed = True
         session = self._sessions.pop(request.id, None)
         if session is None:
@@ -250,6 +251,10 @@ class SessionGate(Policy):
         worker = session.worker
         if session.client.spent or worker is None or self._admission.is_overfull(worker):
             self._changed = True
+
+    def _is_ahead(self, client: SessionClient) -> bool:
+        """Return whether a client has been served more than one that waits."""
+        return len(self.paused) > 0 and client.served > self.paused.least_account
 
     def _resize(self, session: Session, context: int) -> None:
         """Set the size of a session's context. A smaller one leaves room for others."""

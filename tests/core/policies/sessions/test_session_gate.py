@@ -8,6 +8,7 @@ from router.core.model.request import ClientId, Takes, WorkerId
 from router.core.policies.sessions.places import Loss
 from router.core.policies.sessions.session_admission import PATIENCE
 from tests.core.policies.sessions.scenes import ROOM, SMALL, GatedScene
+from tests.core.scenario import CHUNK_TOKENS
 
 W1 = WorkerId("w1")
 
@@ -100,6 +101,22 @@ def test_a_spent_turn_gives_way_to_a_client_with_less_service() -> None:
     scene.finish(again, 300, cached=192)
     assert scene.worker_of(second) == W1
     assert scene.gate.places.losses[Loss.TURN] == 1
+
+
+def test_a_client_far_ahead_gives_way_before_its_turns_are_spent() -> None:
+    """A client that was served more than another one will have been after its session's turn loses a place to it
+    between calls, though the turn of that place is not spent; one that is less far ahead keeps it.
+    """
+    scene = GatedScene(kv_chunks=10, parameters=replace(SMALL, grace=2 * CHUNK_TOKENS))
+    scene.answer(scene.call("ada", "aaaaa", "one"), "aaaaa")
+    scene.call("cyd", "ccc", "three")  # keeps the worker at work
+    waits = scene.call("bob", "bbbbbb", "two")
+    claim = (1 + SMALL.turn) * 6 * CHUNK_TOKENS
+    scene.serve(scene.call("ada", "x"), output=100)
+    assert scene.is_paused(waits)
+    scene.serve(scene.call("ada", "x"), output=int(claim / 2))  # an output token costs 2
+    assert scene.worker_of(waits) == W1
+    assert scene.gate.places.losses[Loss.AHEAD] == 1
 
 
 def test_service_beside_its_sessions_counts_where_a_turn_is_spent() -> None:
