@@ -5,24 +5,30 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from router.cluster.state_in_store import stored_state
+from router.cluster.store import ClusterStore, store_address
 from tests.chaos.clients import Crowd, Outcome, ask_all, make_clients
 from tests.chaos.kills import accounts
 from tests.chaos.leftovers import at_rest
-from tests.chaos.processes import get_json, running_workers
+from tests.chaos.processes import get_json, running_workers, until
 from tests.chaos.reading import Ending
-from tests.cluster.replicas.network import CannotBuildError, Network, network
+from tests.cluster.replicas.network import Network
 from tests.cluster.replicas.replicas import LOOPBACK, OPERATOR, Cluster, Replica, cut_connections, running_cluster
 
 CLIENTS = int(os.environ.get("CLUSTER_CLIENTS", "24"))
 """Clients of all replicas together, half of them greedy."""
 ROUNDS = int(os.environ.get("CLUSTER_ROUNDS", "1"))
 """How often each test is repeated."""
+DOWN_SECONDS = float(os.environ.get("CLUSTER_STORE_SECONDS", "3"))
+"""For how long the store is down."""
 PARTED_SECONDS = 10.0
 CUT_SECONDS = 1.0
 """Seconds after a kill in which the clients of a killed front notice it."""
@@ -180,16 +186,43 @@ async def test_two_leaders_for_a_moment_and_a_hand_over_lose_nothing(tmp_path: P
 
 
 async def test_a_store_that_dies_and_comes_back_empty_loses_nothing(tmp_path: Path) -> None:
-    """Calls are served without it, `/ready` says so, and then the same leader goes on with its epoch and saves."""
-    async with loaded(tmp_path) as (cluster, load):
-        epoch = await cluster.epoch()
+    """Calls are served without it, `/ready` and the metric of the alert say so, and then the same leader goes on with
+    its epoch, and the whole state is there again.
+    """
+    async with loaded(tmp_path) as (cluster, load), aiohttp.ClientSession(headers=OPERATOR) as http:
+        url, epoch, began = cluster.replicas[0].server.url, await cluster.epoch(), load.now()
         await cluster.store.end()
         await served(load, 10)
-        async with aiohttp.ClientSession() as http:
-            ready = await get_json(http, f"{cluster.replicas[0].server.url}/ready")
-        assert ready["degraded"] == "store unreachable"
+        await until(partial(is_degraded, http, url))
+        await asyncio.sleep(max(0.0, began + DOWN_SECONDS - load.now()))
+        await until(partial(says_unreachable, http, url, 1.0))
+        await served(load, 5)
         await cluster.store.start()
+        back = load.now()
+        async with ClusterStore(store_address(cluster.store.url)) as store:
+
+            async def saved() -> bool:
+                return stored_state(await store.load()) is not None
+
+            await until(saved)
+        print(f"down for {back - began:.0f} s, the state is there again after {load.now() - back:.2f} s")
         assert (await cluster.whole())["epoch"] == epoch
+        await until(partial(says_unreachable, http, url, 0.0))
+
+
+async def is_degraded(http: aiohttp.ClientSession, url: str) -> bool:
+    """Return whether `/ready` says that the store does not answer."""
+    async with http.get(f"{url}/ready") as response:
+        return response.status == 200 and (await response.json()).get("degraded") == "store unreachable"
+
+
+async def says_unreachable(http: aiohttp.ClientSession, url: str, value: float) -> bool:
+    """Return whether the metric that the alert D2lpmClusterStoreUnreachable watches has this value."""
+    async with http.get(f"{url}/metrics") as response:
+        if response.status != 200:
+            return False
+        families = text_string_to_metric_families(await response.text())
+    return [each.samples[0].value for each in families if each.name == "d2lpm_cluster_store_unreachable"] == [value]
 
 
 async def test_connections_to_a_living_leader_that_break_cost_no_stream(tmp_path: Path) -> None:
@@ -204,17 +237,6 @@ async def test_connections_to_a_living_leader_that_break_cost_no_stream(tmp_path
                 await served(load, 5)
             await cluster.whole()
         assert [replica.pid("front-1") for replica in cluster.replicas] == fronts
-
-
-@pytest.fixture
-async def net() -> AsyncIterator[Network]:
-    """A network that can be parted."""
-    async with AsyncExitStack() as stack:
-        try:
-            made = await stack.enter_async_context(network())
-        except CannotBuildError as reason:
-            pytest.skip(f"this machine makes no network namespaces: {reason}")
-        yield made
 
 
 async def test_a_leader_that_is_parted_from_the_rest_serves_its_own_clients(tmp_path: Path, net: Network) -> None:
