@@ -62,7 +62,7 @@ profile: $(STAMP)
 	@$(VENV)/bin/python -m bench profile $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VENV)-compiled .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -path './.venv*' -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 # Everything comes by its hash, the build backend too, so that nothing is built in an environment of its own: there no
@@ -100,6 +100,8 @@ lock:
 		{ grep '^#' $${each%:*}.txt; cat $(VENV)-lock/$${each#*:}.txt; } > $(VENV)-lock/new.txt && mv $(VENV)-lock/new.txt $${each%:*}.txt; \
 	done
 
+# Targets compiled and test-compiled: the router compiled by mypyc.
+-include tests/compiled/compiled.mk
 # Target test-engine: the router with real vLLM and SGLang servers.
 -include tests/engine/engine.mk
 # Target test-litellm: LiteLLM's client with the router.

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 
+from router.cli.compiled import is_compiled
 from tests.support.processes import ONE_ONLY, STARTED, needs_one_process, process_count
 
 # A busy machine must not fail a property by its clock, and a check of a change must not depend on luck.
@@ -14,7 +15,12 @@ settings.load_profile("project")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that is marked for one process, when routers have several."""
+    """Skip a test that is marked for one process, when routers have several, or for interpreted code, when the code is
+    compiled.
+    """
+    interpreted = item.get_closest_marker("interpreted")
+    if interpreted is not None and is_compiled():
+        pytest.skip(f"with interpreted code only: {interpreted.args[0]}")
     mark = item.get_closest_marker("one_process")
     if mark is not None and process_count() > 1:
         needs_one_process(*mark.args)

@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Final, NoReturn, Protocol, cast
 
+from router.cli.compiled import is_compiled
 from router.errors import ConfigError
 from router.runtime.command_line import INTERRUPTED, Parser
 
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser(called: str) -> Parser:
     """Return the parser of all subcommands; only the one that is called has its arguments."""
     parser = Parser(prog="d2lpm", description="A fair router that keeps prefix caches warm.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"d2lpm {version('d2lpm-router')}")
+    code = " compiled" if is_compiled() else ""
+    parser.add_argument("--version", action="version", version=f"d2lpm {version('d2lpm-router')}{code}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, about in COMMANDS.items():
         described = f"{about[0].upper()}{about[1:]}."

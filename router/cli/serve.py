@@ -14,6 +14,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Final
 
+from router.cli.compiled import is_compiled
 from router.cluster.handshake import read_secret
 from router.cluster.tls import cluster_tls
 from router.config.settings import Settings, WorkerAddress
@@ -105,6 +106,7 @@ def _announced(
         urls = [_url(listener, "http" if settings.tls_cert is None else "https") for listener in listeners]
         fields = {
             "version": version("d2lpm-router"),
+            "compiled": is_compiled(),
             "url": urls[0],
             **({"admin_url": urls[1]} if urls[1:] else {}),
             "policy": settings.policy,

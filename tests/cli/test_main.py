@@ -140,7 +140,7 @@ def test_help_and_version_end_well() -> None:
     assert "--help-all" in done.stdout
     assert len(done.stdout.splitlines()) <= 60
     assert "--max-unstarted-tokens" in run("serve", "--help-all").stdout
-    assert re.fullmatch(r"d2lpm \d+\.\d+\.\d+\n", run("--version").stdout)
+    assert re.fullmatch(r"d2lpm \d+\.\d+\.\d+( compiled)?\n", run("--version").stdout)
 
 
 HEAVY = ("asyncio", "fastapi", "httpx", "pydantic", "router.config", "router.core", "uvicorn", "yaml")

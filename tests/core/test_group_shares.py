@@ -178,6 +178,7 @@ def asked_per_turn(members: int) -> float:
     return (shares.asked - before) / 200
 
 
+@pytest.mark.interpreted("the test changes the class of an object")
 def test_a_decision_costs_the_same_in_a_large_group() -> None:
     """Forty times as many waiting members do not make the scheduler look at more of them."""
     assert asked_per_turn(400) < 2 * asked_per_turn(10) + 5

@@ -410,6 +410,7 @@ def before(policy: PolicyFactory, clients: tuple[Habits, ...], reporting: Report
     return Fleet(two, policy, reporting) if fleet.properties.pooled else fleet
 
 
+@pytest.mark.interpreted("the test extends classes of the scheduler")
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize(
     ("clients", "tamper", "reporting"),

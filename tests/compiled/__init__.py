@@ -1,0 +1,1 @@
+"""The compiled build: `make test-compiled`."""
