@@ -359,7 +359,7 @@ class InFlightTable:
         `seconds_per_token`: prefill time, for what is left of the request that is computed; None if it may not be
         computed yet. `low_tokens`, `kv_limit`: those of the window. `next_output`: mean output of one more request.
         """
-        ahead: float = self.unstarted_tokens
+        ahead = float(self.unstarted_tokens)
         low_at = inf
         if self.waiting and seconds_per_token is not None:
             ahead, low_at = self._prefill_left(now, seconds_per_token, low_tokens)
