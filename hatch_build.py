@@ -4,7 +4,7 @@ Hatchling calls this only if HATCH_BUILD_HOOK_ENABLE_CUSTOM is set, and without 
 no compiler. A compiled wheel has a shared library beside each compiled file; Python prefers it to the file.
 
 Some files stay as they are. Dataclasses that msgspec or pydantic reads: mypyc keeps no annotation like `int | None` and
-no docstring. Protocols that classes of other files extend: an interpreted class cannot extend a compiled one. And
+no docstring. Classes and protocols that interpreted files extend: an interpreted class cannot extend a compiled one. And
 classes that extend those of uvicorn or prometheus_client.
 """
 
@@ -21,16 +21,18 @@ COMPILED: Final = (
     "router/channel/client.py",
     "router/core/**/*.py",
     "router/front/*.py",
-    "router/front/http/corked_transport.py",
     "router/front/http/response_writer.py",
     "router/upstream/http_client.py",
 )
 PLAIN: Final = (
     "router/**/__init__.py",
+    "router/api/answer/event_reader.py",
     "router/core/clients/rate_limits.py",
     "router/core/fleet/stored_responses.py",
     "router/core/model/*.py",
     "router/core/policies/*/*parameters.py",
+    "router/front/call_record.py",
+    "router/front/drain.py",
 )
 
 

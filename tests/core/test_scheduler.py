@@ -358,6 +358,7 @@ def test_a_displaced_request_has_ended() -> None:
     assert list(scene.refusals.values()).count(Refusal.EXPIRED) == 2
 
 
+@pytest.mark.interpreted("a compiled package has no experiments")
 def test_settings_can_be_sent_to_another_process() -> None:
     """Experiments run each simulation in a process of its own."""
     sent = SchedulerSettings(prefix_limit=7)

@@ -178,7 +178,7 @@ def jain_index(allocations: Collection[float]) -> float | None:
     """Return (sum x)^2 / (n · sum x^2): 1 if all are equal, 1/n if one has everything; None if all are 0 or there are
     none.
     """
-    squares = sum(x * x for x in allocations)
+    squares = sum([x * x for x in allocations])
     return sum(allocations) ** 2 / (len(allocations) * squares) if squares else None
 
 
