@@ -4,8 +4,8 @@ Hatchling calls this only if HATCH_BUILD_HOOK_ENABLE_CUSTOM is set, and without 
 no compiler. A compiled wheel has a shared library beside each compiled file; Python prefers it to the file.
 
 Some files stay as they are. Dataclasses that msgspec or pydantic reads: mypyc keeps no annotation like `int | None` and
-no docstring. Classes and protocols that interpreted files extend: an interpreted class cannot extend a compiled one. And
-classes that extend those of uvicorn or prometheus_client.
+no docstring. Classes and protocols that interpreted files extend: an interpreted class cannot extend a compiled one.
+And classes that extend those of uvicorn or prometheus_client.
 """
 
 from pathlib import Path
@@ -36,6 +36,12 @@ PLAIN: Final = (
 )
 
 
+def compiled_files(root: Path) -> list[Path]:
+    """Return the files below this checkout that are compiled, sorted."""
+    plain = {path for pattern in PLAIN for path in root.glob(pattern)}
+    return sorted({path for pattern in COMPILED for path in root.glob(pattern)} - plain)
+
+
 class CompiledWheel(BuildHookInterface[Any]):
     """Adds the shared libraries to the wheel."""
 
@@ -46,10 +52,8 @@ class CompiledWheel(BuildHookInterface[Any]):
 
         self._folder = TemporaryDirectory()
         folder, root = Path(self._folder.name), Path(self.root)
-        plain = {path for pattern in PLAIN for path in root.glob(pattern)}
-        files = sorted({path for pattern in COMPILED for path in root.glob(pattern)} - plain)
         extensions = mypycify(
-            [str(path.relative_to(root)) for path in files],
+            [str(path.relative_to(root)) for path in compiled_files(root)],
             multi_file=True,
             group_name="router",
             debug_level="0",
