@@ -314,6 +314,7 @@ def test_an_eviction_visits_the_requests_that_are_at_home_there(alike: int) -> N
     assert all(WorkerId("w1") not in pool[name].homes for name in pool._waiting)
 
 
+@pytest.mark.interpreted("the test replaces a method of an object")
 def test_requests_choose_new_homes_in_the_order_of_their_arrival() -> None:
     """If several lose a home at once, the one that arrived first has the first choice of the workers."""
     workers = ("w1", "w2", "w3", "w4", "w5", "w6")
