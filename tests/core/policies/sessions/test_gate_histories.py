@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Command
-from router.core.model.events import Fault, Returned, Ticked
+from router.core.model.events import Event, Fault, Returned, Ticked
 from router.core.model.request import ClientId, RequestId
 from router.core.policies.sessions.session_parameters import SessionParameters
 from tests.core.policies.sessions.scenes import ROOM, SMALL, GatedScene
@@ -50,14 +50,14 @@ class History:
         self._present = [*WORKERS]
         self._prompts: dict[tuple[str, int], str] = {}
         self._output: dict[RequestId, int] = {}
-        handle = self.scene.scheduler.handle
+        feed = self.scene.feed
 
-        def recorded(event: object, now: float) -> list[Command]:
-            commands = handle(event, now)  # type: ignore[arg-type]
+        def recorded(event: Event) -> list[Command]:
+            commands = feed(event)
             self.commands.append(commands)
             return commands
 
-        self.scene.scheduler.handle = recorded  # type: ignore[method-assign]
+        self.scene.feed = recorded  # type: ignore[method-assign]
 
     @property
     def live(self) -> list[RequestId]:
