@@ -1,9 +1,14 @@
 """Whether this is a compiled build (`make compiled`)."""
 
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Final
+
+PACKAGE: Final = Path(__file__).resolve().parents[1]
 
 
-def is_compiled(module: str = "router.core.scheduler") -> bool:
-    """Return whether a module is compiled, by the file that its import loads. Imports its package only."""
-    spec = find_spec(module)
-    return spec is not None and spec.origin is not None and not spec.origin.endswith(".py")
+def is_compiled(file: str = "core/scheduler.py") -> bool:
+    """Return whether a file of the package is compiled: whether Python would load another instead. Imports nothing."""
+    path = PACKAGE / file
+    found = PathFinder.find_spec(path.stem, [str(path.parent)])
+    return found is not None and found.origin != str(path)

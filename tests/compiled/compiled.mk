@@ -25,5 +25,5 @@ test-compiled: $(COMPILED)/.installed
 	git ls-files -z | tar --null --files-from=- --create | tar --extract --directory $(COMPILED_TREE)
 	unzip -q -o $(COMPILED)/wheel/*.whl '*.so' -d $(COMPILED_TREE)
 	$(VENV)/bin/python -m tests.compiled.histories record $(COMPILED_TREE)/histories
-	cd $(COMPILED_TREE) && ../../$(VENV)/bin/python -m tests.compiled.histories compare histories
-	cd $(COMPILED_TREE) && ../../$(VENV)/bin/python -m pytest -n 3 --ignore tests/docs --ignore tests/bench/lab
+	cd $(COMPILED_TREE) && PYTHONPATH=$$PWD ../../$(VENV)/bin/python -m tests.compiled.histories compare histories
+	cd $(COMPILED_TREE) && PYTHONPATH=$$PWD ../../$(VENV)/bin/python -m pytest -n 3 --dist worksteal --ignore tests/docs --ignore tests/bench/lab

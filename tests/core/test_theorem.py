@@ -442,6 +442,7 @@ class Undivided(DlpmHome):
         pass
 
 
+@pytest.mark.interpreted("the test extends classes of the scheduler")
 @pytest.mark.parametrize("fleet", ["two models apart", "an adapter on one of two"])
 def test_refills_that_count_for_all_workers_are_found(fleet: str) -> None:
     """The check finds that refills break the bound if they count for clients that wait for other workers."""

@@ -351,6 +351,7 @@ class WholeEvents:
         return block if block == b"event" else b""
 
 
+@pytest.mark.interpreted("the test puts an object of its own for the worker's answer")
 async def test_blocks_without_an_event_are_gathered_and_counted_in_the_budget() -> None:
     """After many such blocks the router waits for more bytes at a time, until an event is complete."""
     hold = ByteBudget(10_000).hold("owner")
@@ -364,6 +365,7 @@ async def test_blocks_without_an_event_are_gathered_and_counted_in_the_budget() 
     assert worker.gathered == 2
 
 
+@pytest.mark.interpreted("the test puts an object of its own for the worker's answer")
 async def test_blocks_are_read_and_not_pushed_while_an_event_is_incomplete() -> None:
     """Such blocks are read, since otherwise every second one of many small blocks would pass without a wait for more
     bytes.

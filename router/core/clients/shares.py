@@ -107,11 +107,11 @@ class Shares:
         """
         members = [member for name, member in self._members.items() if name != client]
         groups = {member.group for member in members} - {None, group}
-        alone = sum([member.weight for member in members if member.group is None])
-        others = alone + sum([self._groups[name].weight for name in groups if name is not None])
+        alone = sum([member.weight for member in members if member.group is None], 0.0)
+        others = alone + sum([self._groups[name].weight for name in groups if name is not None], 0.0)
         if group is None:
             return weight / (weight + others)
-        group_weights = sum([member.weight for member in members if member.group == group])
+        group_weights = sum([member.weight for member in members if member.group == group], 0.0)
         return weight / (weight + group_weights) * group_weight / (group_weight + others)
 
     def _count(self, member: Member) -> None:
