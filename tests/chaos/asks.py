@@ -45,19 +45,21 @@ class Ask:
 class Asks:
     """The sequence of requests of one client."""
 
-    def __init__(self, client: str, random: Random, *, shared: bool) -> None:
+    def __init__(self, client: str, random: Random, *, shared: bool, times: int = 1) -> None:
         """`shared`: prompts are about a document that other clients also ask about; else no cache holds any part of
-        them.
+        them. `times`: how often a prompt says its question.
         """
         self._client = client
         self._random = random
         self._shared = shared
+        self._times = times
         self._number = 0
 
     def next(self) -> Ask:
         """Return a request with another prompt and another form."""
         self._number += 1
         question = f"{self._client} asks for the {self._number}. time, which nobody has before. "
+        question *= self._times
         prompt = DOCUMENT + question if self._shared else question
         fields: dict[str, Any] = {
             "model": MODEL,

@@ -1,7 +1,7 @@
 """The clients: each one sends calls in turn and checks the answers; some disconnect before the end."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
@@ -44,9 +44,9 @@ class Progress:
 class Client:
     """A client. `waiting` counts its calls without an answer so far, `service` is the cost of what it received."""
 
-    def __init__(self, name: str, random: Random, *, greedy: bool, vanishing: float) -> None:
+    def __init__(self, name: str, random: Random, *, greedy: bool, vanishing: float = 0.0, times: int = 1) -> None:
         """`greedy`: calls without pauses; others think between calls. `vanishing`: share of calls it disconnects
-        from.
+        from. `times`: as in `Asks`.
         """
         self.name = name
         self.greedy = greedy
@@ -54,7 +54,7 @@ class Client:
         """Calls whose answer has not begun."""
         self.service = 0.0
         """Cost of what it has received."""
-        self._asks = Asks(name, random, shared=not greedy)
+        self._asks = Asks(name, random, shared=not greedy, times=times)
         self._random = random
         self._vanishing = vanishing
         self._number = 0
@@ -74,15 +74,15 @@ class Client:
 class Crowd:
     """All clients of one router."""
 
-    def __init__(self, url: str, clock: Callable[[], float]) -> None:
-        """`clock`: seconds since the clients began."""
+    def __init__(self, url: str, clock: Callable[[], float], headers: Mapping[str, str] | None = None) -> None:
+        """`clock`: seconds since the clients began; `headers`: more of each call."""
         self.outcomes: list[Outcome] = []
         self.over = asyncio.Event()
         """Set when no more calls are to begin."""
         self._url = url
         self._clock = clock
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), headers=headers
         )
 
     def now(self) -> float:
