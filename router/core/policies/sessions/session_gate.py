@@ -247,10 +247,15 @@ class SessionGate(Policy):
             self._forget_session(session)
             return
         self._hot.rest(session, now)
-        # Nothing else of a call's end lets a waiting session in: room, or sessions that can lose their places.
+        # Nothing else of a call's end lets a waiting session in: room, or sessions that can lose their places, now or
+        # at the next swap. That needs no `request_ended` at the same time: the call may wait for another worker.
         worker = session.worker
-        if session.client.spent or worker is None or self._admission.is_overfull(worker):
+        if session.client.spent or worker is None or self._admission.is_overfull(worker) or self._is_unused(worker):
             self._changed = True
+
+    def _is_unused(self, worker: WorkerId) -> bool:
+        """Return whether a worker has nothing to do while sessions wait."""
+        return len(self.paused) > 0 and not self._view.in_flight(worker)
 
     def _is_ahead(self, client: SessionClient) -> bool:
         """Return whether a client has been served more than one that waits."""

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from router.core.clients.queue_limits import WaitingLimits
+from router.core.fleet.window import FixedWindow
 from router.core.model.events import Fault, Returned
 from router.core.model.request import ClientId, Takes, WorkerId
 from router.core.policies.sessions.places import Loss
@@ -376,6 +377,26 @@ def test_a_worker_without_work_serves_a_session_that_waits() -> None:
     assert scene.is_paused(returns)
     scene.wait(1.0)
     assert scene.worker_of(returns) == W1
+
+
+def test_a_call_that_ends_at_no_worker_leaves_a_place_to_one_that_waits() -> None:
+    """A session whose call its worker has returned, and whose client leaves before another worker has room, is idle
+    from then on, and gives its place to one that waits once it has been idle for long enough.
+    """
+    one_each = replace(ROOM, window=FixedWindow(requests=1, unstarted_tokens=10**6))
+    scene = GatedScene(kv_chunks=10, workers=("w1", "w2"), settings=one_each)
+    first, other = scene.call("ada", "aaaaaaaa", "one"), scene.call("cyd", "cccccccc", "three")
+    assert (scene.worker_of(first), scene.worker_of(other)) == (W1, "w2")
+    scene.answer(first, "aaaaaaaa")
+    returned = scene.call("ada", "aaaaaaaaa", "one")
+    waits = scene.call("bob", "bbbbbb", "two")
+    scene.feed(Returned(returned, accepted=False, fault=Fault.ERROR))
+    scene.wait(1.0)
+    scene.cancel(returned)
+    assert scene.is_paused(waits)
+    scene.wait(1.0)
+    assert scene.worker_of(waits) == W1
+    assert scene.gate.places.losses[Loss.UNUSED] == 1
 
 
 def test_new_labels_cost_bounded_memory() -> None:
