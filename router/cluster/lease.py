@@ -6,6 +6,7 @@ replica or a front has seen, and fronts obey the highest that they have seen. So
 lease only says when another may lead: it may end early or late without harm.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -156,8 +157,10 @@ class Tenure:
         self._released_at: float | None = None
         self._renews_at: float | None = None
         """When the last renewal began; None before the first, and after a hand-over."""
-        self._late: tuple[float, float] | None = None
-        """The latest renewal of the last `BUSY_SECONDS`: after how many seconds it came, and when. None without one."""
+        self._late: deque[tuple[float, float]] = deque()
+        """Late renewals of the last `BUSY_SECONDS`, each with the seconds after which it came, and when: those after
+        which none was as late, so that the first is the latest of all.
+        """
         self.unreachable = False
         """Whether the store did not answer the last time."""
         self.over = False
@@ -171,11 +174,13 @@ class Tenure:
         """
         before, self._renews_at = self._renews_at, now
         gap = 0.0 if before is None else now - before
-        if self._late is not None and now - self._late[1] > BUSY_SECONDS:
-            self._late = None
-        if gap > max(LATE_SECONDS, 0.0 if self._late is None else self._late[0]):
-            self._late = gap, now
-        late = 0.0 if self._late is None else self._late[0]
+        while self._late and now - self._late[0][1] > BUSY_SECONDS:
+            self._late.popleft()
+        if gap > LATE_SECONDS:
+            while self._late and self._late[-1][0] <= gap:
+                self._late.pop()
+            self._late.append((gap, now))
+        late = self._late[0][0] if self._late else 0.0
         return min(LONGEST_LEASE_SECONDS, max(LEASE_SECONDS, late * LEASE_SECONDS / RENEW_SECONDS))
 
     def answered(self, renewal: Renewal) -> None:

@@ -123,6 +123,15 @@ def test_a_lease_lasts_longer_for_a_while_after_a_renewal_that_came_late() -> No
     assert tenure.seconds_for(16.0 + BUSY_SECONDS) == LEASE_SECONDS
 
 
+def test_a_late_renewal_counts_for_a_minute_though_an_earlier_one_came_later() -> None:
+    """The lease does not end early where the one that was later is forgotten."""
+    tenure = Tenure(record(2))
+    lasts = {now: tenure.seconds_for(now) for now in (0.0, 3.0, *range(4, 50), 51.5, *range(52, 112), 112.5)}
+    assert {lasts[now] for now in (3.0, 51.5, 63)} == {12.0}
+    assert {lasts[now] for now in (64, 111)} == {10.0}
+    assert lasts[112.5] == 6.0
+
+
 def test_the_time_of_a_hand_over_is_no_late_renewal() -> None:
     """One that nobody has answered leaves the lease as short as before."""
     tenure = Tenure(record(2))
