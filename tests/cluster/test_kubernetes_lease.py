@@ -174,13 +174,20 @@ def _seen(lease: KubernetesLease) -> str | None:
 
 
 async def test_a_new_leader_has_longer_until_it_serves(scene: Scene) -> None:
-    """Expiry 2: it renews nothing while it restores the state; its first renewal sets the usual time."""
+    """Expiry 2: what it takes is longer than usual; its first renewal once it serves sets the usual time."""
     lease, record = await scene.leader()
     other = await scene.replica()
     scene.time += START_SECONDS - 0.1
     assert (await other.view()).leader == record
     await lease.renew(record, 2.0)
     assert scene.spec["leaseDurationSeconds"] == LEASE_SECONDS
+
+
+async def test_a_busy_leader_has_longer(scene: Scene) -> None:
+    """Expiry 3: the lease lasts as long as it asks for, and a second more, in whole seconds."""
+    lease, record = await scene.leader()
+    await lease.renew(record, 5.5)
+    assert scene.spec["leaseDurationSeconds"] == 7
 
 
 @pytest.mark.parametrize("written", ["1999-01-01T00:00:00.000000Z", "2199-01-01T00:00:00.000000Z"])
