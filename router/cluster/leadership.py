@@ -7,7 +7,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Final, Self
 
 from router.channel.socket import ChannelServer
-from router.cluster.lease import LEASE_SECONDS, RENEW_SECONDS, START_SECONDS, LeaderRecord, LeaseStore, Tenure
+from router.cluster.lease import (
+    LEASE_SECONDS,
+    LONGEST_START_SECONDS,
+    RENEW_SECONDS,
+    START_SECONDS,
+    LeaderRecord,
+    LeaseStore,
+    Tenure,
+)
 from router.cluster.report import ClusterReport
 from router.cluster.state_in_store import StateInStore
 from router.cluster.store import StoreUnreachable
@@ -21,8 +29,8 @@ LEAVE_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.02
 START_RENEW_SECONDS: Final = START_SECONDS / 4
 """Seconds between two renewals before a run serves."""
-START_RENEWALS: Final = 24
-"""Renewals at most before a run serves: those of a minute."""
+START_RENEWALS: Final = round(LONGEST_START_SECONDS / START_RENEW_SECONDS)
+"""Renewals at most before a run serves."""
 
 
 class Leadership(PeriodicTask):

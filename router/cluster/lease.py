@@ -18,6 +18,8 @@ LEASE_SECONDS: Final = 2.0
 """Seconds after its last renewal in which the lease ends, unless renewals come late."""
 START_SECONDS: Final = 10.0
 """Seconds for which a new leader has the lease at first, and again and again until it serves."""
+LONGEST_START_SECONDS: Final = 60.0
+"""Seconds after which a new leader that does not serve makes the lease no longer."""
 RENEW_SECONDS: Final = 0.5
 """Seconds between two renewals."""
 LATE_SECONDS: Final = 1.0
@@ -121,16 +123,17 @@ class Candidacy:
         """Return whether to take the lease now, after a look at the store. `now`: seconds of a clock that never goes
         backwards.
 
-        A lease of this replica's own is one of a run that has died. It is left to end if that run had led for less than
-        `START_SECONDS`: it may have died before it served, and the next one would, too. If the lease is gone and the
-        epoch with it, the store has lost its data: then the leader has `RETURN_SECONDS` to come back to it.
+        A lease of this replica's own is one of a run that has died. It is left to end if that run may have died before
+        it served, as it had led for no longer than one can that does not serve: the next one would die, too. If the
+        lease is gone and the epoch with it, the store has lost its data: then the leader has `RETURN_SECONDS` to come
+        back to it.
         """
         forgot = view.epoch < self.highest
         self.highest = max(self.highest, view.epoch, 0 if view.leader is None else view.leader.epoch)
         if view.leader is not None:
             self._lost_at = None
             own = view.leader.replica == self._replica
-            return own and self._began - view.leader.since >= START_SECONDS
+            return own and self._began - view.leader.since >= LONGEST_START_SECONDS + START_SECONDS
         if not forgot:
             self._lost_at = None
             return True
