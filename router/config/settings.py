@@ -406,14 +406,14 @@ class Settings(PolicyGroups):
     """Header that names a call's session, or body.prompt_cache_key, or body.metadata.user_id for what follows _session_
     in it; repeatable, in order of precedence."""
     session_fill: Annotated[float, Field(gt=0, le=1)] = 0.92
-    """Share of each worker's KV cache that sessions can have."""
+    """Share of each worker's KV cache in which sessions get places. Their contexts can grow beyond it."""
     session_idle: NonNegativeFloat = 40.0
-    """Seconds without a call after which a session gives way to any that waits."""
+    """Seconds without a call after which a session gives way to any that waits; fewer if its worker has no work."""
     session_idle_after_turn: NonNegativeFloat = 5.0
     """The same after an answer that ended the turn instead of asking for a tool, or after a session's only call."""
     session_turn: NonNegativeFloat = 2.0
     """Turn of a session, as a multiple of what its context costs to compute. After it, the session gives way to one of
-    a client with less service."""
+    a client with less service; before, to one of a client with far less."""
     session_growth: NonNegativeInt = 2000
     """Tokens reserved for a session beside its context."""
     session_grace: NonNegativeInt = 4000

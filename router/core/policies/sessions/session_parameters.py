@@ -12,14 +12,17 @@ class SessionParameters:
     by_prefix: bool = True
     """Whether a call without a label belongs to the session that its prompt continues."""
     fill: float = 0.92
-    """The share of a worker's KV cache that sessions may have."""
+    """The share of a worker's KV cache in which sessions get places. Their contexts can grow beyond it."""
     idle: float = 40.0
-    """Seconds without a call after which a session can lose its place to any that waits."""
+    """Seconds without a call after which a session can lose its place to any that waits; where its worker has nothing
+    to do, fewer if its context is computed sooner.
+    """
     idle_after_turn: float = 5.0
     """The same if its last answer ended the turn, or it has made only one call."""
     turn: float = 2.0
     """A session's turn, as a multiple of what its context costs to prefill. After it, the session can lose its place to
-    one of a client with less service."""
+    one of a client with less service; before, to one of a client with so much less that a turn does not make up for it.
+    """
     growth: int = 2000
     """Tokens that a context is expected to grow by, in addition to which it is reserved."""
     grace: int = 4000
