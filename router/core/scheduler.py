@@ -611,7 +611,7 @@ class Scheduler:
         if (ended := self._end_attempt(event, now)) is None:
             return
         state, worker = ended
-        if state.handoff is not None and event.fault is Fault.ERROR:
+        if state.handoff is not None and event.fault is Fault.ERROR and event.accepted:
             state.kept_in_vain = state.handoff.worker
         state.handoff = None
         self._open(state, now, begun=state.resumed_output > 0)

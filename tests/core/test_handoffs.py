@@ -282,20 +282,26 @@ def test_what_a_decode_worker_returns_is_prefilled_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "prefill", "second"),
-    [(Fault.ERROR, ("p1", "p2"), "p2"), (Fault.BROKEN, ("p1", "p2"), "p1"), (Fault.ERROR, ("p1",), "p1")],
+    ("fault", "accepted", "prefill", "second"),
+    [
+        (Fault.ERROR, True, ("p1", "p2"), "p2"),
+        (Fault.ERROR, False, ("p1", "p2"), "p1"),
+        (Fault.BROKEN, True, ("p1", "p2"), "p1"),
+        (Fault.ERROR, True, ("p1",), "p1"),
+    ],
 )
 def test_a_prompt_that_a_decode_worker_may_not_have_found_is_prefilled_elsewhere(
-    fault: Fault, prefill: tuple[str, ...], second: str
+    fault: Fault, *, accepted: bool, prefill: tuple[str, ...], second: str
 ) -> None:
     """A decode worker's error may mean that the prefill worker died with the prompt. So the next prefill is elsewhere,
-    if it can be, though the prefix is there; after a broken connection it is where the prefix is.
+    if it can be, though the prefix is there. After a broken connection it is where the prefix is, and if the decode
+    worker refused the router, as with a wrong key, since then it has looked for no prompt.
     """
     scene = pair(prefill=prefill, decode=("d1", "d2"))
     request = scene.arrive("ada", "document")
     assert at(scene, request) == ("p1", Leg.PREFILL)
     scene.prefill(request)
-    give_back(scene, request, fault)
+    give_back(scene, request, fault, accepted=accepted)
     assert at(scene, request) == (second, Leg.PREFILL)
 
 
