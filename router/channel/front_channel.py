@@ -108,12 +108,20 @@ class FrontChannel:
         """When the last connection ended, on the event loop's clock; None while there is one."""
         self._task: asyncio.Task[None] | None = None
 
-    async def open(self) -> bytes:
+    async def open(self, seconds: float = CONNECT_SECONDS) -> bytes:
         """Connect for the first time. Returns the key of the prompt hashes.
 
-        Waits for a scheduler that is being started. Raises ChannelClosed if none comes.
+        Waits for a scheduler that is being started, and without an end while another version leads the cluster. Raises
+        ChannelClosed if none comes within `seconds`.
         """
-        contact = await self._connect_within(CONNECT_SECONDS)
+        while True:
+            try:
+                contact = await self._connect_within(seconds)
+                break
+            except OtherVersion as error:
+                if not self._replica:
+                    raise
+                log.error("this replica does not serve yet: %s", error)
         self._secret = contact.hello.secret
         self._obey(contact)
         return self._secret

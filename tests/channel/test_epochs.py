@@ -161,21 +161,27 @@ async def test_the_same_epoch_or_a_higher_one_is_obeyed_after_a_death(tmp_path: 
 
 
 async def test_a_front_waits_for_a_leader_of_its_own_version(tmp_path: Path) -> None:
-    """During a rolling update another version may lead for a while: its connection is closed, and tried again."""
+    """During a rolling update another version may lead for longer than a front waits for a scheduler: its connection is
+    closed, and tried again.
+    """
     met = asyncio.Event()
+    meetings = 0
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal meetings
         writer.write(frame(msgspec.msgpack.encode(Hello("another version", epoch=1))))
         await reader.read()
         writer.close()
-        met.set()
+        meetings += 1
+        if meetings == 3:
+            met.set()
 
     leader = Leader(tmp_path, 2)
     other = str(tmp_path / "other")
     signpost = Signpost(other, 0)
     async with leader.server, await asyncio.start_unix_server(greet, other):
         channel = FrontChannel(signpost, 1, "replica")
-        opening = asyncio.create_task(channel.open())
+        opening = asyncio.create_task(channel.open(0.0))
         await met.wait()
         assert not opening.done()
         signpost.point(leader.path, 0)
