@@ -118,10 +118,9 @@ class FrontChannel:
             try:
                 contact = await self._connect_within(seconds)
                 break
-            except OtherVersion as error:
+            except OtherVersion:
                 if not self._replica:
                     raise
-                log.error("this replica does not serve yet: %s", error)
         self._secret = contact.hello.secret
         self._obey(contact)
         return self._secret
@@ -214,13 +213,18 @@ class FrontChannel:
     async def _connect_within(self, seconds: float) -> Contact:
         """Connect, and try again while no scheduler listens. Raises ChannelClosed."""
         deadline = asyncio.get_running_loop().time() + seconds
+        told = False
         while True:
             try:
                 return await self._connect()
             except ChannelClosed as error:
-                refused = isinstance(error, OtherVersion) and not self._replica  # in a cluster, another may lead soon
-                if refused or asyncio.get_running_loop().time() >= deadline:
+                other = isinstance(error, OtherVersion)
+                ended = asyncio.get_running_loop().time() >= deadline
+                if ended or (other and not self._replica):  # in a cluster, another may lead soon
                     raise
+                if other and not told:
+                    log.error("this replica waits for a leader of its own version: %s", error)
+                    told = True
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _connect(self) -> Contact:

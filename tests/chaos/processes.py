@@ -47,6 +47,8 @@ class Server:
         """`port`: where it listens after each start; 0 for a new one each time; `host`: at which address; `within`:
         words before the command, which run it elsewhere.
         """
+        self.source: Path | None = None
+        """The folder with the code of the next start; None for this repository's."""
         self.port = port
         self._wanted = port
         self._host = host
@@ -69,10 +71,17 @@ class Server:
     async def start(self) -> None:
         """Start it and wait until it listens. Raises RuntimeError if it does not."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("D2LPM_")}
+        if self.source is not None:
+            environment["PYTHONPATH"] = str(self.source)
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(self._log.open("ab")) if self._log else None
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, "--port", str(self._wanted), stdin=PIPE, stdout=PIPE, stderr=log, env=environment
+                *(*self._command, "--port", str(self._wanted)),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                env=environment,
+                cwd=self.source,
             )
         async with asyncio.timeout(PATIENCE):
             self.port = await self._greeted()

@@ -179,11 +179,13 @@ async def running_cluster(
     ports: Sequence[int] = (),
     network: Network | None = None,
     kubernetes: str = "",
+    source: Path | None = None,
 ) -> AsyncIterator[Cluster]:
     """Run a store and replicas.
 
     `folder`: for their logs; `workers`: URLs; `flags`: more of each replica; `ports`: where their fronts listen, by
-    default at new ones; `network`: None for loopback; `kubernetes`: the API that has the lease, if not the store.
+    default at new ones; `network`: None for loopback; `kubernetes`: the API that has the lease, if not the store;
+    `source`: as in `Server`.
     """
     store = Store(await free_port(), LOOPBACK if network is None else network.store)
     secret = folder / "secret"
@@ -205,6 +207,7 @@ async def running_cluster(
         port = ports[number - 1] if ports else 0
         listens, within = (LOOPBACK, ()) if network is None else (host, network.within(number))
         server = router(folder / f"log-{number}", workers, *given, port=port, host=listens, within=within)
+        server.source = source
         replicas.append(Replica(host, server))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True), headers=OPERATOR) as http:
         try:
