@@ -142,10 +142,7 @@ class RetryBudget:
         share.
         """
         new, self._requests = requests - self._requests, requests
-        if self._share:
-            while new and self._left < self._most:  # added one by one, as rounding may not depend on when this is asked
-                self._left = min(self._left + self._share, self._most)
-                new -= 1
+        self._left = min(self._left + new * self._share, self._most)
         if self._left < self._floor:
             self._left = min(self._floor, self._left + (now - self._since) * self._floor / BUDGET_SECONDS)
         self._since = now

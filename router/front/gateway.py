@@ -230,7 +230,7 @@ class Gateway:
         Raises UnknownModel.
         """
         parse = partial(self._parse_resolving_alias, family, head, body, deployment)
-        body, call = parse() if len(body) <= INLINE_BYTES else await self._slots.run(owner, len(body), parse)
+        body, call = await self._slots.run(owner, len(body), parse)
         if not call.model:
             call = call._replace(model=self._connections.any_model())
         served = self._connections.served(call.model)
