@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from router.core.clients.sessions.session import Session, SessionClient
 from router.core.model.request import WorkerId
 from router.core.policies.context import FleetView
+from router.core.policies.sessions.bound_calls import BoundCalls
 from router.core.policies.sessions.paused_calls import PausedCalls
 from router.core.policies.sessions.places import Loss, Places
 from router.core.policies.sessions.pools import SessionPool, SessionPools
@@ -34,7 +35,15 @@ class SessionAdmission:
     """Finds places for waiting sessions, and takes those of others for them."""
 
     def __init__(
-        self, view: FleetView, pools: SessionPools, places: Places, paused: PausedCalls, fill: float, claim: float
+        self,
+        view: FleetView,
+        pools: SessionPools,
+        places: Places,
+        paused: PausedCalls,
+        bound: BoundCalls,
+        *,
+        fill: float,
+        claim: float,
     ) -> None:
         """`fill`: the share of a worker's KV cache that sessions may have. `claim`: what a place costs until its turn
         is over, first prefill included, in cost units per token of context.
@@ -44,6 +53,7 @@ class SessionAdmission:
         self._pools = pools
         self._places = places
         self._paused = paused
+        self._bound = bound
         self._fill = fill
 
     def admitted(self, now: float) -> Iterator[tuple[Session, WorkerId]]:
@@ -154,7 +164,7 @@ class SessionAdmission:
         Until then it is cheaper to wait for their next calls, and from then on it may not be: whatever these sessions
         do, the worker loses at most twice what it had to (as in the ski-rental problem).
         """
-        if self._view.in_flight(worker):
+        if not self.is_unused(worker):
             return False
         losers = [each for each in self._places.at(worker) if each.hot and self._swap_at(each, worker) <= now]
         losers.sort(key=_idle_since)
@@ -172,7 +182,7 @@ class SessionAdmission:
 
     def next_swap(self, now: float) -> float:
         """Return when the next place at a worker that has nothing to do can go to any session that waits."""
-        unused = [worker for worker, _ in self._places if not self._view.in_flight(worker)]
+        unused = [worker for worker, _ in self._places if self.is_unused(worker)]
         times = [self._swap_at(session, worker) for worker in unused for session in self._places.at(worker)]
         return min([time for time in times if time > now], default=inf)
 
@@ -191,6 +201,12 @@ class SessionAdmission:
                     self._places.revoke(self._places.coldest(worker), Loss.IDLE)
                 return enough
         return None
+
+    def is_unused(self, worker: WorkerId) -> bool:
+        """Return whether a worker has nothing to do: no call is in flight there, and none waits for it. One whose
+        session has just got its place waits until it is dispatched.
+        """
+        return not (self._view.in_flight(worker) or self._bound.at(worker))
 
     def is_overfull(self, worker: WorkerId) -> bool:
         """Return whether more is reserved at a worker than its KV cache holds. Contexts may grow beyond `fill`."""
@@ -265,7 +281,7 @@ class SessionAdmission:
             most = max(most, room - reserved + cold)
             empty = empty or reserved == cold
             overfull = overfull or reserved > capacity
-            unused = unused or not self._view.in_flight(worker)
+            unused = unused or self.is_unused(worker)
         return Outlook(most, empty, overfull, unused)
 
 

@@ -17,7 +17,8 @@ what it will grow by in one worker's KV cache, and holds back the calls of those
   served more than the other one will have been after one. A turn is `turn` times the cost of its context, and begins
   when its first prefill is over: a session that has just been computed again is used before it is evicted again.
 - *Unused.* Where a worker has nothing to do, the idle limit is what it takes to compute the session's context and one
-  as large: places save computing, and there is no use in saving what nobody asks for.
+  as large: places save computing, and there is no use in saving what nobody asks for. Such a worker's
+  places go to one waiting session, whose call is then work, and to the next once there is nothing to do again.
 - *Overfull.* A worker may have more reserved than its KV cache holds, because contexts grow beyond `fill`, or because
   sessions got their places while the gate was open. Once all that is hot exceeds the whole KV cache of the fleet, a
   next call there counts as one that waits: either others lose their places, or it does. Until then the contexts still
@@ -40,6 +41,7 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups
 from router.core.policies.base import Choice, Policy, PolicyFactory
 from router.core.policies.context import PolicyContext
+from router.core.policies.sessions.bound_calls import BoundCalls
 from router.core.policies.sessions.hot_sessions import HotSessions
 from router.core.policies.sessions.paused_calls import PausedCalls
 from router.core.policies.sessions.places import Loss, Places
@@ -69,11 +71,12 @@ class SessionGate(Policy):
         self._clients = self.table.clients
         self._hot = HotSessions(self.table, self.places, self._pools, parameters)
         claim = (1.0 + parameters.turn) * context.cost.extend
-        self._admission = SessionAdmission(context.view, self._pools, self.places, self.paused, parameters.fill, claim)
+        self._bound = BoundCalls()
+        self._admission = SessionAdmission(
+            context.view, self._pools, self.places, self.paused, self._bound, fill=parameters.fill, claim=claim
+        )
         self._sessions: dict[RequestId, Session] = {}
         """The session of each live call that has one."""
-        self._bound: dict[RequestId, Request] = {}
-        """The calls that wait in the inner policy for one worker only, as they arrived."""
         self._inside = 0
         """How many requests wait in the inner policy."""
         self._changed = False
@@ -138,7 +141,7 @@ class SessionGate(Policy):
         self.inner.enqueue(request, now)
 
     def _let_in_at(self, request: Request, worker: WorkerId, now: float) -> None:
-        self._bound[request.id] = request
+        self._bound.add(request, worker)
         self._let_in(replace(request, worker=worker), now)
 
     def _pause(self, session: Session, request: Request, now: float) -> None:
@@ -158,7 +161,8 @@ class SessionGate(Policy):
             self._changed = True
             return
         self._inside -= 1
-        self._bound.pop(request, None)
+        if self._bound.remove(request) is not None:
+            self._changed = True  # its worker may have nothing to do now
         self.inner.withdraw(request, now)
 
     def next(self, now: float) -> Choice | None:
@@ -169,7 +173,7 @@ class SessionGate(Policy):
         if not self._inside or (choice := self.inner.next(now)) is None:
             return None
         self._inside -= 1
-        self._bound.pop(choice.request.id, None)
+        self._bound.remove(choice.request.id)
         self._follow(choice.request, choice.worker, now)
         return choice
 
@@ -255,7 +259,7 @@ class SessionGate(Policy):
 
     def _is_unused(self, worker: WorkerId) -> bool:
         """Return whether a worker has nothing to do while sessions wait."""
-        return len(self.paused) > 0 and not self._view.in_flight(worker)
+        return len(self.paused) > 0 and self._admission.is_unused(worker)
 
     def _is_ahead(self, client: SessionClient) -> bool:
         """Return whether a client has been served more than one that waits."""
@@ -359,7 +363,7 @@ class SessionGate(Policy):
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         left = self.inner.worker_left(worker, now)
         self._inside -= len(left)
-        orphans = [self._bound.pop(request.id, request) for request in left]
+        orphans = [self._bound.remove(request.id) or request for request in left]
         self._hot.find_pools_anew()
         for session in tuple(self.places.at(worker)):
             self._displace(session)
@@ -399,6 +403,7 @@ class SessionGate(Policy):
         self.paused.check_integrity(sessions)
         self.places.check_integrity(sessions)
         self._hot.check_integrity()
+        self._bound.check_integrity()
         for client in self._clients.values():
             own = [each for each in sessions if each.client is client]
             assert set(client.sessions) == set(own), f"{client.name}: {len(client.sessions)} sessions"

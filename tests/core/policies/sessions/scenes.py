@@ -6,7 +6,7 @@ from dataclasses import replace
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow
 from router.core.model.events import Arrived, Finished, WorkerJoined
-from router.core.model.request import ClientId, Request, RequestId, SessionId, Takes, Usage, Worker, WorkerId
+from router.core.model.request import ClientId, Request, RequestId, Role, SessionId, Takes, Usage, Worker, WorkerId
 from router.core.policies.registry import POLICIES
 from router.core.policies.sessions.session_gate import SessionGate, gated
 from router.core.policies.sessions.session_parameters import SessionParameters
@@ -49,9 +49,9 @@ class GatedScene(Scene):
         """The chunks reserved at each worker."""
         return {worker: tokens // CHUNK_TOKENS for worker, tokens in self.gate.places}
 
-    def come(self, worker: str, takes: Takes = Takes.ALL) -> None:
+    def come(self, worker: str, takes: Takes = Takes.ALL, role: Role = Role.BOTH) -> None:
         """Let a worker join that reports its capacity."""
-        self.feed(WorkerJoined(Worker(WorkerId(worker), frozenset([MODEL]), self._kv_tokens, takes=takes)))
+        self.feed(WorkerJoined(Worker(WorkerId(worker), frozenset([MODEL]), self._kv_tokens, takes=takes, role=role)))
 
     def call(
         self,
