@@ -29,6 +29,14 @@ class Session:
     """Hashes of the last whole chunks of its latest prompt and of what that was answered: a prompt with one of them
     continues the session.
     """
+    first_chunks: int = 0
+    """Whole chunks of its first prompt, or of a later one if that has fewer. Other sessions may begin with the same
+    ones, but not with more.
+    """
+    own_anchor: bytes = b""
+    """Hash of the next chunk of its latest prompt: a prompt with it continues the session if it has no call, though the
+    client has changed what comes after. Empty if there is none.
+    """
     context: int = 0
     """Tokens of its latest prompt, with the answer if that is complete. Of several calls at once, of the largest."""
     calls: dict[RequestId, int] = field(default_factory=dict)

@@ -4,6 +4,10 @@ A key of a prompt has chained hashes, so one hash stands for all that is before 
 last hash of its latest prompt and of its answer. A call whose prompt has one of these hashes continues the session. Its
 prompt is searched from the end: what is new in a call is short.
 
+Agents also change the end of what they resend, such as a reminder in the last message. So a session without a call goes
+on with a prompt that shares more with its latest one than its first prompt, which other sessions may share: the hash of
+the first chunk after that is kept, too.
+
 A label may cover several contexts, as of a helper that works for the same agent. So calls under one label that do not
 continue one another are separate sessions. But where a session under the label has no call, and the prompt begins as
 that one's do, the client has shortened its context (compaction), and the session goes on.
@@ -67,14 +71,16 @@ class SessionTable:
             self._without_place.move_to_end(session)
         else:
             self._with_place.move_to_end(session)
+        session.first_chunks = min(session.first_chunks, _chunks(prompt))
         answered = session.anchors[1:] if session.anchors else ()
-        self._anchor(session, (_last_hash(prompt), *answered))
+        self._anchor(session, (_last_hash(prompt), *answered), _hash_of(prompt, session.first_chunks))
         return session
 
     def answered(self, session: Session, answers: tuple[PromptKey, ...]) -> None:
         """Note how the next prompts of a session may begin."""
         if answers and session.anchors:
-            self._anchor(session, (session.anchors[0], *[_last_hash(answer) for answer in answers]))
+            ends = (session.anchors[0], *[_last_hash(answer) for answer in answers])
+            self._anchor(session, ends, session.own_anchor)
 
     def place_changed(self, session: Session) -> None:
         """A session got a place, or lost it."""
@@ -106,7 +112,7 @@ class SessionTable:
 
     def drop(self, session: Session) -> None:
         """Forget a session that has no call and no place."""
-        self._anchor(session, ())
+        self._anchor(session, (), b"")
         if session.label is not None:
             begin = _owner(session), session.head
             del self._by_head[begin][session]
@@ -119,8 +125,8 @@ class SessionTable:
         anchored, hashes = self._by_anchor.get(owner), prompt.hashes
         if anchored:
             for end in range(len(hashes), 0, -HASH_BYTES):
-                session = anchored.get(hashes[end - HASH_BYTES : end])
-                if session is not None:
+                session = anchored.get(anchor := hashes[end - HASH_BYTES : end])
+                if session is not None and (anchor in session.anchors or not session.calls):
                     return session
         alike = [session for session in self._by_head.get((owner, _head(prompt)), ()) if not session.calls]
         return max(alike, key=_idle_since) if alike else None
@@ -133,18 +139,22 @@ class SessionTable:
         session = Session(
             client, request.model, owner[2], request.parent, self._numbers, now, _head(prompt), request.id
         )
+        session.first_chunks = _chunks(prompt)
         if session.label is not None:
             self._by_head.setdefault((owner, session.head), {})[session] = None
         self._without_place[session] = client.sessions[session] = None
         return session
 
-    def _anchor(self, session: Session, anchors: tuple[bytes, ...]) -> None:
+    def _anchor(self, session: Session, anchors: tuple[bytes, ...], own: bytes) -> None:
+        """Let a session be found by these hashes; by its own anchor only if no other session is."""
         owner = _owner(session)
         anchored = self._by_anchor.setdefault(owner, {})
-        for anchor in session.anchors:
+        for anchor in (*session.anchors, session.own_anchor):
             if anchored.get(anchor) is session:
                 del anchored[anchor]
-        session.anchors = anchors
+        session.anchors, session.own_anchor = anchors, own
+        if own:
+            anchored.setdefault(own, session)
         for anchor in anchors:
             if anchor:
                 anchored[anchor] = session
@@ -162,6 +172,16 @@ def _idle_since(session: Session) -> float:
 
 def _last_hash(prompt: PromptKey) -> bytes:
     return prompt.hashes[-HASH_BYTES:]
+
+
+def _chunks(prompt: PromptKey) -> int:
+    """Return how many whole chunks a prompt has."""
+    return len(prompt.hashes) // HASH_BYTES
+
+
+def _hash_of(prompt: PromptKey, number: int) -> bytes:
+    """Return the hash of a whole chunk, counted from 0; empty if the prompt has fewer."""
+    return prompt.hashes[number * HASH_BYTES : (number + 1) * HASH_BYTES]
 
 
 def _head(prompt: PromptKey) -> bytes:

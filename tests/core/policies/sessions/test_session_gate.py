@@ -197,6 +197,36 @@ def test_without_a_label_a_prompt_continues_its_session() -> None:
     assert len(scene.gate.table) == 2
 
 
+def test_without_a_label_a_session_goes_on_though_the_end_of_its_prompt_changed() -> None:
+    """A prompt without a label that shares more with the latest prompt of an idle session than its first prompt goes on
+    with that session, however much of the end is other.
+    """
+    scene = GatedScene(kv_chunks=100)
+    scene.answer(scene.call("ada", "aaaa"), "aaaab")
+    scene.answer(scene.call("ada", "aaaabccccccc"), "aaaabcccccccd")
+    for prompt in ("aaaabccccccee", "aaaabccfffffff", "aaaabg"):
+        scene.answer(scene.call("ada", prompt))
+        assert len(scene.gate.table) == 1
+        scene.gate.check_integrity()
+
+
+def test_without_a_label_prompts_that_begin_alike_are_separate_sessions() -> None:
+    """A prompt that shares no more with a session than its first prompt begins another one, as does one that changes
+    the end of a prompt that is under way.
+    """
+    scene = GatedScene(kv_chunks=100)
+    scene.answer(scene.call("ada", "aaaaaaab"), "aaaaaaabc")
+    scene.answer(scene.call("ada", "aaaaaaabcdddd"), "aaaaaaabcdddde")
+    scene.answer(scene.call("ada", "aaaaaaaf"))
+    assert len(scene.gate.table) == 2
+    running = scene.call("ada", "aaaaaaabcdddd")
+    assert len(scene.gate.table) == 2
+    scene.call("ada", "aaaaaaabcdddg")
+    assert len(scene.gate.table) == 3
+    scene.answer(running)
+    scene.gate.check_integrity()
+
+
 def test_two_calls_of_one_context_count_once() -> None:
     """Two calls of a session at once reserve its context once, and it stays until both have ended."""
     scene = GatedScene(kv_chunks=10)
