@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
 from sys import maxsize
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from router.core.model.request import ClientId
 from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
@@ -23,6 +23,9 @@ Arrived = tuple[int, PooledRequest]
 """A request and its arrival, which is unique."""
 AHEAD: Final = 4
 """If the kept requests of a class are used up, this many times as many are merged as are asked for."""
+ClientPlace = tuple[int, int, "ClientArrivals"]
+"""Where a client comes among the clients of its priority class: its last turn where clients take turns, else the
+arrival of its first request, or less; its number in the queue, which is unique; and its requests."""
 FEW_CHANGES: Final = 16
 """Up to this many new priority classes are taken in one by one; after more, the requests of a class are merged anew."""
 
@@ -35,16 +38,6 @@ class WaitingClients(Protocol):
 
     def last_turn(self, client: ClientId, /) -> int:
         """Return a number that rises with each of the client's turns, unique to it."""
-
-
-class ClientPlace(NamedTuple):
-    """Where a client comes among the clients of its priority class."""
-
-    key: int
-    """Its last turn where clients take turns, else the arrival of its first request; or less."""
-    number: int
-    """Unique."""
-    arrivals: "ClientArrivals"
 
 
 class ClientArrivals:
@@ -112,11 +105,15 @@ class FirstArrived:
         if place < len(requests) and requests[place][0] == arrival:
             del requests[place]
 
-    def exchange(self, client: ClientId, own: Sequence[Arrived], most: int) -> None:
-        """Take in that of a client's requests these are of the class now, all or none. `most`: how many are kept."""
-        requests = [each for each in self.requests if each[1].request.client != client]
-        if own:
-            requests += own[: bisect_left(own, (self.until + 1,))]
+    def exchange(self, own: Sequence[Arrived], most: int, *, of_class: bool) -> None:
+        """Take in whether these, all requests of a client, are of the class now. `most`: how many are kept."""
+        own = own[: bisect_left(own, (self.until + 1,))]
+        if not own:
+            return
+        known = {arrival for arrival, _ in own}
+        requests = [each for each in self.requests if each[0] not in known]
+        if of_class:
+            requests += own
             requests.sort()
             if len(requests) > most:
                 self.until = requests[most - 1][0]
@@ -163,7 +160,7 @@ class ArrivalQueue:
     def _advance(self, arrivals: ClientArrivals, arrival: int) -> None:
         """A client's first request is one that arrived earlier."""
         for priority_class, place in enumerate(arrivals.places):
-            if place is not None and priority_class not in ROUND_ROBIN_CLASSES and place.key > arrival:
+            if place is not None and priority_class not in ROUND_ROBIN_CLASSES and place[0] > arrival:
                 self._remove_place(place, priority_class)
                 self._place(arrivals, priority_class, arrival, arrival)
 
@@ -192,7 +189,7 @@ class ArrivalQueue:
 
     def _place(self, arrivals: ClientArrivals, priority_class: int, turn: int, arrival: int) -> None:
         key = turn if priority_class in ROUND_ROBIN_CLASSES else arrival
-        place = arrivals.places[priority_class] = ClientPlace(key, arrivals.number, arrivals)
+        place = arrivals.places[priority_class] = (key, arrivals.number, arrivals)
         insort(self._places[priority_class], place)
 
     def _remove_place(self, place: ClientPlace, priority_class: int) -> None:
@@ -206,7 +203,7 @@ class ArrivalQueue:
         places, eligibility = self._places[priority_class], self._eligibility
         by_turn, number = priority_class in ROUND_ROBIN_CLASSES, 0
         while number < len(places):
-            key, _, arrivals = place = places[number]
+            key, _, arrivals = places[number]
             if eligibility.waiting_priority_class(arrivals.client) != priority_class:
                 del places[number]
                 arrivals.places[priority_class] = None
@@ -218,7 +215,7 @@ class ArrivalQueue:
                 del places[number]
                 self._place(arrivals, priority_class, turn, arrival)
                 continue
-            yield place.arrivals
+            yield arrivals
             number += 1
 
     def of(self, client: ClientId) -> Sequence[Arrived]:
@@ -232,7 +229,7 @@ class ArrivalQueue:
         """
         if before < maxsize:  # most often there are none
             places = self._places[priority_class]
-            if not places or places[0].key >= before:
+            if not places or places[0][0] >= before:
                 return []
             return _first_arrived(self.clients(priority_class), count, before)
         first = self._first.get(priority_class)
@@ -256,7 +253,7 @@ class ArrivalQueue:
                 return False
             for client in dict.fromkeys(changed):
                 of_class = self._eligibility.waiting_priority_class(client) == priority_class
-                first.exchange(client, self.of(client) if of_class else (), AHEAD * count)
+                first.exchange(self.of(client), AHEAD * count, of_class=of_class)
             first.changes = self._changes.count
         return True
 

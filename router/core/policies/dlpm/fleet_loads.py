@@ -89,6 +89,8 @@ class FleetLoads:
         self._with_room = LoadOrder()
         self._by_homes = LoadOrder()
         self._longest_homes = LoadOrder()
+        self._outdated: dict[WorkerId, None] = {}
+        """The workers whose places by homes are not up to date. They change with every request and are seldom read."""
         self._dispatches = self._added = 0
 
     def add(self, worker: WorkerId) -> None:
@@ -114,11 +116,7 @@ class FleetLoads:
         if (entry := self._workers.get(worker)) is None:
             return
         entry.at_home += change
-        self._by_homes.set(worker, entry.at_home + self._view.in_flight(worker), entry.joined)
-        if entry.at_home:
-            self._longest_homes.set(worker, -entry.at_home, entry.added)
-        else:
-            self._longest_homes.remove(worker)
+        self._outdated[worker] = None
 
     @property
     def with_room(self) -> LoadOrder:
@@ -129,6 +127,7 @@ class FleetLoads:
     @property
     def longest_home_without_room(self) -> WorkerId | None:
         """The worker without room at which most requests wait at home; None if none wait at any."""
+        self._order_homes()
         with_room = self._view.with_room
         return next(iter(self._longest_homes.least(lambda worker: worker not in with_room, 1)), None)
 
@@ -137,6 +136,7 @@ class FleetLoads:
     ) -> Iterable[WorkerId]:
         """Return those of these workers, `besides` others, that have the lowest load with what waits at home there."""
         self._take_changes()
+        self._order_homes()
         if len(workers) > FEW:
             return self._by_homes.least(lambda worker: worker in workers and worker not in besides, count)
         keys = [self._by_homes.of(worker) for worker in workers if worker not in besides]
@@ -151,8 +151,18 @@ class FleetLoads:
         entry = self._workers[worker]
         in_flight = self._view.with_room.get(worker)
         if in_flight is None:
-            in_flight = self._view.in_flight(worker)
             self._with_room.remove(worker)
         else:
             self._with_room.set(worker, in_flight, entry.last_dispatch)
-        self._by_homes.set(worker, entry.at_home + in_flight, entry.joined)
+        self._outdated[worker] = None
+
+    def _order_homes(self) -> None:
+        """Bring the orders by homes up to date."""
+        for worker in self._outdated:
+            if (entry := self._workers.get(worker)) is not None:
+                self._by_homes.set(worker, entry.at_home + self._view.in_flight(worker), entry.joined)
+                if entry.at_home:
+                    self._longest_homes.set(worker, -entry.at_home, entry.added)
+                else:
+                    self._longest_homes.remove(worker)
+        self._outdated.clear()
