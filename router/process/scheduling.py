@@ -230,8 +230,10 @@ def _worker_services(
     settings: Settings, directory: WorkerDirectory, host: SchedulerHost, resolve: Resolve, saved: SavedRun | None
 ) -> WorkerServices:
     drain = WorkerDrain(host.feed)
-    poller = Poller(directory, drain.feed, settings.poll_interval, RankRules(settings.ranks, settings.barrier))
-    runs = host.scheduler.cluster.__contains__
+    cluster = host.scheduler.cluster
+    rules = RankRules(settings.ranks, settings.barrier)
+    poller = Poller(directory, drain.feed, settings.poll_interval, rules, cluster.last_sign)
+    runs = cluster.__contains__
     fleet = {} if saved is None else saved.fleet
     worker_registry = WorkerRegistry(directory, poller, drain, runs, lambda worker: _endpoint(worker, settings, fleet))
     if saved is not None:

@@ -92,6 +92,11 @@ class Cluster:
     def __getitem__(self, worker: WorkerId) -> WorkerState:
         return self._states[worker]
 
+    def last_sign(self, worker: WorkerId) -> float:
+        """When a worker gave its last sign of life; -inf if it is unknown or gave none."""
+        state = self._states.get(worker)
+        return -inf if state is None else state.last_sign
+
     def serving(self, route: str) -> Mapping[WorkerId, int]:
         """Return the workers that requests of this shared route may be sent to, in the order in which they joined, each
         with its number in this order. Never changes: the next call may return another object.

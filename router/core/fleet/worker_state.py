@@ -56,6 +56,9 @@ class WorkerState:
         self._silence_seconds = rules.silence
         self.silence_timeout = SilenceTimeout(rules.answers)
         self._last_alive = 0.0
+        """When it was last alive, or began to have work."""
+        self.last_sign = -inf
+        """When it gave its last sign of life; -inf before the first."""
         """When the worker last showed a sign of life, or became busy after that."""
         self._load_deadline = inf
         """When time alone changes the load."""
@@ -125,7 +128,7 @@ class WorkerState:
 
     def mark_alive(self, now: float) -> None:
         """Record a sign of life: a first token, more tokens, the end of a request, or an answer to a poll."""
-        self._last_alive = now
+        self._last_alive = self.last_sign = now
         if self.silent:
             self.silent = False
             self.refresh(now)

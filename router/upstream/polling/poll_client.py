@@ -22,6 +22,10 @@ def polling_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=unlimited, trust_env=False, verify=trusted)
 
 
+class AnswerLate(WorkerBroke):
+    """An answer was not complete in time."""
+
+
 class Reply(NamedTuple):
     """A complete answer."""
 
@@ -32,8 +36,8 @@ class Reply(NamedTuple):
 async def fetch(client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *, post: bytes | None = None) -> bytes:
     """Send a GET, or a POST of these bytes, and return the body of the answer.
 
-    Raises WorkerBroke if the answer is too long or takes too long, and httpx.HTTPError if there is none or its status
-    is not 2xx.
+    Raises WorkerBroke if the answer is too long, AnswerLate if it takes too long, and httpx.HTTPError if there is none
+    or its status is not 2xx.
     """
     reply = await fetch_any_status(client, url, headers, post=post)
     reply.response.raise_for_status()
@@ -55,6 +59,6 @@ async def fetch_any_status(
                 size += len(block)
                 if size > MAX_ANSWER_BYTES:
                     raise WorkerBroke(f"{response.url.path} is longer than {MAX_ANSWER_BYTES} bytes.")
-    except TimeoutError:
-        raise WorkerBroke(f"{url} did not answer in full within {ANSWER_SECONDS:g} s.") from None
+    except (TimeoutError, httpx.TimeoutException):
+        raise AnswerLate(f"{url} did not answer in full within {ANSWER_SECONDS:g} s.") from None
     return Reply(response, b"".join(blocks))

@@ -13,7 +13,7 @@ from router.errors import WorkerBroke
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.flag_rules import tier_findings
 from router.upstream.polling.poll_client import polling_client
-from router.upstream.polling.probe import WorkerProbe, part_of
+from router.upstream.polling.probe import LastSign, WorkerProbe, never, part_of
 from router.upstream.ranks.barrier_health import BarrierHealth
 from router.upstream.ranks.rank_rules import RankRules
 
@@ -32,10 +32,14 @@ class Poller:
         feed: Callable[[Event], None],
         interval: float,
         rules: RankRules = RankRules(),  # noqa: B008 - frozen
+        last_sign: LastSign = never,
     ) -> None:
-        """`interval`: seconds between two polls of a worker; `rules`: which ranks are workers of their own."""
+        """`interval`: seconds between two polls of a worker; `rules`: which ranks are workers of their own;
+        `last_sign`: as in `WorkerProbe`.
+        """
         self._directory = directory
         self._rules = rules
+        self._last_sign = last_sign
         self._health = BarrierHealth(directory, feed)
         self._probes: dict[WorkerId, WorkerProbe] = {}
         """By worker, ranks excluded: one for each URL."""
@@ -121,7 +125,7 @@ class Poller:
     def _probe(self, endpoint: WorkerEndpoint) -> WorkerProbe:
         if not endpoint.ranks:  # a group waits also for those that have never answered
             endpoint.barrier = self._rules.barrier_of(endpoint.id, endpoint.group, several=False, lockstep=None)
-        return WorkerProbe(endpoint, self._health.feed, self._directory, self._rules)
+        return WorkerProbe(endpoint, self._health.feed, self._directory, self._rules, self._last_sign)
 
     def _probe_of(self, worker: WorkerId) -> WorkerProbe:
         return self._probes[self._directory[worker].server or worker]

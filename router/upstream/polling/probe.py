@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 
 import httpx
 
@@ -23,13 +25,16 @@ from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.flag_rules import Finding, WorkerPart, connector_finding, connector_of, role_finding
 from router.upstream.polling.engine_facts import ask_info, ask_ranks, ask_transfer_engines, ask_vocabulary
 from router.upstream.polling.load_reader import LoadPages, LoadReader, LoadReport
-from router.upstream.polling.poll_client import fetch
+from router.upstream.polling.poll_client import AnswerLate, fetch
 from router.upstream.ranks.rank_rules import RankRules
 
 log = logging.getLogger(__name__)
 
+LastSign = Callable[[WorkerId], float]
+"""When a worker last gave a sign of life, on the monotonic clock; -inf for never."""
 MISSED_POLLS = 3
-"""Polls in a row that a worker must leave unanswered to count as down; one refused connection is enough."""
+"""Polls in a row that a worker must leave unanswered to count as down; one refused connection is enough. One that is
+late does not count while the worker's calls show life."""
 POLLS_WITHOUT_LOAD = 4
 """Health polls in a row without a load report after which an answered health poll itself counts as a sign of life: the
 worker's metrics are slow, or it has none."""
@@ -38,6 +43,11 @@ BOOTSTRAP_PORT = 8998
 BOOTSTRAP_REMEDY = "set its bootstrap_port, or start it with MooncakeConnector and the kv_role kv_producer"
 POLLS_PER_MODEL_LIST = 20
 """Health polls between two readings of the list of models: adapters come and go, but rarely."""
+
+
+def never(_: WorkerId) -> float:
+    """Return that a worker gave no sign of life, as far as is known."""
+    return -inf
 
 
 def part_of(endpoint: WorkerEndpoint) -> WorkerPart:
@@ -49,15 +59,23 @@ class WorkerProbe:
     """Polls one URL and remembers what the polls so far have shown. Its ranks, if it has several, are workers, too."""
 
     def __init__(
-        self, endpoint: WorkerEndpoint, feed: Callable[[Event], None], directory: WorkerDirectory, rules: RankRules
+        self,
+        endpoint: WorkerEndpoint,
+        feed: Callable[[Event], None],
+        directory: WorkerDirectory,
+        rules: RankRules,
+        last_sign: LastSign = never,
     ) -> None:
-        """`directory`: reports a changed endpoint to the fronts, before they are sent calls for it."""
+        """`directory`: reports a changed endpoint to the fronts, before they are sent calls for it. `last_sign`: what
+        calls have shown.
+        """
         self._endpoint = endpoint
         self._feed = feed
         self._publish: Callable[[WorkerEndpoint], None] = directory.publish
         self._directory = directory
         self._set_ranks: Callable[[WorkerEndpoint, Iterable[int]], None] = directory.set_ranks
         self._rules = rules
+        self._last_sign = last_sign
         self._info = EngineInfo()
         self._named_port = endpoint.bootstrap_port
         self._engines: Mapping[int, str] = {}
@@ -108,13 +126,16 @@ class WorkerProbe:
 
     async def poll_health(self, client: httpx.AsyncClient) -> None:
         """Poll the worker's health and, now and then, its models; feed events for what changed."""
-        models = None
+        models, began = None, time.monotonic()
         try:
             if not self._endpoint.healthy or self._endpoint.assumed or self._polls % POLLS_PER_MODEL_LIST == 0:
                 models = await self._read_models(client)
             await self._read_health(client, listed=models is not None)
         except httpx.ConnectError:
             self._on_missed(MISSED_POLLS, "it refuses connections")
+        except AnswerLate as error:
+            if not self._shows_life(began):
+                self._on_missed(1, str(error))
         except (httpx.HTTPError, WorkerBroke) as error:
             self._on_missed(1, str(error) or type(error).__name__)
         else:
@@ -327,6 +348,11 @@ class WorkerProbe:
 
     async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
         return await fetch(client, self._endpoint.url + path, self._endpoint.authorization)
+
+    def _shows_life(self, since: float) -> bool:
+        """Whether calls have shown since then that the worker is only too busy to answer polls in time."""
+        workers = (*self.ranks, self._endpoint)
+        return self._endpoint.healthy and any(self._last_sign(each.id) > since for each in workers)
 
     def _on_missed(self, polls: int, reason: str) -> None:
         if not self._polls and not self._unanswered:

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 
 import httpx
 import pytest
@@ -106,6 +107,26 @@ async def test_an_engine_that_answers_with_errors_is_down_after_several_polls() 
         assert await watch.fed(MISSED_POLLS - 1) == []
         watch.engine.poll_answers["/health"] = (200, b"")
         assert await watch.kinds() == ["WorkerReported"]
+        watch.engine.poll_answers["/health"] = (503, b"")
+        assert await watch.fed(MISSED_POLLS) == [WorkerLeft(WorkerId("w"))]
+
+
+async def test_an_engine_that_is_too_busy_to_answer_polls_in_time_stays_while_its_calls_go_on() -> None:
+    """Late polls take a worker out of service only once its calls show no life either; an error of its health does."""
+    async with watched() as watch, httpx.AsyncClient(timeout=0.05) as hurried:
+        signs = {WorkerId("w"): inf}
+        watch.probe = WorkerProbe(
+            watch.backend, watch.events.append, WorkerDirectory([watch.backend]), RankRules(), signs.__getitem__
+        )
+        await watch.fed()
+        patient, watch.client = watch.client, hurried
+        watch.engine.ignores_polls = True
+        assert await watch.fed(2 * MISSED_POLLS) == []
+        signs[WorkerId("w")] = -inf
+        assert await watch.fed(MISSED_POLLS) == [WorkerLeft(WorkerId("w"))]
+        watch.engine.ignores_polls, watch.client = False, patient
+        assert (await watch.kinds())[0] == "WorkerJoined"
+        signs[WorkerId("w")] = inf
         watch.engine.poll_answers["/health"] = (503, b"")
         assert await watch.fed(MISSED_POLLS) == [WorkerLeft(WorkerId("w"))]
 
