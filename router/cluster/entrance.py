@@ -5,15 +5,13 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from router.channel.socket import ChannelServer
 from router.cluster.handshake import HANDSHAKE_SECONDS, Purpose, admit
 from router.cluster.pipe import Connection, join
 from router.cluster.tls import ClusterTls
 from router.errors import ConfigError
-
-P = TypeVar("P", bound=asyncio.Protocol)
 
 log = logging.getLogger(__name__)
 
@@ -145,14 +143,17 @@ class Entrance:
             await join(outer, await asyncio.open_unix_connection(self._control))
         outer[1].close()
 
-    async def _connect(self, end: Callable[[], P], connection: socket.socket) -> tuple[asyncio.Transport, P]:
+    async def _connect(self, end: Callable[[], asyncio.Protocol], connection: socket.socket) -> asyncio.Transport:
         """Connect this side's end. Raises OSError if the other side shows no certificate of the cluster."""
         connect = asyncio.get_running_loop().connect_accepted_socket
-        if self._tls is None:
-            return await connect(end, connection)
-        return await connect(end, connection, ssl=self._tls.server(), ssl_handshake_timeout=HANDSHAKE_SECONDS)
+        context = None if self._tls is None else self._tls.server()
+        seconds = None if self._tls is None else HANDSHAKE_SECONDS
+        # What it returns beside the transport is, with uvloop and TLS, not the end but a protocol of uvloop's own.
+        transport, _ = await connect(end, connection, ssl=context, ssl_handshake_timeout=seconds)
+        return transport
 
     async def _connect_streams(self, connection: socket.socket) -> Connection:
         reader = asyncio.StreamReader()
-        transport, protocol = await self._connect(lambda: asyncio.StreamReaderProtocol(reader), connection)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport = await self._connect(lambda: protocol, connection)
         return reader, asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())

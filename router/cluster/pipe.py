@@ -16,9 +16,12 @@ async def join(one: Connection, other: Connection) -> None:
     finally:
         for way in ways:
             way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
+        ends = await asyncio.gather(*ways, return_exceptions=True)
         for _, writer in (one, other):
             writer.close()
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end  # a defect: `_pass_on` expects an OSError
 
 
 async def _pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

@@ -53,8 +53,10 @@ class Lease:
 
 
 @asynccontextmanager
-async def leading(folder: Path, tls: ClusterTls | None) -> AsyncIterator[tuple[ChannelServer, str]]:
-    """A leader, and the address of its entrance. Its control plane repeats what it is sent."""
+async def leading(folder: Path, tls: ClusterTls | None, limit: int = 2**16) -> AsyncIterator[tuple[ChannelServer, str]]:
+    """A leader, and the address of its entrance. Its control plane repeats a line of at most `limit` bytes, and ends
+    the connection.
+    """
 
     async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readline())
@@ -64,7 +66,7 @@ async def leading(folder: Path, tls: ClusterTls | None) -> AsyncIterator[tuple[C
     leader, listener = Leader(folder, 1), bind("127.0.0.1", 0)
     control = str(folder / "control")
     async with (
-        await asyncio.start_unix_server(repeat, control),
+        await asyncio.start_unix_server(repeat, control, limit=limit),
         leader.server,
         Entrance(listener, SECRET, leader.server, control, tls=tls),
     ):
