@@ -516,9 +516,11 @@ class SplitFleet(RuleBasedStateMachine):
         prompt=st.text("xy", max_size=12),
         whole=st.booleans(),
         streamed=st.booleans(),
+        only=st.sampled_from([None, None, *ROLES]),
     )
-    def arrive(self, client: str, prompt: str, *, whole: bool, streamed: bool) -> None:
-        self.scene.arrive(client, prompt, limit=20, whole=whole, streamed=streamed)
+    def arrive(self, client: str, prompt: str, *, whole: bool, streamed: bool, only: str | None) -> None:
+        """`only`: the worker that stores the conversation that the request continues."""
+        self.scene.arrive(client, prompt, limit=20, whole=whole, streamed=streamed, only=only)
 
     @rule()
     def fill_and_prefill(self) -> None:
