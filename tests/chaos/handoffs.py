@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Container, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from .faults import HARMLESS, Fault, schedule
 from .judge import CUTTING, RESTART, TRIES, Judgement, judge
 from .kills import Account, accounts
 from .leftovers import left_in_core, left_over
-from .link import Link, free_ports
+from .link import Link, kept_ports
 from .processes import Server, get_json, holds, is_ready, router, sockets, until, worker
 from .reading import Ending
 from .run import CALM, KEY, linked, operator_of
@@ -206,8 +206,10 @@ class Result:
 async def run(plan: Plan, directory: Path) -> Result:
     """Do the whole run with one connector. `directory`: for the router's log and journal."""
     evidence, journal, file = Evidence(), directory / f"journal-{plan.connector}", directory / "workers.yaml"
-    ports = free_ports(len(plan.roles))
-    async with running(plan.workers(ports)) as workers, linked(workers, plan.seed, evidence) as links:
+    async with AsyncExitStack() as stack:
+        ports = stack.enter_context(kept_ports(len(plan.roles)))
+        workers = await stack.enter_async_context(running(plan.workers(ports)))
+        links = await stack.enter_async_context(linked(workers, plan.seed, evidence))
         file.write_text(plan.described(links, ports))
         flags = ("--workers-file", str(file), *plan.flags, "--journal", str(journal))
         proxy = router(directory / f"log-{plan.connector}", [], *flags)

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import socket
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from random import Random
 
 from .evidence import Evidence
@@ -81,10 +82,15 @@ class Link:
         self._evidence.add(request, self.worker, kind, begun=begun)
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free now, and that the kernel gives to no outgoing connection."""
+@contextmanager
+def kept_ports(count: int) -> Iterator[list[int]]:
+    """Yield ports that nobody else gets meanwhile. A server with SO_REUSEADDR can listen there, and again later."""
     with ExitStack() as stack:
-        return [stack.enter_context(_anywhere()).getsockname()[1] for _ in range(count)]
+        places = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for place in places:
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            place.bind(("127.0.0.1", 0))
+        yield [place.getsockname()[1] for place in places]
 
 
 def _anywhere() -> socket.socket:
