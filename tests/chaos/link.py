@@ -1,10 +1,9 @@
 """The address by which the router knows one worker, which refuses connections while the worker is away."""
 
 import asyncio
-import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from random import Random
 
 from .evidence import Evidence
@@ -13,14 +12,15 @@ from .worker_connection import WorkerConnection
 
 
 class Link:
-    """The address of one worker. `kind` is the worker's current fault."""
+    """The address of one worker, which keeps its port while the worker is away. `kind` is its current fault."""
 
     def __init__(self, worker: int, evidence: Evidence, random: Random) -> None:
         self.worker = worker
         self.target = 0
         """The port of the worker's process."""
         self.kind: Kind | None = None
-        self.port = 0
+        self._place = _kept_port()
+        self.port: int = self._place.getsockname()[1]
         self._evidence = evidence
         self.random = random
         self._server: asyncio.Server | None = None
@@ -40,8 +40,7 @@ class Link:
     async def listen(self, target: int) -> None:
         """Accept connections for the process at the port `target`; the link's own port stays the same."""
         self.target = target
-        listener = socket.create_server(("127.0.0.1", self.port)) if self.port else _anywhere()
-        self.port = listener.getsockname()[1]
+        listener = socket.create_server(("127.0.0.1", self.port))
         self._server = await asyncio.start_server(self._accept, sock=listener, backlog=1024)
 
     def refuse(self) -> None:
@@ -52,6 +51,11 @@ class Link:
         for connection in list(self._connections):
             connection.harm(self.kind)
             connection.reset()
+
+    def close(self) -> None:
+        """Stop for good."""
+        self.refuse()
+        self._place.close()
 
     def harm(self, kind: Kind) -> None:
         """Record this fault for every call in flight here, and abort their connections if the fault does that."""
@@ -86,16 +90,12 @@ class Link:
 def kept_ports(count: int) -> Iterator[list[int]]:
     """Yield ports that nobody else gets meanwhile. A server with SO_REUSEADDR can listen there, and again later."""
     with ExitStack() as stack:
-        places = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for place in places:
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            place.bind(("127.0.0.1", 0))
-        yield [place.getsockname()[1] for place in places]
+        yield [stack.enter_context(_kept_port()).getsockname()[1] for _ in range(count)]
 
 
-def _anywhere() -> socket.socket:
-    """Return a listener at a port that the kernel gives to no outgoing connection while nobody listens there."""
-    for number in range(10_000):
-        with suppress(OSError):
-            return socket.create_server(("127.0.0.1", 20_000 + (os.getpid() * 100 + number) % 10_000))
-    raise OSError("no port is free")
+def _kept_port() -> socket.socket:
+    """Return a socket that keeps its port for whoever listens there, and does not listen itself."""
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind(("127.0.0.1", 0))
+    return place

@@ -144,7 +144,7 @@ async def linked(workers: Sequence[Server], seed: int, evidence: Evidence) -> As
         yield links
     finally:
         for link in links:
-            link.refuse()
+            link.close()
 
 
 def operator_of(http: aiohttp.ClientSession, proxy: Server) -> Callable[[Link, str], Awaitable[None]]:
