@@ -73,12 +73,15 @@ class SchedulerView:
         state = self._states[worker]
         if self._cluster.has_roles and state.worker.hands_over_at_once and not self._cluster.can_decode(request.model):
             return False
-        if state.admits(self.input_tokens(request) + resumed_output):
+        room = state.room - resumed_output
+        if self.input_tokens(request) <= room:
             return True  # with nothing cached, so that its match need not be known yet
+        return self.uncached_tokens(worker, request) <= room
+
+    def uncached_tokens(self, worker: WorkerId, request: Request) -> int:
         size, match = self.size_and_match(request)
         matched = match.get(worker, 0)
-        cached = self._findable(request, worker, matched) if matched else 0
-        return state.admits(size + resumed_output - cached)
+        return size - self._findable(request, worker, matched) if matched else size
 
     def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:
         return self._states[worker].service_rate.prefill_seconds(tokens)

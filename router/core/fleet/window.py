@@ -237,8 +237,10 @@ class Window(Protocol):
     def limits(self) -> Limits | None:
         """Current limits; None if there are none."""
 
-    def admits(self, load: Load, uncached_tokens: int) -> bool:
-        """Return whether a request with this many uncached input tokens may go now."""
+    def room(self, load: Load) -> float:
+        """Return the most uncached input tokens with which a request may go now: infinite without a limit, and negative
+        if none may go.
+        """
 
     def full(self, load: Load) -> bool:
         """Return whether one more request may find no place in the engine's batch, and so wait there for more than
@@ -295,14 +297,14 @@ class FixedWindow(_StaticWindow):
     def limits(self) -> Limits:
         return Limits(self.requests, self.unstarted_tokens)
 
-    def admits(self, load: Load, uncached_tokens: int) -> bool:
-        """Return whether a request fits both limits.
+    def room(self, load: Load) -> float:
+        """Return what both limits leave.
 
         If nothing waits to start, a request beyond the token limit goes, too: it would never find a better time.
         """
         if load.requests >= self.requests:
-            return False
-        return not load.unstarted or load.unstarted_tokens + uncached_tokens <= self.unstarted_tokens
+            return -1.0
+        return self.unstarted_tokens - load.unstarted_tokens if load.unstarted else inf
 
 
 @dataclass(frozen=True)
@@ -312,8 +314,8 @@ class NoWindow(_StaticWindow):
     @property
     def limits(self) -> None: ...
 
-    def admits(self, load: Load, uncached_tokens: int) -> bool:  # noqa: ARG002 - the protocol's signature
-        return True
+    def room(self, load: Load) -> float:  # noqa: ARG002 - the protocol's signature
+        return inf
 
 
 @dataclass(eq=False, slots=True)
@@ -370,24 +372,24 @@ class LearnedWindow:
             self._limits = Limits(requests, tokens)
         return self._limits
 
-    def admits(self, load: Load, uncached_tokens: int) -> bool:
-        """Return whether a request fits all limits.
+    def room(self, load: Load) -> float:
+        """Return what all limits leave.
 
         One request may wait in the engine for room in its cache, and a few for a place in its batch: an engine takes up
         waiting requests sooner than requests that have yet to be sent.
         """
         requests, places = load.requests, self._places
         if requests >= self.requests:
-            return False
+            return -1.0
         if requests >= places.limit and not places.admits_more(load.unstarted, load.guessed):
-            return False
+            return -1.0
         if not self._reports and load.unstarted >= self._starts.limit:
-            return False
+            return -1.0
+        kv_room = self.kv_limit - load.kv_peak
         if load.unstarted == 0:
-            return load.kv_peak <= self.kv_limit or requests == 0
-        if load.kv_peak + uncached_tokens > self.kv_limit:
-            return False
-        return load.ahead_tokens + uncached_tokens <= self._tokens.limit or load.ahead_tokens <= self.low_tokens
+            return inf if kv_room >= 0.0 or requests == 0 else -1.0
+        ahead = load.ahead_tokens
+        return kv_room if ahead <= self.low_tokens else min(kv_room, self._tokens.limit - ahead)
 
     def full(self, load: Load) -> bool:
         return load.requests >= self._places.places or load.kv_peak + self._typical_tokens > self.kv_limit

@@ -96,7 +96,12 @@ class WorkerState:
 
     def admits(self, uncached_tokens: int) -> bool:
         """Return whether a request with this many uncached input tokens may go now."""
-        return self._open and self.window.admits(self.load, uncached_tokens)
+        return uncached_tokens <= self.room
+
+    @property
+    def room(self) -> float:
+        """The most uncached input tokens with which a request may go now, as `Window.room` says."""
+        return self.window.room(self.load) if self._open else -1.0
 
     @property
     def _open(self) -> bool:
@@ -422,7 +427,7 @@ class WorkerState:
         self.load, changes_at = self.in_flight.load(
             self._now, per_token, window.low_tokens, self.mean_output.mean, window.kv_limit
         )
-        self.has_room = is_open and window.admits(self.load, 1)
+        self.has_room = is_open and window.room(self.load) >= 1
         resumes = self._backoff.until if self._now < self._backoff.until else inf
         self._load_deadline = min(changes_at, resumes)
         self._index.set_load(self.worker.id, self.load.requests, has_room=self.has_room)

@@ -69,6 +69,9 @@ class FleetView(Protocol):
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """Whether the worker's window has room for this request."""
 
+    def uncached_tokens(self, worker: WorkerId, request: Request) -> int:
+        """The input tokens of a request that the worker would have to compute now."""
+
     def input_tokens(self, request: Request) -> int:
         """The estimated size of a request's input, in tokens."""
 

@@ -12,12 +12,13 @@ not only worker by worker, and a slow worker receives as much as it can take.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
 from router.core.model.commands import Deficit, PassedOver
 from router.core.model.cost import Charge, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId, own_route
 from router.core.model.saved import Counters, Groups, SavedCounter, SavedGroup, in_rows
-from router.core.policies.base import Choice, Policy, Properties
+from router.core.policies.base import Choice, Policy, Properties, Turn
 from router.core.policies.context import FleetView, PolicyContext
 from router.core.policies.deficit.deficits import WorkerDeficits
 from router.core.policies.deficit.eligibility import Eligibility
@@ -26,6 +27,21 @@ from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, longest
 from router.core.policies.dlpm.refill_hold import AwaitingFirstToken, RefillHold
+
+QueueState = tuple[int | tuple[LongestMatchQueue, int], ...]
+"""Changes of the clients' classes, and the queues that a worker may take from, each with its changes."""
+
+
+class FruitlessLook(NamedTuple):
+    """What was found when none of the requests that a worker looked at fitted."""
+
+    smallest: Request | None
+    """The one with the fewest uncached input tokens; None if there was none."""
+    state: QueueState
+
+    def fits_now(self, worker: WorkerId, view: FleetView) -> bool:
+        """Whether there is room by now for the smallest request."""
+        return self.smallest is not None and view.admits(worker, self.smallest)
 
 
 class DlpmHome(Policy):
@@ -53,6 +69,8 @@ class DlpmHome(Policy):
         self._pool = self._new_pool(context.view)
         self._refill_hold = RefillHold(parameters.isolation, self._eligibility, context.view, context.cost)
         self._worker_deficits = WorkerDeficits(parameters.worker_quantum, context.view.speed, context.shares)
+        self._fruitless: dict[WorkerId, FruitlessLook] = {}
+        """By worker, its last look at the queues in which nothing fitted."""
         self._newcomer: PooledRequest | None = None
         """A request that found no other waiting, until the next call of `next` dispatches it or queues it."""
 
@@ -201,6 +219,7 @@ class DlpmHome(Policy):
         self._pool.worker_left(worker)
         self._refill_hold.worker_left(worker)
         del self._awaiting_first_token[worker]
+        self._fruitless.pop(worker, None)
         self._update_sparse_limit()
         self._divide_refills()
         return orphans
@@ -274,10 +293,35 @@ class DlpmHome(Policy):
         if not queues:
             return None
         self._refill(worker, routes, now)
-        turn = longest(queues, partial(self._view.admits, worker))
+        turn = self._first_that_fits(worker, queues)
         if turn is None:
             return None
         return self._choose(self._pool[turn.request.id], worker, relief, turn.passed)
+
+    def _first_that_fits(self, worker: WorkerId, queues: Sequence[LongestMatchQueue]) -> Turn | None:
+        """The request whose turn it is at a worker, or one that fits in its place; None if none may go now.
+
+        Where room is lacking, nearly all events change nothing of that. So while the queues and the classes of clients
+        stay as they are, only the smallest request that did not fit is looked at again.
+        """
+        view, last = self._view, self._fruitless.get(worker)
+        if last is not None and last.state == self._state_of(queues) and not last.fits_now(worker, view):
+            return None
+        misfits: list[Request] = []
+
+        def fits(request: Request) -> bool:
+            if not (fit := view.admits(worker, request)):
+                misfits.append(request)
+            return fit
+
+        turn = longest(queues, fits)
+        if turn is None:
+            smallest = min(misfits, key=partial(view.uncached_tokens, worker), default=None)
+            self._fruitless[worker] = FruitlessLook(smallest, self._state_of(queues))
+        return turn
+
+    def _state_of(self, queues: Sequence[LongestMatchQueue]) -> QueueState:
+        return self._pool.class_changes, *[(queue, queue.changes) for queue in queues]
 
     def _choose(
         self, waiting: PooledRequest, worker: WorkerId, relief: WorkerId, passed: tuple[PassedOver, ...] = ()

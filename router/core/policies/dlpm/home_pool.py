@@ -117,6 +117,8 @@ class HomePool:
         """By route, the queue of requests that have no home or have left it."""
         self._home_deadlines: list[HomeDeadline] = []
         self._arrivals = 0
+        self.class_changes = 0
+        """How often a client that waits got another priority class."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -172,6 +174,7 @@ class HomePool:
 
     def update_priority(self, client: ClientId, priority_class: int | None) -> None:
         """Take in the new priority class of a client; None if it is not eligible."""
+        self.class_changes += 1
         self._sidelined.update_priority(client, priority_class)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:

@@ -185,6 +185,8 @@ class LongestMatchQueue:
         self._firsts: tuple[list[RequestRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
         self._sidelined = SidelinedClients() if sidelined is None else sidelined
         self._pushes = 0
+        self.changes = 0
+        """How often a request entered, left, or got another match. Changes of classes and turns do not count."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -204,12 +206,14 @@ class LongestMatchQueue:
         if client_queue is None:
             client_queue = self._client_queues[client] = ClientQueue(client)
         self._pushes += 1
+        self.changes += 1
         entry = WaitingEntry(request, self._pushes if arrival is None else arrival, self._pushes, client_queue)
         self._entries[request.id] = self._unmatched[request.id] = entry
         client_queue.add(entry)
 
     def remove(self, request: RequestId) -> Request:
         """Remove a request."""
+        self.changes += 1
         entry = self._entries.pop(request)
         entry.gone = True
         if entry.rank is None:
@@ -318,6 +322,7 @@ class LongestMatchQueue:
 
     def _rank(self, entry: WaitingEntry, unmatched: int) -> None:
         """Set the rank of a request among its client's requests."""
+        self.changes += 1
         rank = entry.rank = RequestRank(0, unmatched, entry.arrival, entry.push, entry)
         client_queue = entry.client_queue
         client_queue.rank(rank)

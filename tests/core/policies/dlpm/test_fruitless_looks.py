@@ -1,0 +1,89 @@
+"""A worker that found nothing that fits does not look again in vain, and misses nothing by that."""
+
+from collections.abc import Sequence
+from functools import partial
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.core.fleet.window import FixedWindow
+from router.core.model.commands import Command
+from router.core.model.events import Finished
+from router.core.model.request import RequestId, Usage, WorkerId
+from router.core.policies.base import Turn
+from router.core.policies.context import PolicyContext
+from router.core.policies.dlpm.dlpm_home import DlpmHome
+from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
+from router.core.scheduler_settings import SchedulerSettings
+from tests.core.scenario import CHUNK_TOKENS, Scene
+
+TIGHT = SchedulerSettings(window=FixedWindow(requests=6, unstarted_tokens=6 * CHUNK_TOKENS))
+"""Room for one prompt of six chunks, or a few shorter ones."""
+
+
+class AlwaysLooks(DlpmHome):
+    """Looks through the queues after every event."""
+
+    def _first_that_fits(self, worker: WorkerId, queues: Sequence[LongestMatchQueue]) -> Turn | None:
+        return longest(queues, partial(self._view.admits, worker))
+
+
+def played(policy: type[DlpmHome], seed: int, steps: int = 120) -> list[list[Command]]:
+    """Return the commands after each event of a random history."""
+    random = Random(seed)
+
+    def build(context: PolicyContext) -> DlpmHome:
+        return policy(context)
+
+    quantum = DlpmHomeParameters(quantum=300.0, worker_quantum=900.0, home_loss=CHUNK_TOKENS, patience=3)
+    scene = Scene(build, quantum, workers=("w1", "w2", "w3"), settings=TIGHT)
+    commands: list[list[Command]] = []
+    feed = scene.feed
+    scene.feed = lambda event: commands.append(found := feed(event)) or found  # type: ignore[func-returns-value, method-assign]
+    started: set[RequestId] = set()
+    for _ in range(steps):
+        running = list(scene.scheduler.attempts)
+        fresh = [request for request in running if request not in started]
+        match random.choice(["arrive", "arrive", "start", "progress", "finish", "cancel", "evict", "move", "wait"]):
+            case "arrive":
+                prompt = random.choice("xyz") * random.randint(1, 5) + random.choice("abcd") * random.randint(0, 4)
+                scene.arrive(random.choice(["ada", "bob", "cyd", "dee"]), prompt, limit=8)
+            case "start" if fresh:
+                started.add(request := random.choice(fresh))
+                scene.start(request)
+            case "progress" if running:
+                started.add(request := random.choice(running))
+                scene.progress(request, random.randint(1, 8))
+            case "finish" if running:
+                usage = Usage(random.randint(1, 9) * CHUNK_TOKENS, 8, random.choice([None, 0, CHUNK_TOKENS]))
+                scene.feed(Finished(random.choice(running), usage))
+            case "cancel" if scene.requests:
+                scene.cancel(random.choice(list(scene.requests)))
+            case "evict":
+                scene.evict(random.choice(["w1", "w2"]), random.choice([None, CHUNK_TOKENS]))
+            case "move":
+                random.choice([scene.leave, scene.join])(random.choice(["w1", "w2"]))
+            case _:
+                scene.wait(random.choice([0.0, 0.05, 2.0]))
+    return commands
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_whoever_looks_only_when_it_can_help_gives_the_same_commands(seed: int) -> None:
+    """The history goes on as if each worker with room had looked through its queues after every event."""
+    assert played(DlpmHome, seed) == played(AlwaysLooks, seed)
+
+
+def test_the_request_for_which_room_was_kept_leaves() -> None:
+    """What waited behind it goes at once."""
+    window = SchedulerSettings(window=FixedWindow(requests=6, unstarted_tokens=4 * CHUNK_TOKENS))
+    scene = Scene("dlpm_home", DlpmHomeParameters(patience=0), settings=window)
+    scene.arrive("ada", "ab")
+    large, small = scene.arrive("ada", "cdef"), scene.arrive("ada", "gh")
+    scene.wait(0.0)
+    assert small not in scene.dispatched
+    scene.cancel(large)
+    assert small in scene.dispatched
