@@ -10,9 +10,9 @@ not only worker by worker, and a slow worker receives as much as it can take.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import NamedTuple
 
 from router.core.model.commands import Deficit, PassedOver
 from router.core.model.cost import Charge, Tokens
@@ -32,16 +32,15 @@ QueueState = tuple[int | tuple[LongestMatchQueue, int], ...]
 """Changes of the clients' classes, and the queues that a worker may take from, each with its changes."""
 
 
-class FruitlessLook(NamedTuple):
+@dataclass(slots=True)
+class FruitlessLook:
     """What was found when none of the requests that a worker looked at fitted."""
 
     smallest: Request | None
     """The one with the fewest uncached input tokens; None if there was none."""
     state: QueueState
-
-    def fits_now(self, worker: WorkerId, view: FleetView) -> bool:
-        """Whether there is room by now for the smallest request."""
-        return self.smallest is not None and view.admits(worker, self.smallest)
+    pushes: list[int]
+    """How many requests had entered each of the queues."""
 
 
 class DlpmHome(Policy):
@@ -302,23 +301,42 @@ class DlpmHome(Policy):
         """The request whose turn it is at a worker, or one that fits in its place; None if none may go now.
 
         Where room is lacking, nearly all events change nothing of that. So while the queues and the classes of clients
-        stay as they are, only the smallest request that did not fit is looked at again.
+        stay as they are, only two requests are looked at again: the smallest that did not fit, and a new one.
         """
-        view, last = self._view, self._fruitless.get(worker)
-        if last is not None and last.state == self._state_of(queues) and not last.fits_now(worker, view):
+        if (last := self._fruitless.get(worker)) is not None and self._is_fruitless(last, worker, queues):
             return None
         misfits: list[Request] = []
 
         def fits(request: Request) -> bool:
-            if not (fit := view.admits(worker, request)):
+            if not (fit := self._view.admits(worker, request)):
                 misfits.append(request)
             return fit
 
         turn = longest(queues, fits)
         if turn is None:
-            smallest = min(misfits, key=partial(view.uncached_tokens, worker), default=None)
-            self._fruitless[worker] = FruitlessLook(smallest, self._state_of(queues))
+            pushes = [queue.pushes for queue in queues]
+            self._fruitless[worker] = FruitlessLook(self._smallest(worker, misfits), self._state_of(queues), pushes)
         return turn
+
+    def _is_fruitless(self, last: FruitlessLook, worker: WorkerId, queues: Sequence[LongestMatchQueue]) -> bool:
+        """Whether another look would find nothing either. Notes in the last one which request is the smallest now."""
+        if last.state != self._state_of(queues):
+            return False
+        seen = [] if last.smallest is None else [last.smallest]
+        for number, queue in enumerate(queues):
+            if queue.pushes > last.pushes[number]:
+                if queue.newest is None or queue.pushes > last.pushes[number] + 1:
+                    return False
+                seen.append(queue.newest)
+        if any(self._view.admits(worker, request) for request in seen):
+            return False
+        if len(seen) > 1 or last.smallest is None:
+            last.smallest, last.pushes = self._smallest(worker, seen), [queue.pushes for queue in queues]
+        return True
+
+    def _smallest(self, worker: WorkerId, requests: Iterable[Request]) -> Request | None:
+        """The request with the fewest uncached input tokens at a worker."""
+        return min(requests, key=partial(self._view.uncached_tokens, worker), default=None)
 
     def _state_of(self, queues: Sequence[LongestMatchQueue]) -> QueueState:
         return self._pool.class_changes, *[(queue, queue.changes) for queue in queues]

@@ -184,9 +184,12 @@ class LongestMatchQueue:
         self._client_queues: dict[ClientId, ClientQueue] = {}
         self._firsts: tuple[list[RequestRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
         self._sidelined = SidelinedClients() if sidelined is None else sidelined
-        self._pushes = 0
+        self.pushes = 0
+        """How often a request entered. Read only."""
+        self.newest: Request | None = None
+        """The request that entered last; it may be gone. Read only."""
         self.changes = 0
-        """How often a request entered, left, or got another match. Changes of classes and turns do not count."""
+        """How often a request left or got another match. Changes of classes and turns do not count. Read only."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -205,9 +208,9 @@ class LongestMatchQueue:
         client_queue = self._client_queues.get(client)
         if client_queue is None:
             client_queue = self._client_queues[client] = ClientQueue(client)
-        self._pushes += 1
-        self.changes += 1
-        entry = WaitingEntry(request, self._pushes if arrival is None else arrival, self._pushes, client_queue)
+        self.pushes += 1
+        self.newest = request
+        entry = WaitingEntry(request, self.pushes if arrival is None else arrival, self.pushes, client_queue)
         self._entries[request.id] = self._unmatched[request.id] = entry
         client_queue.add(entry)
 
