@@ -78,6 +78,9 @@ class SchedulerView:
             return True  # with nothing cached, so that its match need not be known yet
         return self.uncached_tokens(worker, request) <= room
 
+    def room(self, worker: WorkerId) -> float:
+        return self._states[worker].room
+
     def uncached_tokens(self, worker: WorkerId, request: Request) -> int:
         size, match = self.size_and_match(request)
         matched = match.get(worker, 0)

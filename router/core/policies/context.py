@@ -69,6 +69,11 @@ class FleetView(Protocol):
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """Whether the worker's window has room for this request."""
 
+    def room(self, worker: WorkerId) -> float:
+        """The most uncached input tokens with which a request may go to the worker now: infinite without a limit, and
+        negative if none may go.
+        """
+
     def uncached_tokens(self, worker: WorkerId, request: Request) -> int:
         """The input tokens of a request that the worker would have to compute now."""
 

@@ -301,21 +301,27 @@ class DlpmHome(Policy):
         """The request whose turn it is at a worker, or one that fits in its place; None if none may go now.
 
         Where room is lacking, nearly all events change nothing of that. So while the queues and the classes of clients
-        stay as they are, only two requests are looked at again: the smallest that did not fit, and a new one.
+        stay as they are, only two requests are looked at again: the smallest that did not fit, and a new one. Another
+        that became smaller only by a better estimate is seen a little later.
         """
         if (last := self._fruitless.get(worker)) is not None and self._is_fruitless(last, worker, queues):
             return None
-        misfits: list[Request] = []
+        view, room = self._view, self._view.room(worker)
+        least, smallest = inf, None
 
         def fits(request: Request) -> bool:
-            if not (fit := self._view.admits(worker, request)):
-                misfits.append(request)
-            return fit
+            nonlocal least, smallest
+            needed = view.uncached_tokens(worker, request)
+            if needed <= room and view.admits(worker, request):
+                return True
+            if needed < least:
+                least, smallest = needed, request
+            return False
 
         turn = longest(queues, fits)
         if turn is None:
             pushes = [queue.pushes for queue in queues]
-            self._fruitless[worker] = FruitlessLook(self._smallest(worker, misfits), self._state_of(queues), pushes)
+            self._fruitless[worker] = FruitlessLook(smallest, self._state_of(queues), pushes)
         return turn
 
     def _is_fruitless(self, last: FruitlessLook, worker: WorkerId, queues: Sequence[LongestMatchQueue]) -> bool:
@@ -331,12 +337,9 @@ class DlpmHome(Policy):
         if any(self._view.admits(worker, request) for request in seen):
             return False
         if len(seen) > 1 or last.smallest is None:
-            last.smallest, last.pushes = self._smallest(worker, seen), [queue.pushes for queue in queues]
+            last.smallest = min(seen, key=partial(self._view.uncached_tokens, worker), default=None)
+            last.pushes = [queue.pushes for queue in queues]
         return True
-
-    def _smallest(self, worker: WorkerId, requests: Iterable[Request]) -> Request | None:
-        """The request with the fewest uncached input tokens at a worker."""
-        return min(requests, key=partial(self._view.uncached_tokens, worker), default=None)
 
     def _state_of(self, queues: Sequence[LongestMatchQueue]) -> QueueState:
         return self._pool.class_changes, *[(queue, queue.changes) for queue in queues]
