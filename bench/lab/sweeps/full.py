@@ -13,7 +13,17 @@ from bench.lab.frame.experiment import Cell, Row, Value
 from bench.lab.frame.felt_loads import FELT_LOADS, TRACED, Load, felt_load
 from bench.lab.frame.loads import loaded
 from bench.lab.frame.traced import TracedExperiment
-from bench.lab.sweeps.policies import DECIMALS, FELT, LEAST_SERVICE, MOST_WAIT, NOTICED, SERVES, WORKLOADS, figures
+from bench.lab.sweeps.policies import (
+    DECIMALS,
+    FELT,
+    LEAST_SERVICE,
+    MOST_WAIT,
+    SERVES,
+    WORKLOADS,
+    figures,
+    over_shortest,
+    wait_of,
+)
 from bench.report.programs import program_spans
 from bench.report.records import Result
 from bench.report.summary import Summary
@@ -30,7 +40,8 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = "dlpm_home"
 FINALISTS: Final = ("d2lpm", "cache_aware", "rr+dlpm", "d2lpm printed", "preble")
-"""The policies that the digest of `policies` names."""
+"""The policies that the digest of `policies` named; since clients that begin no call count as the last served there, it
+names `lcf` instead of `d2lpm printed`."""
 LOADS: Final = (0.8, 1.0, 1.2, 1.5)
 """Multiples of the sustained rate; if calls follow each other, multiples of the open calls."""
 QUICK_LOADS: Final = (1.5,)
@@ -161,7 +172,7 @@ class Verdict(NamedTuple):
 
 
 def compared(rows: Sequence[Row]) -> Iterator[Verdict]:
-    """Yield the default's verdict under each load, by medians; a missing figure counts as 0."""
+    """Yield the default's verdict under each load, by medians; missing throughput counts as 0."""
     places: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
         places.setdefault((row.labels["workload"], row.labels["load"]), {})[row.labels["policy"]] = row
@@ -169,12 +180,8 @@ def compared(rows: Sequence[Row]) -> Iterator[Verdict]:
         own = policies[DEFAULT]
         service = {policy: row.median("service/s") or 0.0 for policy, row in policies.items()}
         enough = [row for policy, row in policies.items() if service[policy] >= SERVES * service[DEFAULT]]
-        waits = tuple(_wait(own, figure) / min(_wait(row, figure) for row in enough) for figure in WAITS)
+        waits = tuple(over_shortest(wait_of(own, name), [wait_of(row, name) for row in enough]) for name in WAITS)
         yield Verdict(workload, load, service[DEFAULT] / (max(service.values()) or 1.0), waits)
-
-
-def _wait(row: Row, figure: str) -> float:
-    return max(NOTICED, row.median(figure) or 0.0)
 
 
 def _marked(value: float, missed: bool) -> str:

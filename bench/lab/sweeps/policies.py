@@ -1,7 +1,8 @@
 """Every policy on every workload, which shows what each is good for, and which could be the default everywhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -162,6 +163,20 @@ def _by_workload(table: "Relative") -> Sequence[str]:
     return lines
 
 
+def wait_of(row: Row, figure: str) -> float:
+    """Return a wait in seconds, those below `NOTICED` as that; infinite if no modest client began a call in the time
+    measured, since those that could have done so were still waiting.
+    """
+    wait = row.median(figure)
+    return inf if wait is None else max(NOTICED, wait)
+
+
+def over_shortest(wait: float, waits: Iterable[float]) -> float:
+    """Return a wait over the shortest of these; 1 if none is shorter, even if all are infinite."""
+    shortest = min(waits)
+    return 1.0 if wait == shortest else wait / shortest
+
+
 class Relative:
     """The medians of the table, by workload and policy."""
 
@@ -201,18 +216,20 @@ class Relative:
         """
         least = SERVES * self.share(workload, policy)
         enough = [self._waits(workload, each) for each in self.policies if self.share(workload, each) >= least]
-        return self._waits(workload, policy) / min(enough)
+        return over_shortest(self._waits(workload, policy), enough)
 
     def _nearness(self, policy: str) -> float:
         return fmean((self.share(each, policy) + self._promptness(each, policy)) / 2 for each in self.workloads)
 
     def _promptness(self, workload: str, policy: str) -> float:
-        return min(self._waits(workload, each) for each in self.policies) / self._waits(workload, policy)
+        waits = [self._waits(workload, each) for each in self.policies]
+        return 1 / over_shortest(self._waits(workload, policy), waits)
 
     def _waits(self, workload: str, policy: str) -> float:
-        return max(NOTICED, self.figure(workload, policy, "light TTFT p95"))
+        return wait_of(self._rows[workload, policy], "light TTFT p95")
 
     def cell(self, workload: str, policy: str) -> str:
         """Return the three figures of a policy on a workload."""
-        light = self.figure(workload, policy, "light TTFT p99")
-        return f"{self.share(workload, policy):.2f} / {self.jain(workload, policy):.2f} / {light:.1f}"
+        light = self._rows[workload, policy].median("light TTFT p99")
+        waited = "-" if light is None else f"{light:.1f}"
+        return f"{self.share(workload, policy):.2f} / {self.jain(workload, policy):.2f} / {waited}"

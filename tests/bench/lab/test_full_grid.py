@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -27,8 +28,14 @@ from bench.workloads.recorded.traces import Trace, Traced
 from tests.bench.lab.experiment_rows import rows_of
 
 
-def row(policy: str, service: float, p95: float, longest: float, workload: str = "qa", load: str = "1") -> Row:
-    waits = {**dict.fromkeys(LIGHT_TIMES, 0.0), "light TTFT p95": p95, "light TTFT longest": longest}
+def row(
+    policy: str, service: float, p95: float | None, longest: float | None, workload: str = "qa", load: str = "1"
+) -> Row:
+    waits: dict[str, float | None] = {
+        **dict.fromkeys(LIGHT_TIMES, 0.0),
+        "light TTFT p95": p95,
+        "light TTFT longest": longest,
+    }
     figures = {"service/s": service, "hit rate": 0.5, "Jain": 1.0, "Jain of shares": 1.0, **waits, "unended": 0}
     labels = {"workload": workload, "load": load, "policy": policy}
     return Row(labels, {name: [value] for name, value in figures.items()})
@@ -114,6 +121,16 @@ def test_the_default_is_compared_with_the_best_that_serves_enough() -> None:
     first, second = compared(rows)
     assert (first.workload, first.load, first.service, first.waits) == ("qa", "1", 0.95, (1.0, 1.0))
     assert (second.load, second.service, second.waits) == ("1.5", 1.0, (1.0, 1.0))
+
+
+def test_clients_that_begin_no_call_wait_longest() -> None:
+    """A policy whose light clients begin no call in the time measured, as an earlier one waits, is never the best."""
+    rows = [row(DEFAULT, 95.0, 3.0, 9.0), row("starves", 100.0, None, None), row("best", 100.0, 2.0, 9.0)]
+    rows += [row(DEFAULT, 95.0, None, None, load="2"), row("best", 100.0, 2.0, 9.0, load="2")]
+    rows += [row(DEFAULT, 95.0, None, None, load="3"), row("starves", 100.0, None, None, load="3")]
+    assert [verdict.waits for verdict in compared(rows)] == [(1.5, 1.0), (inf, inf), (1.0, 1.0)]
+    assert Relative(rows[:3]).best(3) == ["best", DEFAULT, "starves"]
+    assert Relative(rows[:3]).wait("qa", DEFAULT) == 1.5
 
 
 def test_the_digest_marks_missed_targets() -> None:
