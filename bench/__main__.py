@@ -31,6 +31,7 @@ LAB: Final[Mapping[str, str]] = {
     "chunk-size": "bench.lab.micro.chunk_size",
     "crowd": "bench.lab.sweeps.crowd_live",
     "decision-cost": "bench.lab.micro.decision_cost",
+    "engines": "bench.lab.engines.command",
     "experiment": "bench.lab.experiments",
     "neighbour": "bench.lab.neighbour.command",
     "picture": "bench.lab.picture.command",

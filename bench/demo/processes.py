@@ -34,14 +34,15 @@ def fleet(
     try:
         with start_emulated_workers(workers, [*COMMAND, "--model", MODEL, *worker_flags]) as started:
             addresses = [flag for worker in started for flag in ("--worker", worker.url)]
-            with _router([*addresses, *router_flags], variables) as url:
+            with router([*addresses, *router_flags], variables) as url:
                 yield url
     except ConfigError as error:
         raise DemoError(str(error)) from None
 
 
 @contextmanager
-def _router(flags: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
+def router(flags: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """Start a router, yield its URL, and stop it on exit; `variables` as for `fleet`. Raises DemoError."""
     command = [sys.executable, "-m", "router", "serve", "--port", "0", "--log-level", "error", *flags]
     # Settings in the user's environment would change what is compared here.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("D2LPM_")}

@@ -10,7 +10,7 @@ from typing import Final
 
 from bench.workloads.chat import Chat
 from bench.workloads.crowds import CROWDS
-from bench.workloads.documents import SharedDocuments
+from bench.workloads.documents import OwnDocuments, SharedDocuments
 from bench.workloads.heavy_light import HeavyAndLight
 from bench.workloads.liars import Liars
 from bench.workloads.papers.balance import BALANCE
@@ -36,6 +36,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = MappingProxyType(
         "long-prefill": Unrelated(input=8000, output=16, concurrency=4),
         "many-clients": Unrelated(client_count=500, input=300, output=100, rate=40.0),
         "heavy-light": HeavyAndLight(),
+        "own-documents": OwnDocuments(),
         "liars": Liars(),
         "generated-shared-prefix": SharedPrefix(rate=8.0),
         "servegen-mid": SERVEGEN_MID,

@@ -26,7 +26,7 @@ ORDER: Final[Mapping[str, str]] = {
     " > exchange, parse_slots, verdict > http > byte_budget, drain",
     "workers": "__main__ > server > dialects > settings, api > engine",
     "bench": "__main__ > lab > demo > live, sim > report > workloads",
-    "bench.lab": "experiments > agents, balance, neighbour, papers, sweeps > micro, picture > frame > drawing",
+    "bench.lab": "experiments > agents, balance, engines, neighbour, papers, sweeps > micro, picture > frame > drawing",
 }
 """In each package: a folder or file may import those to its right; those between commas do not import each other."""
 

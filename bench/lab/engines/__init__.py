@@ -1,0 +1,1 @@
+"""Policies compared live before engines that run already."""
