@@ -55,7 +55,8 @@ class ControlProxy:
         """The last answer about readiness, if it was yes."""
 
     async def __aenter__(self) -> Self:
-        transport = httpx.AsyncHTTPTransport(uds=self._path, limits=LIMITS)
+        # It needs no certificate authority, so a wrong SSL_CERT_FILE does not matter.
+        transport = httpx.AsyncHTTPTransport(uds=self._path, limits=LIMITS, trust_env=False)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://scheduler", timeout=TIMEOUT_SECONDS)
         return self
 

@@ -98,3 +98,10 @@ def test_a_front_gives_up_an_idle_connection_before_the_scheduler_does() -> None
     config = control_server_config(ControlProxy("nobody", ByteBudget(0), Drain(1.0)), "control")
     assert LIMITS.keepalive_expiry is not None
     assert LIMITS.keepalive_expiry < config.timeout_keep_alive
+
+
+async def test_certificates_that_are_missing_do_not_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The scheduler's process is reached without TLS, so a wrong SSL_CERT_FILE ends no front."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+    async with ControlProxy(str(tmp_path / "nobody"), ByteBudget(1 << 20), Drain(1.0)) as proxy:
+        assert proxy
