@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from bench.__main__ import main
 from bench.lab.engines.command import HEAD, Row, table
 from bench.lab.engines.servers import Counted, counted, emptied
+from tests.support.running import TIMEOUT_S
 from tests.support.workers_http import call, eventually, series, text, worker
 
 SHORT = "in_flight=4,documents=2,lights=1,light_in_flight=1,think=0.01,tokens=60,question=8,output=4"
@@ -44,6 +48,37 @@ def test_each_policy_has_a_row(engines: tuple[str, str], tmp_path: Path, capsys:
     assert f"engines: {one} does not empty its prefix cache" in log
     assert f"engines: {other} does not empty" not in log
     asyncio.run(idle(engines))
+
+
+def test_ctrl_c_ends_the_router_and_prints_the_finished_rounds(engines: tuple[str, str], tmp_path: Path) -> None:
+    """No round has finished here, so the table is empty; the log ends once the router, which shares it, has ended."""
+    out = tmp_path / "out.json"
+    flags = ("--seconds", "900", "--workload", f"own-documents:{SHORT}", "--out", str(out))
+    with subprocess.Popen(
+        [sys.executable, "-m", "bench", "engines", *engines, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            asyncio.run(called(engines[0]))
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+    assert (process.returncode, len(output.splitlines())) == (130, 1)
+    assert json.loads(out.read_text())["rows"] == []
+
+
+async def called(url: str) -> None:
+    """Wait until an engine has answered one more call."""
+    async with aiohttp.ClientSession() as http:
+        before = (await series(http, url))["vllm:request_success_total"]
+
+        async def more() -> bool:
+            return (await series(http, url))["vllm:request_success_total"] > before
+
+        await eventually(more)
 
 
 async def idle(engines: tuple[str, str]) -> None:
