@@ -162,5 +162,5 @@ def test_engines_with_different_models_are_refused(
 ) -> None:
     """The error names both, and no router has been started."""
     with worker(model="other") as stranger, pytest.raises(SystemExit):
-        main(["engines", engines[0], stranger])
+        main(["engines", engines[0], stranger, *FLAGS])
     assert f"{engines[0]} serves 'tiny', but {stranger} serves 'other'" in capsys.readouterr().err
