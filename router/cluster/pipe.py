@@ -21,11 +21,12 @@ async def join(one: Connection, other: Connection) -> None:
             writer.close()
     for end in ends:
         if isinstance(end, Exception):
-            raise end  # a defect: `_pass_on` expects an OSError
+            raise end  # a defect: a side that is gone is none
 
 
 async def _pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
     with suppress(OSError):  # a side that is gone ends the connection
-        while block := await source.read(BLOCK_BYTES):
+        # With uvloop, writing to a side that has just been closed is a RuntimeError.
+        while (block := await source.read(BLOCK_BYTES)) and not target.is_closing():
             target.write(block)
             await target.drain()

@@ -173,7 +173,7 @@ class Membership:
     def _apply_report(self, event: WorkerReported | WorkerAnswered, now: float) -> None:
         if event.worker not in self._cluster:
             return
-        self._cluster[event.worker].mark_alive(now)
+        self._cluster[event.worker].mark_answering(now)
         if isinstance(event, WorkerAnswered):
             self._cluster[event.worker].on_empty_report(now)
         else:
@@ -197,7 +197,7 @@ class Membership:
             models, ejected = frozenset(), False
         alone = self._decoding_alone(worker)
         self._cluster.join(worker, back=not present or (was_ejected and not ejected))
-        self._cluster[worker.id].mark_alive(now)
+        self._cluster[worker.id].mark_answering(now)
         self._mirror.update_worker(worker)
         if not ejected and (not models or models != worker.models or known.barrier != worker.barrier):
             self._policy.worker_joined(worker.id, now)

@@ -1,6 +1,8 @@
 """Joined connections: all of an answer arrives, however long it is."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import trustme
 import uvloop
 
 from router.cluster.leader_route import ControlTunnel
+from router.cluster.pipe import Connection, join
 from router.cluster.tls import ClusterTls
 from tests.cluster.test_tls import leading, replica_of, route
 
@@ -42,3 +45,37 @@ def test_a_long_answer_of_the_control_plane_arrives_whole(
 
     with asyncio.Runner(loop_factory=loop) as runner:
         assert runner.run(ask()) == line
+
+
+async def _pair() -> tuple[socket.socket, Connection]:
+    """Both ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = socket.create_connection(listener.getsockname())
+        near, _ = listener.accept()
+    near.setblocking(False)
+    return far, await asyncio.open_connection(sock=near)
+
+
+@LOOPS
+def test_a_side_that_breaks_off_while_the_other_sends_is_no_error(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """The connection ends, whichever of the two is noticed first."""
+
+    async def break_off() -> None:
+        client, outer = await _pair()
+        control, inner = await _pair()
+        joined = asyncio.create_task(join(outer, inner))
+        client.sendall(b"x")
+        control.setblocking(False)
+        await asyncio.get_running_loop().sock_recv(control, 1)  # by now the connections are joined
+        control.setblocking(True)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # so that close sends a reset
+        client.close()
+        control.sendall(b"x" * 1000)
+        await joined
+        control.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        for _ in range(50):
+            runner.run(break_off())

@@ -105,21 +105,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     rows: list[Row] = []
-    interrupted = False
+    interrupted, fault = False, ""
     try:
         for row, interrupted in measured(options):
             if interrupted:
                 break
             rows.append(row)
     except (ValueError, DemoError, LoadError) as error:
-        refuse("engines", str(error))
+        fault = str(error)
     except KeyboardInterrupt:
         interrupted = True
+    if fault and not rows:
+        refuse("engines", fault)
     print(*table(rows), sep="\n")
     if options.out is not None:
         shown = {name: value for name, value in vars(options).items() if isinstance(value, str | int | float | list)}
         report = {"options": shown, "rows": [asdict(row) for row in rows]}
         options.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    if fault:
+        refuse("engines", fault)
     if interrupted:
         sys.exit(INTERRUPTED)
 

@@ -93,7 +93,7 @@ class Cluster:
         return self._states[worker]
 
     def last_sign(self, worker: WorkerId) -> float:
-        """When a worker gave its last sign of life; -inf if it is unknown or gave none."""
+        """When a call last showed that a worker lives; -inf if it is unknown or none has."""
         state = self._states.get(worker)
         return -inf if state is None else state.last_sign
 

@@ -56,10 +56,9 @@ class WorkerState:
         self._silence_seconds = rules.silence
         self.silence_timeout = SilenceTimeout(rules.answers)
         self._last_alive = 0.0
-        """When it was last alive, or began to have work."""
-        self.last_sign = -inf
-        """When it gave its last sign of life; -inf before the first."""
         """When the worker last showed a sign of life, or became busy after that."""
+        self.last_sign = -inf
+        """When one of its calls last began or went on, or was answered by an error; -inf before that."""
         self._load_deadline = inf
         """When time alone changes the load."""
         self._most_kv_tokens = 0
@@ -132,8 +131,13 @@ class WorkerState:
         self._refresh_load()
 
     def mark_alive(self, now: float) -> None:
-        """Record a sign of life: a first token, more tokens, the end of a request, or an answer to a poll."""
-        self._last_alive = self.last_sign = now
+        """Record a sign of life in a call: a first token, more tokens, the end of a request, or an error."""
+        self.last_sign = now
+        self.mark_answering(now)
+
+    def mark_answering(self, now: float) -> None:
+        """Record any sign of life, such as an answer to a poll."""
+        self._last_alive = now
         if self.silent:
             self.silent = False
             self.refresh(now)

@@ -31,7 +31,7 @@ from router.upstream.ranks.rank_rules import RankRules
 log = logging.getLogger(__name__)
 
 LastSign = Callable[[WorkerId], float]
-"""When a worker last gave a sign of life, on the monotonic clock; -inf for never."""
+"""When a call last showed that a worker lives, on the monotonic clock; -inf for never."""
 MISSED_POLLS = 3
 """Polls in a row that a worker must leave unanswered to count as down; one refused connection is enough. One that is
 late does not count while the worker's calls show life."""

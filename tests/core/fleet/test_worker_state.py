@@ -10,7 +10,9 @@ from router.core.fleet.window import FixedWindow, LearnedWindow, Window
 from router.core.fleet.worker_index import WorkerIndex
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.cost import NOTHING, Tokens
+from router.core.model.events import WorkerReported
 from router.core.model.request import RequestId, Worker, WorkerId
+from tests.core.scenario import Scene
 
 W1 = WorkerId("w1")
 A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
@@ -194,3 +196,14 @@ def test_the_next_prompt_begins_when_the_first_is_gone() -> None:
     tracked.add(B, 8000, 4.9)
     tracked.remove(A, 5.0, computed=False)
     assert tracked.state.load.ahead_tokens == 8000
+
+
+def test_only_calls_count_as_the_last_sign_of_a_worker() -> None:
+    """An engine can answer for its metrics while it answers no call."""
+    scene = Scene("dlpm_home")
+    scene.now = 5.0
+    scene.feed(WorkerReported(WorkerId("w1"), 0, 0))
+    assert scene.scheduler.cluster.last_sign(WorkerId("w1")) == -inf
+    scene.start(scene.arrive("ada", "document"))
+    scene.progress(next(iter(scene.dispatched)), 3)
+    assert scene.scheduler.cluster.last_sign(WorkerId("w1")) == 5.0

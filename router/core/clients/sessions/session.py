@@ -31,7 +31,7 @@ class Session:
     """
     first_chunks: int = 0
     """Whole chunks of its first prompt, or of a later one if that has fewer. Other sessions may begin with the same
-    ones, but not with more.
+    ones. One that has the next chunk in common, too, is taken for this one while that has no call.
     """
     own_anchor: bytes = b""
     """Hash of the next chunk of its latest prompt: a prompt with it continues the session if it has no call, though the

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
 from router.core.model.commands import Deficit, PassedOver
 from router.core.model.cost import Charge, Tokens
@@ -28,17 +29,23 @@ from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, longest
 from router.core.policies.dlpm.refill_hold import AwaitingFirstToken, RefillHold
 
-QueueState = tuple[int | tuple[LongestMatchQueue, int], ...]
-"""Changes of the clients' classes, and the queues that a worker may take from, each with its changes."""
+
+class SeenQueue(NamedTuple):
+    """A queue that a worker may take from, as it was when the worker looked at it."""
+
+    queue: LongestMatchQueue
+    changes: int
 
 
 @dataclass(slots=True)
 class FruitlessLook:
     """What was found when none of the requests that a worker looked at fitted."""
 
-    smallest: Request | None
-    """The one with the fewest uncached input tokens; None if there was none."""
-    state: QueueState
+    smallest: dict[str, Request]
+    """By model, the one with the fewest uncached input tokens."""
+    class_changes: int
+    """Changes of the clients' priority classes until then."""
+    queues: list[SeenQueue]
     pushes: list[int]
     """How many requests had entered each of the queues."""
 
@@ -301,48 +308,48 @@ class DlpmHome(Policy):
         """The request whose turn it is at a worker, or one that fits in its place; None if none may go now.
 
         Where room is lacking, nearly all events change nothing of that. So while the queues and the classes of clients
-        stay as they are, only two requests are looked at again: the smallest that did not fit, and a new one. Another
-        that became smaller only by a better estimate is seen a little later.
+        stay as they are, only a few requests are looked at again: for each model the smallest that did not fit, and a
+        new one. Another that became smaller than these, by a better estimate or because more of it is cached, is seen a
+        little later: at the latest when all that is in flight there has started.
         """
         if (last := self._fruitless.get(worker)) is not None and self._is_fruitless(last, worker, queues):
             return None
         view, room = self._view, self._view.room(worker)
-        least, smallest = inf, None
+        misfits: list[tuple[int, Request]] = []
 
         def fits(request: Request) -> bool:
-            nonlocal least, smallest
             needed = view.uncached_tokens(worker, request)
             if needed <= room and view.admits(worker, request):
                 return True
-            if needed < least:
-                least, smallest = needed, request
+            misfits.append((needed, request))
             return False
 
         turn = longest(queues, fits)
         if turn is None:
+            seen = [SeenQueue(queue, queue.changes) for queue in queues]
             pushes = [queue.pushes for queue in queues]
-            self._fruitless[worker] = FruitlessLook(smallest, self._state_of(queues), pushes)
+            self._fruitless[worker] = FruitlessLook(_smallest(misfits), self._pool.class_changes, seen, pushes)
         return turn
 
     def _is_fruitless(self, last: FruitlessLook, worker: WorkerId, queues: Sequence[LongestMatchQueue]) -> bool:
-        """Whether another look would find nothing either. Notes in the last one which request is the smallest now."""
-        if last.state != self._state_of(queues):
+        """Whether another look would find nothing either. Notes in the last one which requests are the smallest now."""
+        if last.class_changes != self._pool.class_changes:
             return False
-        seen = [] if last.smallest is None else [last.smallest]
-        for number, queue in enumerate(queues):
-            if queue.pushes > last.pushes[number]:
-                if queue.newest is None or queue.pushes > last.pushes[number] + 1:
+        if last.queues != [(queue, queue.changes) for queue in queues]:
+            return False
+        new: list[Request] = []
+        for queue, pushes in zip(queues, last.pushes, strict=True):
+            if queue.pushes > pushes:
+                if queue.newest is None or queue.pushes > pushes + 1:
                     return False
-                seen.append(queue.newest)
+                new.append(queue.newest)
+        seen = [*last.smallest.values(), *new]
         if any(self._view.admits(worker, request) for request in seen):
             return False
-        if len(seen) > 1 or last.smallest is None:
-            last.smallest = min(seen, key=partial(self._view.uncached_tokens, worker), default=None)
+        if new:
+            last.smallest = _smallest((self._view.uncached_tokens(worker, request), request) for request in seen)
             last.pushes = [queue.pushes for queue in queues]
         return True
-
-    def _state_of(self, queues: Sequence[LongestMatchQueue]) -> QueueState:
-        return self._pool.class_changes, *[(queue, queue.changes) for queue in queues]
 
     def _choose(
         self, waiting: PooledRequest, worker: WorkerId, relief: WorkerId, passed: tuple[PassedOver, ...] = ()
@@ -421,3 +428,12 @@ class DlpmHome(Policy):
         self._awaiting_first_token[worker].add(request, now)
         self._refill_hold.request_dispatched(request, worker)
         self._loads.dispatched(worker)
+
+
+def _smallest(sizes: Iterable[tuple[int, Request]]) -> dict[str, Request]:
+    """Return the smallest request of each model: others may not go although they are smaller."""
+    found: dict[str, tuple[int, Request]] = {}
+    for size, request in sizes:
+        if request.model not in found or size < found[request.model][0]:
+            found[request.model] = size, request
+    return {model: request for model, (_, request) in found.items()}

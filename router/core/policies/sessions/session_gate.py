@@ -17,8 +17,8 @@ what it will grow by in one worker's KV cache, and holds back the calls of those
   served more than the other one will have been after one. A turn is `turn` times the cost of its context, and begins
   when its first prefill is over: a session that has just been computed again is used before it is evicted again.
 - *Unused.* Where a worker has nothing to do, the idle limit is what it takes to compute the session's context and one
-  as large: places save computing, and there is no use in saving what nobody asks for. Such a worker's
-  places go to one waiting session, whose call is then work, and to the next once there is nothing to do again.
+  as large: places save computing, and there is no use in saving what nobody asks for. Such a worker's places
+  go to one waiting session, whose call is then work, and to the next once there is nothing to do again.
 - *Overfull.* A worker may have more reserved than its KV cache holds, because contexts grow beyond `fill`, or because
   sessions got their places while the gate was open. Once all that is hot exceeds the whole KV cache of the fleet, a
   next call there counts as one that waits: either others lose their places, or it does. Until then the contexts still

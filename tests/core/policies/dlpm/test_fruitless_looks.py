@@ -1,4 +1,4 @@
-"""A worker that found nothing that fits does not look again in vain, and misses nothing by that."""
+"""A worker that found nothing that fits does not look again in vain, and soon sees what fits."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Command
 from router.core.model.events import Finished
-from router.core.model.request import RequestId, Usage, WorkerId
+from router.core.model.request import Connector, RequestId, Role, Usage, WorkerId
 from router.core.policies.base import Turn
 from router.core.policies.context import PolicyContext
 from router.core.policies.dlpm.dlpm_home import DlpmHome
@@ -73,7 +73,9 @@ def played(policy: type[DlpmHome], seed: int, steps: int = 120) -> list[list[Com
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_whoever_looks_only_when_it_can_help_gives_the_same_commands(seed: int) -> None:
-    """The history goes on as if each worker with room had looked through its queues after every event."""
+    """Where requests become smaller only when they or others end, the history goes on as if each worker with room had
+    looked through its queues after every event.
+    """
     assert played(DlpmHome, seed) == played(AlwaysLooks, seed)
 
 
@@ -87,3 +89,25 @@ def test_the_request_for_which_room_was_kept_leaves() -> None:
     assert small not in scene.dispatched
     scene.cancel(large)
     assert small in scene.dispatched
+
+
+def test_a_request_that_waits_for_its_decode_worker_hides_no_other_model() -> None:
+    """It is the smallest, and not for lack of room at the prefill worker."""
+    window = SchedulerSettings(window=FixedWindow(requests=2, unstarted_tokens=6 * CHUNK_TOKENS))
+    scene = Scene("dlpm_home", workers=(), settings=window)
+    scene.join("p", "m1", "m2", role=Role.PREFILL, connector=Connector.SGLANG)
+    scene.join("d1", "m1", role=Role.DECODE, connector=Connector.SGLANG)
+    scene.join("d2", "m2", role=Role.DECODE, connector=Connector.SGLANG)
+    for prompt in "ab":  # all places of d1
+        request = scene.arrive("ada", prompt, model="m1", limit=50)
+        scene.prefill(request)
+        scene.start(request)
+    under_way = scene.arrive("ada", "xxxxx", model="m2", limit=50)
+    small = scene.arrive("bob", "yyy", model="m1", limit=50)
+    large = scene.arrive("cyd", "zzzz", model="m2", limit=50)
+    scene.wait(0.0)
+    assert {small, large}.isdisjoint(scene.dispatched)
+    scene.prefill(under_way)
+    scene.start(under_way)
+    assert large in scene.dispatched
+    assert small not in scene.dispatched
