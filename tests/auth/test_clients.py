@@ -83,7 +83,8 @@ async def test_a_valid_key_is_served_and_sees_its_own_usage(path: Path) -> None:
                 **{"queued": 0, "running": 0, "wait_p95_s": pytest.approx(0.0, abs=1.0)},
             }
             bob = await usage(router, BOB)
-            assert (bob["client"], bob["share"], bob["running"], bob["service"]["cost"]) == ("bob", 1.0, 1, 0.0)
+            # What is charged of a call under way depends on how long this machine takes.
+            assert (bob["client"], bob["share"], bob["running"]) == ("bob", 1.0, 1)
             await call.answer()
             await post.read()
         async with router.http.get("/v1/usage") as response:

@@ -105,6 +105,7 @@ class FleetLoads:
         self._with_room.remove(worker)
         self._by_homes.remove(worker)
         self._longest_homes.remove(worker)
+        self._outdated.pop(worker, None)
 
     def dispatched(self, worker: WorkerId) -> None:
         """Note that a request is sent to a worker. The fleet then reports its load as changed."""
