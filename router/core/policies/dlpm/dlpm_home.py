@@ -35,6 +35,8 @@ class SeenQueue(NamedTuple):
 
     queue: LongestMatchQueue
     changes: int
+    pushes: int
+    """How many requests had entered it."""
 
 
 @dataclass(slots=True)
@@ -46,8 +48,6 @@ class FruitlessLook:
     class_changes: int
     """Changes of the clients' priority classes until then."""
     queues: list[SeenQueue]
-    pushes: list[int]
-    """How many requests had entered each of the queues."""
 
 
 class DlpmHome(Policy):
@@ -326,29 +326,25 @@ class DlpmHome(Policy):
 
         turn = longest(queues, fits)
         if turn is None:
-            seen = [SeenQueue(queue, queue.changes) for queue in queues]
-            pushes = [queue.pushes for queue in queues]
-            self._fruitless[worker] = FruitlessLook(_smallest(misfits), self._pool.class_changes, seen, pushes)
+            self._fruitless[worker] = FruitlessLook(_smallest(misfits), self._pool.class_changes, _seen(queues))
         return turn
 
     def _is_fruitless(self, last: FruitlessLook, worker: WorkerId, queues: Sequence[LongestMatchQueue]) -> bool:
         """Whether another look would find nothing either. Notes in the last one which requests are the smallest now."""
-        if last.class_changes != self._pool.class_changes:
-            return False
-        if last.queues != [(queue, queue.changes) for queue in queues]:
+        if last.class_changes != self._pool.class_changes or len(last.queues) != len(queues):
             return False
         new: list[Request] = []
-        for queue, pushes in zip(queues, last.pushes, strict=True):
-            if queue.pushes > pushes:
-                if queue.newest is None or queue.pushes > pushes + 1:
-                    return False
+        for queue, seen in zip(queues, last.queues, strict=True):
+            if queue is not seen.queue or queue.changes != seen.changes or queue.pushes > seen.pushes + 1:
+                return False
+            if queue.pushes > seen.pushes and queue.newest is not None:
                 new.append(queue.newest)
-        seen = [*last.smallest.values(), *new]
-        if any(self._view.admits(worker, request) for request in seen):
+        misfits = [*last.smallest.values(), *new]
+        if any(self._view.admits(worker, request) for request in misfits):
             return False
         if new:
-            last.smallest = _smallest((self._view.uncached_tokens(worker, request), request) for request in seen)
-            last.pushes = [queue.pushes for queue in queues]
+            last.smallest = _smallest((self._view.uncached_tokens(worker, request), request) for request in misfits)
+            last.queues = _seen(queues)
         return True
 
     def _choose(
@@ -428,6 +424,10 @@ class DlpmHome(Policy):
         self._awaiting_first_token[worker].add(request, now)
         self._refill_hold.request_dispatched(request, worker)
         self._loads.dispatched(worker)
+
+
+def _seen(queues: Iterable[LongestMatchQueue]) -> list[SeenQueue]:
+    return [SeenQueue(queue, queue.changes, queue.pushes) for queue in queues]
 
 
 def _smallest(sizes: Iterable[tuple[int, Request]]) -> dict[str, Request]:
