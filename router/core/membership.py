@@ -236,10 +236,13 @@ class Membership:
         """Take a worker out of the cluster and the policy. Returns the requests for which the policy has no other
         worker.
         """
+        state = self._cluster[worker]
         ejected = worker in self._cluster.ejected
         self._cluster.leave(worker)
-        if ejected:
-            return ()
-        if self._cluster.ejected:
-            self.readmit(now)
-        return self._policy.worker_left(worker, now)
+        unserved: Sequence[Request] = ()
+        if not ejected:
+            if self._cluster.ejected:
+                self.readmit(now)
+            unserved = self._policy.worker_left(worker, now)
+        self._cluster.forget_if_gone(state)
+        return unserved

@@ -275,12 +275,11 @@ class Cluster:
             self._routes.clear()
 
     def leave(self, worker: WorkerId) -> None:
-        """Send a worker nothing more, and forget it once nothing runs there."""
+        """Send a worker nothing more. It is known until `forget_if_gone`."""
         state = self._states[worker]
         state.left = True
         self.ejected.pop(worker, None)
         self._forget_routes()
-        self.forget_if_gone(state)
 
     def remember(self, worker: WorkerId) -> None:
         """Remember a worker from before a restart like one that left, until it joins."""

@@ -35,16 +35,19 @@ def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_end
     flight = state.add(A, 10, 5, 0.0, streamed=True)
     assert [*made.serving("llama")] == [W1, W2]
     made.leave(W1)
+    made.forget_if_gone(state)
     assert ([*made.serving("llama")], W1 in made) == ([W2], True)
     state.remove(flight, 1.0, computed=True)
     made.forget_if_gone(state)
     assert W1 not in made
 
 
-def test_an_idle_worker_that_leaves_is_forgotten_at_once() -> None:
-    """A worker without requests need not be kept."""
+def test_an_idle_worker_that_left_is_forgotten_when_that_is_asked_for() -> None:
+    """Until then it is known, as long as the policy has it."""
     made = cluster()
     made.leave(W1)
+    assert (W1 in made, made.in_use(W1)) == (True, False)
+    made.forget_if_gone(made[W1])
     assert [state.worker.id for state in made] == [W2]
 
 

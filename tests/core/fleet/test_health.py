@@ -14,8 +14,9 @@ from router.core.fleet.health import (
 )
 from router.core.fleet.window import FEWEST_REQUESTS, FixedWindow
 from router.core.model.commands import Refusal
-from router.core.model.events import Fault, Returned, WorkerAnswered
+from router.core.model.events import Failed, Fault, Returned, WorkerAnswered
 from router.core.model.request import RequestId, WorkerId
+from router.core.policies.registry import POLICIES
 from router.core.requests import RetryBudget
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, Scene
@@ -253,6 +254,12 @@ def test_a_failed_request_goes_before_those_that_wait() -> None:
     assert scene.worker_of(waiting) == W2
 
 
+def eject(scene: Scene, worker: WorkerId) -> None:
+    """Let calls fail at a worker until its breaker opens."""
+    while worker not in scene.scheduler.cluster.ejected:
+        scene.feed(Failed(scene.arrive("zoe", "z", only=worker), accepted=True, fault=Fault.BROKEN))
+
+
 @pytest.mark.parametrize(("chunks", "output", "goes"), [(19, 0, False), (20, 0, True), (20, 1, False), (21, 1, True)])
 def test_a_failed_request_matches_no_prefix_still_in_prefill(chunks: int, output: int, goes: bool) -> None:
     """An SGLang worker computes a prefix again that its current batch computes. So the request takes as much of the
@@ -332,17 +339,21 @@ def test_an_open_breaker_keeps_requests_away_until_a_probe_succeeds() -> None:
 
 
 def test_the_only_worker_of_a_model_is_never_ejected() -> None:
-    """Such a worker is sent requests although it fails, also if it became the only one because others left."""
+    """Such a worker is sent requests although it fails."""
     scene = new_scene("w1")
     for _ in range(9):
         give_back(scene, scene.arrive("ada", "a"))
     assert not scene.scheduler.cluster.ejected
-    scene = new_scene("w1", "w2")
-    for letter in "abcd":
-        request = scene.arrive("ada", letter)
-        if scene.worker_of(request) == W1:
-            give_back(scene, request)
-    assert set(scene.scheduler.cluster.ejected) == {W1}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_ejected_worker_is_readmitted_when_the_last_other_one_leaves(policy: str, busy: bool) -> None:
+    """Whether or not something still runs at that one."""
+    scene = new_scene("w1", "w2", policy=policy)
+    eject(scene, W1)
+    if busy:
+        scene.arrive("ada", "a")
     scene.leave("w2")
     assert not scene.scheduler.cluster.ejected
     assert scene.worker_of(scene.arrive("ada", "z")) == W1
