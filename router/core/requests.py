@@ -5,7 +5,7 @@ that counts an attempt (ledger, cache, load, gap bound, token blocks) has a reco
 made once, at the dispatch, and passed by reference until the attempt ends; no book looks an attempt up by an id.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
@@ -111,6 +111,10 @@ class RequestState:
             return False
         started = self.attempt is not None and self.attempt.stage is Stage.STARTED
         return started or self.answered or self.resumed_output > 0
+
+    def untried(self, workers: Iterable[WorkerId]) -> list[WorkerId]:
+        """Return those of these workers that have not failed the request."""
+        return [worker for worker in workers if worker not in self.failed_workers]
 
     def pay(self, call: UndeliveredCall) -> None:
         """Take note that the client has paid for this call already, and received nothing."""

@@ -23,7 +23,8 @@ A request is WAITING, then at a worker in an ATTEMPT, and ends once; after each 
     ATTEMPT, SENT      STARTED  STARTED     ended             WAITING   ended      its worker leaves: no change
     ATTEMPT, STARTED   -        charged     ended             WAITING   ended      its worker leaves: no change
     WAITING, returned  -        -           -                 -         ended      room elsewhere: Dispatch, ATTEMPT
-                                                                                   expired or no tries left: Reject
+                                                                                   expired, or no try or no worker left:
+                                                                                   Reject
     POOLED             -        -           -                 -         ended      room to decode: Dispatch, ATTEMPT
                                                                                    too old, or its prefill worker left:
                                                                                    WAITING, as if returned
@@ -477,8 +478,7 @@ class Scheduler:
 
     def _untried_decoders(self, state: RequestState) -> list[WorkerId]:
         """Return the decode workers that have not failed a request."""
-        serving = self.cluster.serving(decode_route(state.request.model))
-        return [worker for worker in serving if worker not in state.failed_workers]
+        return state.untried(self.cluster.serving(decode_route(state.request.model)))
 
     def _may_begin(self, worker: WorkerId, decoders: Sequence[WorkerId]) -> bool:
         """Return whether one of these decode workers has room, if a prefill worker needs it at once."""
@@ -487,19 +487,20 @@ class Scheduler:
         return any(self.cluster[decoder].admits(1) for decoder in decoders)
 
     def _dispatch_retries(self, now: float) -> None:
-        """Dispatch returned requests, first come, first served, to workers that have not failed them before."""
+        """Dispatch returned requests, first come, first served, to workers that have not failed them before. A request
+        waits while none of these has room, or is in use but one of them is ejected and comes back.
+        """
         for state in list(self._retry_queue.requests):
             request = state.request
             serving = self.cluster.candidates(request)
-            untried = [worker for worker in serving if worker not in state.failed_workers]
             decoders = self._untried_decoders(state)
-            if not decoders and self.cluster.serving(decode_route(request.model)):
-                untried = [each for each in untried if not self.cluster[each].worker.hands_over_at_once]
+            untried = self._able_to_begin(state.untried(serving), state, decoders)
             if not untried and (substitutes := self.cluster.substitutes(request)):
-                untried = [worker for worker in substitutes if worker not in state.failed_workers]
+                untried = state.untried(substitutes)
                 request = replace(request, whole=True)
             if not untried:
-                self._reject_retry(state, Refusal.NO_RETRY if serving else Refusal.NO_WORKER, now)
+                if not self._comes_back(state):
+                    self._reject_retry(state, Refusal.NO_RETRY if serving else Refusal.NO_WORKER, now)
             elif with_room := [
                 worker
                 for worker in untried
@@ -510,14 +511,44 @@ class Scheduler:
                 worker = self.policy.resend(request, others or with_room, now)
                 self._send(state, Choice(request, worker, "tried again"), now)
 
+    def _able_to_begin(
+        self, workers: list[WorkerId], state: RequestState, decoders: Sequence[WorkerId]
+    ) -> list[WorkerId]:
+        """Leave out the prefill workers for which no decode worker is left: those that hand over at once, and all
+        while one comes back, since a prompt does not keep until then.
+        """
+        decode = decode_route(state.request.model)
+        if decoders or not self.cluster.serving(decode):
+            return workers
+        awaited = bool(state.untried(self.cluster.coming_back(decode)))
+        known = [self.cluster[worker].worker for worker in workers]
+        return [each.id for each in known if not (each.hands_over_at_once or (awaited and each.role is Role.PREFILL))]
+
+    def _comes_back(self, state: RequestState) -> bool:
+        """Return whether an ejected worker that has not failed a returned request serves it once it is readmitted, as
+        it would a request that waits in the queue. One that only one worker can serve waits for none in either place.
+        """
+        if state.request.worker is not None or not self.cluster.ejected:
+            return False
+        request, decode = state.request, decode_route(state.request.model)
+        if state.untried(self.cluster.substitutes_coming_back(request)):
+            return True
+        ejected = state.untried(self.cluster.coming_back(request.shared_route))
+        first = [self.cluster[worker].worker for worker in (*state.untried(self.cluster.candidates(request)), *ejected)]
+        if any(worker.role is not Role.PREFILL for worker in first):
+            return True
+        return bool(first) and bool(self._untried_decoders(state) or state.untried(self.cluster.coming_back(decode)))
+
     def _dispatch_handoffs(self, now: float) -> None:
         """Dispatch prefilled requests, the oldest first, to decode workers that have not failed them before."""
         self._give_up(self.handoffs.expired(now))
         for state in self.handoffs:
             rest = _rest_of(state.request)
             serving = self.cluster.candidates(rest)
-            untried = [worker for worker in serving if worker not in state.failed_workers]
+            untried = state.untried(serving)
             if serving and not untried:
+                if state.untried(self.cluster.coming_back(rest.shared_route)):
+                    continue
                 self._leave_pool(state)
                 self._close(state.request, now)
                 self._commands.append(Reject(state.request.id, Refusal.NO_RETRY))

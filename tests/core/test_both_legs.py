@@ -14,6 +14,8 @@ from tests.core.scenario import CHUNK_TOKENS, MODEL, Scene
 
 OPEN = SchedulerSettings(window=NoWindow())
 """Nothing waits for room."""
+BREAKING = SchedulerSettings(window=NoWindow(), health=HealthRules(failures=1, cooldown=10.0))
+"""A failure opens a breaker."""
 NAMES = [*(name for name in POLICIES if "+" not in name), "preble+vtc_predict"]
 INPUT = 8 * CHUNK_TOKENS
 """Tokens of "document"."""
@@ -208,6 +210,32 @@ def test_a_request_that_every_decode_worker_failed_is_refused() -> None:
     assert other not in scene.refusals
     scene.join("d2", role=Role.DECODE, connector=Connector.SGLANG)
     assert sent(scene, other) == ("p1", "d2")
+
+
+@pytest.mark.parametrize("connector", [Connector.SGLANG, Connector.MOONCAKE])
+def test_a_request_waits_for_an_ejected_group_while_the_ranks_of_another_leave_one_by_one(connector: Connector) -> None:
+    """The ranks that are still there have all failed it; the others come back when their breaker's time is over."""
+    scene = Scene("dlpm_home", workers=(), settings=BREAKING)
+    scene.join("p", role=Role.PREFILL, connector=connector)
+    for group in "de":
+        for rank in "01":
+            scene.join(group + rank, role=Role.DECODE, connector=connector, barrier=group)
+    for other in [scene.arrive("bob", text) for text in ("one", "two", "six", "ten")]:
+        if sent(scene, other)[1].startswith("e"):
+            scene.feed(Failed(other, accepted=False, fault=Fault.BROKEN, leg=Leg.DECODE))
+        else:
+            scene.cancel(other)
+    assert set(scene.scheduler.cluster.ejected) == {"e0", "e1"}
+    request = scene.arrive("ada", "document")
+    died = [sent(scene, request)[1]]
+    scene.feed(Returned(request, accepted=False, fault=Fault.BROKEN, leg=Leg.DECODE))
+    died.append(sent(scene, request)[1])
+    scene.leave(died[0])
+    scene.feed(Returned(request, accepted=False, fault=Fault.BROKEN, leg=Leg.DECODE))
+    assert sorted(died) == ["d0", "d1"]
+    assert not scene.refusals
+    scene.leave(died[1])
+    assert sent(scene, request)[1] in ("e0", "e1")
 
 
 @pytest.mark.parametrize("prefilled", [False, True])

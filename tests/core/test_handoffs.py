@@ -329,6 +329,75 @@ def test_a_request_that_every_decode_worker_failed_is_refused() -> None:
     assert scene.scheduler.live == 0
 
 
+BREAKING = HealthRules(failures=1, cooldown=10.0, tries=9)
+"""A failure opens a breaker for 10 s."""
+
+
+def pair_with_one_ejected() -> Scene:
+    """A prefill worker, a decode worker `d1`, and one, `d2`, whose breaker is open."""
+    scene = pair(decode=("d1", "d2"), settings=SchedulerSettings(window=NoWindow(), health=BREAKING))
+    for other in [scene.arrive("bob", text) for text in ("one", "two")]:
+        scene.prefill(other)
+        if at(scene, other)[0] == "d2":
+            scene.feed(Failed(other, accepted=True, fault=Fault.BROKEN))
+    assert set(scene.scheduler.cluster.ejected) == {"d2"}
+    return scene
+
+
+def test_a_request_waits_for_an_ejected_decode_worker_before_it_is_prefilled_again() -> None:
+    """A prompt does not keep until then."""
+    scene = pair_with_one_ejected()
+    request = scene.arrive("ada", "document")
+    scene.prefill(request)
+    give_back(scene, request)
+    assert at(scene, request) == ("d1", Leg.DECODE), "not sent again yet"
+    assert not scene.refusals
+    scene.wait(10.0)
+    assert at(scene, request) == ("p1", Leg.PREFILL)
+    scene.prefill(request)
+    assert at(scene, request) == ("d2", Leg.DECODE)
+
+
+def test_a_prompt_that_keeps_for_long_enough_waits_for_an_ejected_decode_worker() -> None:
+    """All others have failed its request meanwhile."""
+    scene = pair_with_one_ejected()
+    request = scene.arrive("ada", "document")
+    scene.scheduler._requests[request].failed_workers = (WorkerId("d1"),)
+    scene.prefill(request)
+    assert not scene.refusals
+    scene.wait(10.0)
+    assert at(scene, request) == ("d2", Leg.DECODE)
+
+
+def test_a_request_that_every_prefill_worker_failed_waits_for_an_ejected_decode_worker() -> None:
+    """Which then computes all of it, as the other one should have."""
+    scene = pair_with_one_ejected()
+    request = scene.arrive("ada", "document")
+    for _ in range(2):
+        give_back(scene, request, Fault.ERROR)
+    assert at(scene, request) == ("d1", Leg.WHOLE)
+    assert "p1" not in scene.scheduler.cluster.ejected
+    assert not scene.refusals
+    scene.wait(10.0)
+    assert at(scene, request) == ("d2", Leg.WHOLE)
+
+
+def test_a_request_that_no_decode_worker_may_compute_alone_waits_for_an_ejected_prefill_worker() -> None:
+    """All others have failed it."""
+    settings = SchedulerSettings(window=NoWindow(), health=BREAKING, decode_alone=False)
+    scene = pair(prefill=("p1", "p2"), settings=settings)
+    other = scene.arrive("bob", "document")
+    ejected = scene.worker_of(other)
+    scene.feed(Failed(other, accepted=True, fault=Fault.BROKEN))
+    request = scene.arrive("ada", "document")
+    failed = scene.worker_of(request)
+    give_back(scene, request)
+    assert not scene.refusals
+    scene.wait(10.0)
+    assert at(scene, request) == (ejected, Leg.PREFILL)
+    assert failed != ejected
+
+
 @pytest.mark.parametrize("policy", NAMES)
 def test_without_a_living_prefill_worker_decode_workers_serve_alone(policy: str) -> None:
     """Requests that wait go there at once, and when a prefill worker is back, to it."""

@@ -133,10 +133,18 @@ class Cluster:
             self._routes[worker] = found
         return found
 
+    def coming_back(self, route: str) -> list[WorkerId]:
+        """Return the ejected workers that requests of this shared route may be sent to once they are readmitted. Only
+        those whose time is known: a silent worker may never answer.
+        """
+        return [each for each in self.ejected if self._has_route(each, route) and self._readmission(each) < inf]
+
     def _serves(self, state: WorkerState, route: str) -> bool:
-        if state.left or state.worker.id in self.ejected:
-            return False
-        return route in state.worker.shared_routes or route in self._occasional_routes(state.worker)
+        return self.in_use(state.worker.id) and self._has_route(state.worker.id, route)
+
+    def _has_route(self, worker: WorkerId, route: str) -> bool:
+        known = self._states[worker].worker
+        return route in known.shared_routes or route in self._occasional_routes(known)
 
     def _occasional_routes(self, worker: Worker) -> frozenset[str]:
         """Return the routes that a worker has beside its own kind's because no worker of another kind needs them for
@@ -151,13 +159,18 @@ class Cluster:
             found.update(worker.models - self.prefilled_models)
         return frozenset(found)
 
-    def substitutes(self, request: Request) -> Mapping[WorkerId, int]:
+    def substitutes(self, request: Request) -> Collection[WorkerId]:
         """Return the workers that may compute all of a request that no prefill worker can prefill; none for a request
         that only one worker can serve.
         """
-        if request.worker is not None or not self.has_roles or not self._decode_alone:
-            return {}
-        return self.serving(whole_route(request.model))
+        return self.serving(whole_route(request.model)) if self._has_substitutes(request) else ()
+
+    def substitutes_coming_back(self, request: Request) -> Collection[WorkerId]:
+        """Return those that will be such workers, as `coming_back` does."""
+        return self.coming_back(whole_route(request.model)) if self._has_substitutes(request) else ()
+
+    def _has_substitutes(self, request: Request) -> bool:
+        return request.worker is None and self.has_roles and self._decode_alone
 
     def can_decode(self, model: str) -> bool:
         """Return whether a decode worker of this model has room for one more request now."""

@@ -1,9 +1,12 @@
 """Health decides which workers to trust: circuit breakers, slow start, backoff, retry budget, silence timeouts."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.health import (
     FULL_TRUST,
     Condition,
@@ -258,6 +261,80 @@ def eject(scene: Scene, worker: WorkerId) -> None:
     """Let calls fail at a worker until its breaker opens."""
     while worker not in scene.scheduler.cluster.ejected:
         scene.feed(Failed(scene.arrive("zoe", "z", only=worker), accepted=True, fault=Fault.BROKEN))
+
+
+@pytest.mark.parametrize("policy", ["rr+fcfs", "d2lpm", "dlpm_home", "rpm", "preble", "rr+vtc"])
+def test_a_failed_request_waits_for_an_ejected_worker_as_one_in_the_queue_does(policy: str) -> None:
+    """Its cooldown ends at a known time. The one in the queue goes to the worker that is in use once it has room."""
+    scene = new_scene("w1", "w2", policy=policy, requests=1)
+    eject(scene, W1)
+    failed, waiting = scene.arrive("ada", "a"), scene.arrive("ada", "b")
+    give_back(scene, failed)
+    assert not scene.refusals
+    assert scene.worker_of(waiting) == W2
+    scene.wait(3.9)
+    assert scene.worker_of(failed) == W2, "not sent again yet"
+    scene.wait(0.2)
+    assert scene.worker_of(failed) == W1
+    scene.serve_all()
+    assert scene.scheduler.live == 0
+
+
+def test_a_failed_request_waits_for_an_ejected_worker_no_longer_than_it_may_wait() -> None:
+    """Its time to live is that of all that wait."""
+    settings = SchedulerSettings(window=FixedWindow(9, 10**6), health=FAST, waiting=WaitingLimits(time_to_live=3.0))
+    scene = Scene("rr+fcfs", workers=("w1", "w2"), settings=settings)
+    eject(scene, W1)
+    request = scene.arrive("ada", "a")
+    give_back(scene, request)
+    scene.wait(2.9)
+    assert not scene.refusals
+    scene.wait(0.2)
+    assert scene.refusals == {request: Refusal.EXPIRED}
+
+
+@pytest.mark.parametrize("why", ["it left", "no tries are left"])
+def test_a_failed_request_waits_for_no_worker_that_will_not_serve_it(why: str) -> None:
+    """It is refused as soon as that is known."""
+    scene = new_scene("w1", "w2", rules=replace(FAST, tries=1 if why == "no tries are left" else 3))
+    eject(scene, W1)
+    request = scene.arrive("ada", "a")
+    give_back(scene, request)
+    if why == "it left":
+        assert not scene.refusals
+        scene.leave("w1")
+    assert scene.refusals[request] is Refusal.NO_RETRY
+
+
+def test_a_failed_request_does_not_wait_for_a_worker_that_has_failed_it() -> None:
+    """An ejected worker that comes back is not tried again."""
+    scene = new_scene("w1", "w2", rules=replace(FAST, failures=1))
+    request = scene.arrive("ada", "a")
+    give_back(scene, request)
+    assert len(scene.scheduler.cluster.ejected) == 1
+    give_back(scene, request)
+    assert scene.refusals == {request: Refusal.NO_RETRY}
+
+
+def test_a_failed_request_does_not_wait_for_a_silent_worker() -> None:
+    """Nobody knows whether it will ever answer."""
+    scene = new_scene("w1", "w2", rules=HealthRules(silence=5.0))
+    sent = {scene.worker_of(request): request for request in (scene.arrive("ada", "a"), scene.arrive("ada", "b"))}
+    for _ in range(8):
+        scene.wait(1.0)
+        scene.feed(WorkerAnswered(W2))
+    assert set(scene.scheduler.cluster.ejected) == {W1}
+    give_back(scene, sent[W2])
+    assert scene.refusals == {sent[W2]: Refusal.NO_RETRY}
+
+
+def test_a_conversation_that_its_worker_failed_waits_for_no_other() -> None:
+    """Only that worker stores what the request continues."""
+    scene = new_scene("w1", "w2")
+    eject(scene, W1)
+    request = scene.arrive("ada", "a", only="w2")
+    give_back(scene, request)
+    assert scene.refusals == {request: Refusal.NO_RETRY}
 
 
 @pytest.mark.parametrize(("chunks", "output", "goes"), [(19, 0, False), (20, 0, True), (20, 1, False), (21, 1, True)])
