@@ -12,8 +12,8 @@ import orjson
 from router.api.answer.event_reader import EventReader
 from router.api.answer.stream_reader import Answer, EngineError, StreamReader, read_json
 from router.api.body.call import COMPLETIONS, Call, Head
-from router.api.body.error_bodies import ErrorShape, load
-from router.api.body.json_edit import put_members
+from router.api.body.error_bodies import ErrorShape
+from router.api.body.json_object import load, put_members
 from router.api.body.multipart import is_form, media_type
 from router.api.endpoints import embeddings, invocations, messages, responses, scoring, tokenizing
 from router.api.endpoints.chat import PATH as CHAT

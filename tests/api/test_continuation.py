@@ -79,7 +79,7 @@ def test_which_chats_can_be_continued(fields: dict[str, Any], mode: ResumeMode) 
     """The router asks for token ids only if they would be used."""
     call = chat(**fields)
     assert call.resume_mode is mode
-    assert (Addition.TOKEN_IDS in call.additions.wanted) == call.hides_ids == (mode is ResumeMode.IDS)
+    assert (Addition.TOKEN_IDS in call.additions.wanted) == (mode is ResumeMode.IDS)
 
 
 @pytest.mark.parametrize("fields", [{"prompt": ["a", "b"]}, {"best_of": 2}, {"suffix": "x"}, {"logprobs": 1}])
@@ -98,7 +98,7 @@ def test_ids_that_the_client_wants_stay() -> None:
         for number in (5, 6)
     )
     assert [json.loads(each[6:])["choices"][0]["token_ids"] for each in shown.split(b"\n\n")[:-1]] == [[5], [6]]
-    assert not call.hides_ids
+    assert Addition.TOKEN_IDS not in call.additions.wanted
 
 
 def test_a_record_is_bounded() -> None:

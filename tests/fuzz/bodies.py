@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import orjson
 
-from router.api.answer.usage_splice import UsageSplice
+from router.api.answer.client_view import UsageSplice
 from router.api.body.call import Call, Head
 from router.api.body.edits import Addition
-from router.api.body.json_edit import cut_member, insert_members, member_span, replace_member
+from router.api.body.json_object import cut_member, insert_members, member_span, replace_member
 from router.api.endpoints.other import parse_other
 from router.api.families import FAMILIES
 from router.auth.identity import Identifier

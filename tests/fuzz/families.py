@@ -12,7 +12,8 @@ from router.api.answer.sse import EventSplitter, event_data
 from router.api.answer.stream_reader import EngineError
 from router.api.body.call import Call, Head
 from router.api.body.edits import rename, with_cache_salt
-from router.api.body.error_bodies import ErrorShape, load
+from router.api.body.error_bodies import ErrorShape
+from router.api.body.json_object import load
 from router.api.endpoints import messages, responses
 from router.api.families import FAMILIES, Reader, error_shape_of, family_of
 from router.auth.identity import Identifier

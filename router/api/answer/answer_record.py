@@ -11,7 +11,7 @@ from typing import Any, Final
 from router.api.answer.usage import TOKEN_COUNT_LIMIT, read_usage, token_count
 from router.api.body import prompt_bytes as render
 from router.api.body.call import Call
-from router.api.body.error_bodies import load, text_or_empty
+from router.api.body.json_object import load, text_or_empty
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Usage
 

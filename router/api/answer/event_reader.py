@@ -6,7 +6,7 @@ from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data,
 from router.api.answer.stream_reader import EngineError, read_error
 from router.api.answer.usage import whole_usage
 from router.api.body.call import Call
-from router.api.body.error_bodies import load, text_or_empty
+from router.api.body.json_object import load, text_or_empty
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Usage
 

@@ -1,7 +1,7 @@
 """Reads an engine's answer on its way to the client.
 
 The router asks the engine for usage in every chunk (`router.api.body.edits`) and charges the client by it. The client
-sees only the usage that it asked for itself (`usage_splice`).
+sees only the usage that it asked for itself (`client_view`).
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,12 @@ from typing import Any, Final
 import orjson
 
 from router.api.answer.answer_record import Choices, TokenRecord, UsageTally
+from router.api.answer.client_view import LastChunks, UsageSplice
 from router.api.answer.fast_path import ChunkRun, CommonChunks
-from router.api.answer.fingerprint import LastChunks
 from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event, plain_data, plain_event
 from router.api.answer.usage import read_usage, token_count
-from router.api.answer.usage_splice import UsageSplice
 from router.api.body.call import Call
-from router.api.body.error_bodies import load, text_or_empty
-from router.api.body.json_object import read_object
+from router.api.body.json_object import load, read_object, text_or_empty
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Usage
 from router.errors import WorkerBroke

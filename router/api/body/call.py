@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Final, NamedTuple
 
-from router.api.body.edits import Addition, Additions
+from router.api.body.edits import Additions
 from router.api.body.fields import NO_SESSION, SessionMembers
 from router.core.model.prompt_key import Prompt
 from router.errors import BadRequest
@@ -90,11 +90,6 @@ class Call(NamedTuple):
             if len(name) > NAME_BYTES or len(name.encode()) > NAME_BYTES:
                 message = f"`{param}` is longer than {NAME_BYTES} bytes."
                 raise BadRequest(message, param=param, code="string_above_max_length")
-
-    @property
-    def hides_ids(self) -> bool:
-        """Whether only the router, not the client, asks for token ids in the answer."""
-        return Addition.TOKEN_IDS in self.additions.wanted
 
 
 class Head(NamedTuple):

@@ -9,9 +9,8 @@ from typing import Final, NamedTuple
 import orjson
 
 from router.api.body import fields as read
-from router.api.body.error_bodies import load
 from router.api.body.fields import Fields, dump
-from router.api.body.json_edit import insert_first, join_members, put_members, replace_member
+from router.api.body.json_object import insert_first, join_members, load, put_members, replace_member
 from router.api.body.multipart import is_form, replace_field
 
 

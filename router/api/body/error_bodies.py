@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from router.api.body.json_object import load
 from router.errors import RouterError, WorkerError
 
 
@@ -58,20 +59,6 @@ def _is_writable(error: dict[str, Any]) -> bool:
     except orjson.JSONEncodeError:
         return False
     return True
-
-
-def load(body: bytes) -> dict[str, Any] | None:
-    """Parse a JSON object. Returns None for anything else."""
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    return fields if isinstance(fields, dict) else None
-
-
-def text_or_empty(value: object) -> str:
-    """Return a string unchanged, and an empty string for anything else, which may be nested too deeply to serialise."""
-    return value if isinstance(value, str) else ""
 
 
 def _last_event(error: dict[str, Any]) -> bytes:

@@ -3,8 +3,7 @@
 import re
 from typing import Final
 
-from router.api.body.error_bodies import load
-from router.api.body.json_edit import cut_members
+from router.api.body.json_object import cut_members, load
 from router.errors import BadRequest
 
 RANK_FIELDS: Final = ("routed_dp_rank", "data_parallel_rank")

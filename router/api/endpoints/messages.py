@@ -11,8 +11,9 @@ from router.api.answer.usage import token_count, whole_usage
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
 from router.api.body.call import Call, Head
-from router.api.body.error_bodies import ErrorShape, load, text_or_empty, worker_error_fields
+from router.api.body.error_bodies import ErrorShape, worker_error_fields
 from router.api.body.fields import Fields
+from router.api.body.json_object import load, text_or_empty
 from router.api.endpoints.as_chat import before_messages, next_turn
 from router.api.endpoints.plain import plain_call
 from router.core.model.prompt_key import PromptHasher, PromptKey

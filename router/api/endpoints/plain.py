@@ -7,8 +7,8 @@ from router.api.answer.stream_reader import Answer, read_error
 from router.api.answer.usage import whole_usage
 from router.api.body import fields as read
 from router.api.body.call import Call, Head
-from router.api.body.error_bodies import load
 from router.api.body.fields import Fields, largest_id
+from router.api.body.json_object import load
 from router.api.body.restrictions import NO_ENGINE
 from router.core.model.prompt_key import Prompt
 from router.core.model.request import Usage

@@ -9,7 +9,7 @@ from typing import Final
 from router.api.answer.stream_reader import Answer, read_error
 from router.api.body import fields as read
 from router.api.body.call import Call, Head
-from router.api.body.error_bodies import load
+from router.api.body.json_object import load
 from router.api.endpoints.plain import plain_call
 from router.core.model.prompt_key import PromptHasher, unmatched
 from router.core.model.request import Usage

@@ -7,8 +7,7 @@ import orjson
 
 from router.api.answer.usage import read_usage
 from router.api.body.fields import LIMITS
-from router.api.body.json_edit import cut_members, put_members
-from router.api.body.json_object import read_object
+from router.api.body.json_object import cut_members, put_members, read_object
 from router.core.model.request import Usage
 from router.errors import WorkerBroke
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import orjson
 
-from router.api.body.json_edit import insert_members
-from router.api.body.json_object import read_object
+from router.api.body.json_object import insert_members, read_object
 from router.api.handoff.legs import finish_reasons, one_token_body
 from router.api.handoff.nixl import PARAMS
 from router.errors import WorkerBroke

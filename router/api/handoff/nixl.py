@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from router.api.answer.usage import read_usage
-from router.api.body.json_edit import insert_members, member_value
-from router.api.body.json_object import read_object
+from router.api.body.json_object import insert_members, member_value, read_object
 from router.api.handoff.legs import one_token_body, prefill_failed
 from router.core.model.request import Usage
 from router.errors import WorkerBroke

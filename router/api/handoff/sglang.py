@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.api.body.json_edit import cut_members, put_members
+from router.api.body.json_object import cut_members, put_members
 
 ABORT_PATH: Final = "/abort_request"
 MOST_ROOMS: Final = 2**63

@@ -11,7 +11,7 @@ from typing import Final
 import orjson
 
 from router.api.body.call import COMPLETIONS
-from router.api.body.json_edit import insert_members
+from router.api.body.json_object import insert_members
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.messages import PATH as MESSAGES
 from router.api.endpoints.responses import PATH as RESPONSES

@@ -1,6 +1,7 @@
-"""Removes from a stream the usage and the token ids that only the router asked for, chunk by chunk.
+"""What the client sees of a stream for which the router asked the engine for more than the client did.
 
-By what the client asked for, the usage in chunks and the final chunk with usage are:
+**What is removed.** The usage and the token ids that only the router asked for, chunk by chunk. By what the client
+asked for, the usage in chunks and the final chunk with usage are:
 
     include_usage  continuous_usage_stats   in chunks   final chunk
     no             no                       cut out     dropped
@@ -12,17 +13,25 @@ vLLM ignores continuous_usage_stats without include_usage, so that the usage in 
 it. A `usage` of null comes from the engine itself and stays. Token ids become null, which is what vLLM sends if no ids
 are asked for. SGLang then sends no member for ids at all, and in completions sends a `usage` of null; so for SGLang's
 completions ids are cut out and usage becomes null. Everything else passes byte for byte.
+
+**What is put back.** The `system_fingerprint`. vLLM puts it into the chunks with a finish reason, or only into the
+chunk with the usage if usage is asked for. If only the router asked for usage, the client gets no such chunk; so the
+chunks with a finish reason wait for it, and get its fingerprint. The engine sends the last one in the same step. A
+choice that ends before others does not wait if an earlier answer of the worker has shown its fingerprint: that stays
+the same until the engine restarts.
 """
 
 import re
 from typing import Any, Final
 
-from router.api.answer.sse import event_data, with_data
-from router.api.body.call import COMPLETIONS, Call
-from router.api.body.error_bodies import load
-from router.api.body.json_edit import cut_member, replace_member
+import orjson
 
-_KEY: Final = b'"usage"'
+from router.api.answer.sse import event_data, plain_data, plain_event, with_data
+from router.api.body.call import COMPLETIONS, Call
+from router.api.body.edits import Addition
+from router.api.body.json_object import cut_member, load, replace_member
+
+_USAGE: Final = b'"usage"'
 _IDS: Final = re.compile(rb'("(?:prompt_)?token_ids"\s*+:\s*+)\[[\d,\s]*+\]')
 _IDS_MEMBER: Final = re.compile(rb',\s*+"(?:prompt_)?token_ids"\s*+:\s*+\[[\d,\s]*+\]')
 _SGLANG: Final = b'"matched_stop"'
@@ -39,7 +48,7 @@ class UsageSplice:
     def __init__(self, call: Call) -> None:
         self._keep_final = call.usage_wanted
         self._keep_chunks = call.continuous_wanted
-        self.hides_ids = call.hides_ids
+        self.hides_ids = Addition.TOKEN_IDS in call.additions.wanted
         """Whether only the router asked for token ids."""
         self._completion = call.path == COMPLETIONS
         self._keep_usage = call.usage_wanted and call.continuous_wanted
@@ -64,7 +73,7 @@ class UsageSplice:
             return self._filter_sglang_completion(data, chunk)
         if self.hides_ids and data.find(b'token_ids"') >= 0:
             data = _IDS.sub(rb"\1null", data)
-        at = data.rfind(_KEY)
+        at = data.rfind(_USAGE)
         if at < 0 or self._keep_usage:
             return data
         keep = self._keep_chunks and data.find(_SGLANG) >= 0
@@ -79,7 +88,7 @@ class UsageSplice:
         """Filter a chunk with choices of a completion from SGLang."""
         if self.hides_ids:
             data = _IDS_MEMBER.sub(b"", data)
-        if self._keep_chunks or data.rfind(_KEY) < 0:
+        if self._keep_chunks or data.rfind(_USAGE) < 0:
             return data
         chunk = load(data) if chunk is None else chunk
         return data if chunk is None or chunk.get("usage") is None else replace_member(data, "usage", b"null")
@@ -91,3 +100,65 @@ class UsageSplice:
         if chunk.get("choices") == []:
             return data if self._keep_final else None
         return data if keep else cut_member(data, "usage")
+
+
+FINGERPRINT: Final = "system_fingerprint"
+_FINGERPRINT: Final = b'"system_fingerprint"'
+
+
+class LastChunks:
+    """The chunks with a finish reason of one stream, while they wait for the fingerprint."""
+
+    __slots__ = ("_running", "_waits", "fingerprint", "waiting")
+
+    def __init__(self, call: Call) -> None:
+        self._waits = Addition.USAGE in call.additions.wanted
+        self.waiting: list[bytes] = []
+        """The events that wait; read-only for others."""
+        self._running = call.choices * len(call.prompts)
+        """Choices that have not ended, each in a chunk of its own."""
+        self.fingerprint: str | None = None
+        """The worker's: of an earlier answer, then of this one. Empty if its answers have none, None if unknown."""
+
+    def complete_early(self, event: bytes) -> bytes | None:
+        """Return a choice's last chunk as the client gets it now; None if it is the last one or has to wait."""
+        self._running -= 1
+        if not self._waits or self._running <= 0 or self.fingerprint is None:
+            return None
+        return _with_fingerprint(event, orjson.dumps(self.fingerprint)) if self.fingerprint and event else event
+
+    def hold(self, events: bytes) -> bool:
+        """Keep one event with a finish reason, or several plain ones; return False if they need not wait."""
+        if self._waits and events:
+            self.waiting.append(events)
+        return self._waits
+
+    def release(self, after: dict[str, Any]) -> bytes:
+        """Return the events that waited. `after`: the chunk that comes next, which may have the fingerprint."""
+        events, self.waiting = self.waiting, []
+        fingerprint = after.get(FINGERPRINT)
+        if not isinstance(fingerprint, str):
+            if after.get("usage") is not None:
+                self.fingerprint = ""
+            return b"".join(events)
+        self.fingerprint = fingerprint
+        value = orjson.dumps(fingerprint)
+        return b"".join([_with_fingerprint(event, value) for event in events])
+
+
+def _with_fingerprint(events: bytes, value: bytes) -> bytes:
+    """Put a fingerprint, as JSON, into one event or several plain ones."""
+    if (plain := plain_data(events)) is not None:
+        return b"".join([plain_event(_with_member(data, value)) for data in plain])
+    data = event_data(events)
+    return events if data is None else with_data(events, _with_member(data, value))
+
+
+def _with_member(data: bytes, value: bytes) -> bytes:
+    if data.find(_FINGERPRINT) >= 0:
+        try:
+            return replace_member(data, FINGERPRINT, value)
+        except KeyError:  # only a text or an inner object has that name
+            pass
+    end = data.rindex(b"}")
+    return b"%b,%b:%b%b" % (data[:end].rstrip(), _FINGERPRINT, value, data[end:])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.body.json_edit import cut_member, insert_members, member_span, put_members, replace_member
+from router.api.body.json_object import cut_member, insert_members, member_span, put_members, replace_member
 
 KEYS = st.sampled_from(["usage", "choices", 'a"usage', "us\\age", "\u00fc", "", ',"usage":', "{", "]"])
 TEXTS = st.one_of(st.text(max_size=8), KEYS, st.sampled_from(['"usage":{', "\\", '\\"', "}],", "\n\n", "data: x"]))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.api.answer.usage_splice import UsageSplice
+from router.api.answer.client_view import UsageSplice
 from router.api.endpoints.chat import parse_chat
 from router.api.endpoints.completions import parse_completion
 from router.core.model.prompt_key import PromptHasher
