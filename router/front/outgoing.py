@@ -12,13 +12,13 @@ from router.api.body.steering import without_steering
 from router.api.continuation import Continuation, continuation
 from router.channel.client import SchedulerClient
 from router.channel.messages import FieldsRefused, UnreachableWorker
-from router.core.model.request import RequestId, Role, WorkerId
+from router.core.model.request import RequestId, Role
 from router.errors import WorkerUnreachable
 from router.front.byte_budget import Hold
 from router.front.exchange import CallRecord, Exchange
 from router.front.parse_slots import INLINE_BYTES
 from router.upstream.accepted_fields import BAD_REQUEST
-from router.upstream.connections import WorkerConnections
+from router.upstream.connections import ConnectedWorker
 from router.upstream.http_client import IdleTimeouts, WorkerResponse
 from router.upstream.ranks.pinning import with_rank
 
@@ -37,7 +37,6 @@ class OutgoingCall:
         exchange: Exchange,
         hold: Hold,
         scheduler_client: SchedulerClient,
-        connections: WorkerConnections,
     ) -> None:
         """`known_as`: the id under which workers know the request; `hold`: counts the bytes held for this call."""
         self.known_as = known_as
@@ -47,7 +46,6 @@ class OutgoingCall:
         self._exchange = exchange
         self._hold = hold
         self._scheduler_client = scheduler_client
-        self._connections = connections
 
     @property
     def record(self) -> CallRecord | None:
@@ -60,14 +58,14 @@ class OutgoingCall:
             self.continuation = rest
         return rest
 
-    def path_and_body(self, worker: WorkerId, reader: object) -> tuple[str, bytes] | None:
+    def path_and_body(self, worker: ConnectedWorker, reader: object) -> tuple[str, bytes] | None:
         """Return the path and the body of the call, or of that for the rest of its answer; None if that needs a value
         that is unknown. `reader`: has read the answer so far.
         """
         if self.continuation is None:
             return self._call.path, self._call.body
         assert isinstance(reader, StreamReader)
-        body = self.continuation.body(self._connections[worker].context_tokens)
+        body = self.continuation.body(worker.card.context_tokens)
         if body is None and (by_text := continuation(self._call, reader, ids=False)) is not None:
             self.continuation = by_text
             body = by_text.body(None)
@@ -75,7 +73,7 @@ class OutgoingCall:
 
     async def forward(
         self,
-        worker: WorkerId,
+        worker: ConnectedWorker,
         path: str,
         encode: Callable[[], bytes],
         body: bytes,
@@ -91,22 +89,22 @@ class OutgoingCall:
         """
         sent = encode() if len(body) <= INLINE_BYTES else await asyncio.to_thread(encode)
         try:
-            return await self._connections.forward(
-                *(worker, path, sent, self.known_as, timeouts),
+            return await worker.forward(
+                *(path, sent, self.known_as, timeouts),
                 method=self._call.method,
                 content_type=self._call.content_type,
-                passed=self._exchange.headers_for(worker),
+                passed=self._exchange.headers_for(worker.card.id),
                 once=once,
             )
         except WorkerUnreachable as error:
             if not error.accepted:
                 # Move the requests that wait for this worker, before each fails to connect too.
-                self._scheduler_client.report(UnreachableWorker(worker))
+                self._scheduler_client.report(UnreachableWorker(worker.card.id))
             raise
 
     async def send(
         self,
-        worker: WorkerId,
+        worker: ConnectedWorker,
         path: str,
         body: bytes,
         added: AddedFields,
@@ -139,21 +137,26 @@ class OutgoingCall:
         again = await self.send(worker, path, body, added - refused, None if once else finish, timeouts, once=once)
         if again.status not in BAD_REQUEST:
             names = frozenset([field.value for field in refused])
-            self._scheduler_client.report(FieldsRefused(worker, path, names))
+            self._scheduler_client.report(FieldsRefused(worker.card.id, path, names))
         return again
 
     def _encode(
-        self, worker: WorkerId, path: str, body: bytes, added: AddedFields, finish: Callable[[bytes], bytes] | None
+        self,
+        worker: ConnectedWorker,
+        path: str,
+        body: bytes,
+        added: AddedFields,
+        finish: Callable[[bytes], bytes] | None,
     ) -> bytes:
         """Return the body as this worker gets it."""
         body = self.steered(worker, path, self._call.additions.put(body, added))
         return body if finish is None else finish(body)
 
-    def steered(self, worker: WorkerId, path: str, body: bytes) -> bytes:
+    def steered(self, worker: ConnectedWorker, path: str, body: bytes) -> bytes:
         """Return a body in which the client chooses nothing that the router chooses. It names the worker's rank if the
         engine reads that there.
         """
-        card = self._connections[worker]
+        card = worker.card
         if not (card.has_ranks or card.role is not Role.BOTH):
             return body
         body = without_steering(body)

@@ -1,14 +1,14 @@
 """Relays one call: queues it, sends it to a worker, passes the answer on, and retries at other workers."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
 from router.api.answer.stream_reader import StreamReader
 from router.api.body.call import Call
-from router.api.body.edits import AddedFields
+from router.api.body.edits import NO_FIELDS, AddedFields
 from router.api.continuation import Rewriter, last_events
 from router.api.endpoints.responses import ResponseReader
 from router.api.families import Family, Reader
@@ -17,7 +17,7 @@ from router.channel.client import SchedulerClient
 from router.channel.messages import Assignment, PrefillBeside, UnreachableWorker
 from router.core.model.commands import Refusal
 from router.core.model.events import Cancelled, Failed, Fault, Finished, HandoffLost, Prefilled, Returned
-from router.core.model.request import Leg, Request, RequestId, Usage, WorkerId
+from router.core.model.request import Leg, Request, RequestId, Usage
 from router.errors import (
     BadRequest,
     NoWorker,
@@ -100,7 +100,7 @@ class Relay:
         self._overhead = overhead
         self._keeper = keeper
         self._record = exchange.record
-        self._outgoing = OutgoingCall(call, request.id, exchange, hold, scheduler_client, connections)
+        self._outgoing = OutgoingCall(call, request.id, exchange, hold, scheduler_client)
         self._prefill: Prefill | None = None
         """The prefill of the call at a worker of its own, once there was one."""
         self._handoffs = handoffs
@@ -138,7 +138,8 @@ class Relay:
                         assignment, settings.policy, self._scheduler_client.clock() - submitted
                     )
                 before = failed
-                outcome = self._mismatch(assignment.worker) or await self._take_leg(assignment, headers, settings)
+                worker = self._connections[assignment.worker]
+                outcome = self._mismatch(worker) or await self._take_leg(assignment, worker, headers, settings)
                 if outcome is None:
                     return
                 if not isinstance(outcome, FailedAttempt):
@@ -263,26 +264,25 @@ class Relay:
         await self._exchange.end(last_events(self._call, reader, "length"))
         return False
 
-    def _mismatch(self, worker: WorkerId) -> FailedAttempt | None:
+    def _mismatch(self, worker: ConnectedWorker) -> FailedAttempt | None:
         """Return a failure if the call would crash the worker, as generating does at an embedding worker; else None."""
-        card = self._connections[worker]
-        if self._family.engines and not self._family.is_of(card.engine):
+        if self._family.engines and not self._family.is_of(worker.card.engine):
             return FailedAttempt(
                 Fault.CALL, False, UnservedPath(self._call.path, self._call.model), retry_elsewhere=True
             )
-        if not (self._family.generates and card.embeds):
+        if not (self._family.generates and worker.card.embeds):
             return None
         error = BadRequest(f"The model `{self._call.model[:200]}` only makes embeddings.", param="model")
         return FailedAttempt(Fault.CALL, False, error, retry_elsewhere=True)
 
     async def _take_leg(
-        self, assignment: Assignment, headers: HeaderList, settings: RelaySettings
+        self, assignment: Assignment, worker: ConnectedWorker, headers: HeaderList, settings: RelaySettings
     ) -> FailedAttempt | Prefilled | HandoffLost | None:
         """Send what is asked of the call to a worker. Returns None if that ended the request, otherwise what to report
         to the scheduler.
         """
         if assignment.prefill is not None:
-            return await self._call_both(assignment, assignment.prefill, headers, settings.heartbeat)
+            return await self._call_both(assignment, assignment.prefill, worker, headers, settings.heartbeat)
         if assignment.leg is Leg.DECODE:
             if self._prefill is None or not self._prefill.is_fresh():
                 self._release_prompt()
@@ -290,16 +290,25 @@ class Relay:
         else:
             self._release_prompt()
             if assignment.leg is Leg.PREFILL and not self._call.whole:
-                return await self._prefill_with_heartbeat(assignment, settings.heartbeat)
-        return await self._attempt(assignment, headers)
+                return await self._prefill_with_heartbeat(assignment, worker, settings.heartbeat)
+        outlives_client = self._keeper is not None and self._keeper.outlives_client
+        if outlives_client:  # the engine goes on without the client (background)
+            self._exchange.ignore_disconnect()
+        try:
+            return await self._send_and_relay(assignment, worker, headers)
+        finally:
+            if outlives_client:
+                self._exchange.heed_disconnect()
 
-    async def _prefill_with_heartbeat(self, assignment: Assignment, heartbeat: float) -> FailedAttempt | Prefilled:
+    async def _prefill_with_heartbeat(
+        self, assignment: Assignment, worker: ConnectedWorker, heartbeat: float
+    ) -> FailedAttempt | Prefilled:
         if self._prefill is None:
             self._prefill = Prefill(
                 *(self._request.id, self._call, self._family, self._outgoing, self._hold),
                 *(self._scheduler_client, self._handoffs.releases),
             )
-        computed = asyncio.ensure_future(self._prefill.compute(assignment, self._reader))
+        computed = asyncio.ensure_future(self._prefill.compute(assignment, worker, self._reader))
         try:
             await self._beat(computed, heartbeat)
             return await computed
@@ -313,7 +322,12 @@ class Relay:
             self._prefill.release()
 
     async def _call_both(
-        self, assignment: Assignment, prefill: PrefillBeside, headers: HeaderList, heartbeat: float
+        self,
+        assignment: Assignment,
+        prefill: PrefillBeside,
+        worker: ConnectedWorker,
+        headers: HeaderList,
+        heartbeat: float,
     ) -> FailedAttempt | HandoffLost | None:
         """Call a prefill worker, and the decode worker that waits for it, at once. A streaming client gets heartbeats
         until the first token.
@@ -326,6 +340,7 @@ class Relay:
                 self._outgoing,
                 self._reader,
                 prefill,
+                self._connections[prefill.worker],
                 assignment.worker,
                 self._scheduler_client,
                 self._handoffs,
@@ -333,7 +348,7 @@ class Relay:
         except (NoWorker, KeyError):  # KeyError: it has left
             error = NoWorker("The prefill worker has left.", reason=Refusal.NO_WORKER)
             return FailedAttempt(Fault.BROKEN, False, error, leg=Leg.PREFILL)
-        decode = asyncio.ensure_future(self._send_and_relay(assignment, headers))
+        decode = asyncio.ensure_future(self._send_and_relay(assignment, worker, headers))
         outcome = asyncio.ensure_future(legs.outcome(decode))
         complete = False
         try:
@@ -350,38 +365,24 @@ class Relay:
             finally:
                 self._legs = None
 
-    def _attempt(self, assignment: Assignment, headers: HeaderList) -> Awaitable[FailedAttempt | HandoffLost | None]:
-        """Try one worker. If its engine goes on without the client (background), ignore disconnects too."""
-        if self._keeper is None or not self._keeper.outlives_client:
-            return self._send_and_relay(assignment, headers)
-        return self._attempt_without_client(assignment, headers)
-
-    async def _attempt_without_client(
-        self, assignment: Assignment, headers: HeaderList
+    async def _send_and_relay(
+        self, assignment: Assignment, worker: ConnectedWorker, headers: HeaderList
     ) -> FailedAttempt | HandoffLost | None:
-        self._exchange.ignore_disconnect()
-        try:
-            return await self._send_and_relay(assignment, headers)
-        finally:
-            self._exchange.heed_disconnect()
-
-    async def _send_and_relay(self, assignment: Assignment, headers: HeaderList) -> FailedAttempt | HandoffLost | None:
         """Send the call to a worker and relay the answer. Returns None if that ended the request."""
         if self._outgoing.continuation is None:
             self._reader = None
-        if (sent := self._outgoing.path_and_body(assignment.worker, self._reader)) is None:
+        if (sent := self._outgoing.path_and_body(worker, self._reader)) is None:
             return FailedAttempt(Fault.CALL, False)
         path, body = sent
         timeouts = assignment.timeouts
         first = timeouts.first_token if self._call.streamed else timeouts.whole
         idle_timeouts = IdleTimeouts(first, timeouts.between_tokens)
-        connected = self._connections.connected(assignment.worker)
-        added = self._call.additions.wanted & connected.fields[path]
+        added = self._call.additions.wanted & worker.accepted.get(path, NO_FIELDS)
         try:
-            upstream = self._upstream = await self._send(assignment.worker, path, body, added, idle_timeouts)
+            upstream = self._upstream = await self._send(worker, path, body, added, idle_timeouts)
             headers += to_the_client(upstream.headers)
             if upstream.status == 200 and self._is_stream(upstream):
-                return await self._relay_stream(upstream, connected, assignment, headers)
+                return await self._relay_stream(upstream, worker, assignment, headers)
             answer = WholeAnswer(
                 *(self._request.id, self._call, self._family, self._exchange, self._hold, self._slots),
                 *(self._keeper, self._legs, self._settle),
@@ -396,7 +397,7 @@ class Relay:
             self._close_upstream()
 
     async def _send(
-        self, worker: WorkerId, path: str, body: bytes, added: AddedFields, idle_timeouts: IdleTimeouts
+        self, worker: ConnectedWorker, path: str, body: bytes, added: AddedFields, idle_timeouts: IdleTimeouts
     ) -> WorkerResponse:
         """Send the call, with what a prefill worker keeps for it, or how the two meet, if anything.
 
@@ -409,7 +410,7 @@ class Relay:
         if prefill is None or (held := prefill.take()) is None:
             return await self._outgoing.send(worker, path, body, added, None, idle_timeouts, once=False)
         try:
-            async with prefill.fetching(held, worker):
+            async with prefill.fetching(held, worker.card.id):
                 fetch = partial(decode_body, params=held.params)
                 return await self._outgoing.send(worker, path, body, added, fetch, idle_timeouts, once=True)
         except (WorkerUnreachable, NoWorker) as error:
@@ -430,7 +431,7 @@ class Relay:
         return upstream.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == EVENT_TYPE
 
     async def _relay_stream(
-        self, upstream: WorkerResponse, connected: ConnectedWorker, assignment: Assignment, headers: HeaderList
+        self, upstream: WorkerResponse, worker: ConnectedWorker, assignment: Assignment, headers: HeaderList
     ) -> FailedAttempt | None:
         """Relay a streamed answer. Each block is sent to the client before the scheduler is notified.
 
@@ -438,7 +439,7 @@ class Relay:
         """
         reader = self._reader = self._reader or self._new_reader(assignment)
         if isinstance(reader, StreamReader):
-            reader.fingerprint = connected.fingerprint
+            reader.fingerprint = worker.fingerprint
         rewriter = None if (rest := self._outgoing.continuation) is None else Rewriter(rest)
         stream = AnswerStream(upstream, reader, rewriter, self._hold)
         legs = self._legs
@@ -461,7 +462,7 @@ class Relay:
                 await self._exchange.stream(headers, stream.unsent)
             return failed
         if isinstance(reader, StreamReader):
-            connected.fingerprint = reader.fingerprint
+            worker.fingerprint = reader.fingerprint
         self._settle_complete(reader)
         await self._exchange.stream(headers, stream.unsent, last=True)
         return None

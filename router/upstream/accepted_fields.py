@@ -81,6 +81,11 @@ class AcceptedFields:
         return self._accepted.get(path, NO_FIELDS)
 
     @property
+    def by_path(self) -> Mapping[str, AddedFields]:
+        """The fields that may be added, by the path of the call; none at a path that is not there."""
+        return self._accepted
+
+    @property
     def refused(self) -> Mapping[str, AddedFields]:
         """The fields that the table lists but the worker has refused, by path."""
         return self._refused

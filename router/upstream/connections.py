@@ -22,7 +22,8 @@ class ConnectedWorker:
     """One worker and the connections to it."""
 
     card: WorkerCard
-    fields: AcceptedFields
+    accepted: Mapping[str, AddedFields]
+    """The fields that the router may add to a call, by the call's path."""
     client: WorkerClient
     fingerprint: str | None = None
     """The `system_fingerprint` of its last streamed answer, empty if that had none; None until there is one."""
@@ -31,6 +32,28 @@ class ConnectedWorker:
     def authorization(self) -> dict[str, str]:
         """The header with the worker's own key; a client's key is never sent to a worker."""
         return {} if self.card.api_key is None else {"authorization": f"Bearer {self.card.api_key}"}
+
+    def forward(
+        self,
+        path: str,
+        body: bytes,
+        request: RequestId,
+        timeouts: IdleTimeouts = UNLIMITED,
+        *,
+        method: str = "POST",
+        content_type: str = "application/json",
+        passed: Mapping[str, str] = NO_HEADERS,
+        once: bool = False,
+    ) -> Awaitable[WorkerResponse]:
+        """Send a call to the worker and return when its answer begins. `passed`: the client's headers for the worker;
+        `once`: the worker must never see it twice.
+
+        Raises WorkerUnreachable if there is no answer, and WorkerHung if the worker is silent beyond its timeout.
+        """
+        headers = {**passed, "content-type": content_type, "x-request-id": request, **self.authorization}
+        if self.card.rank is not None:
+            headers |= rank_header(self.card.engine, path, self.card.rank)
+        return self.client.send(method, path, headers, body, timeouts, once=once)
 
 
 class ServedModel(NamedTuple):
@@ -68,9 +91,9 @@ class WorkerConnections:
     def __contains__(self, worker: WorkerId) -> bool:
         return worker in self._workers
 
-    def __getitem__(self, worker: WorkerId) -> WorkerCard:
+    def __getitem__(self, worker: WorkerId) -> ConnectedWorker:
         """Raises KeyError for an unknown worker."""
-        return self._workers[worker].card
+        return self._workers[worker]
 
     def __iter__(self) -> Iterator[ConnectedWorker]:
         """Iterate over the workers, in the order in which they were added."""
@@ -84,15 +107,15 @@ class WorkerConnections:
                 self._close_unused(gone.client)
             return
         card = change.card
-        fields = AcceptedFields(card.engine, card.version, _fields(card.refused_fields))
+        accepted = AcceptedFields(card.engine, card.version, _fields(card.refused_fields)).by_path
         known = self._workers.get(card.id)
         if known is None:
             client = self._client(card.url)
-            self._workers[card.id] = ConnectedWorker(card, fields, client)
+            self._workers[card.id] = ConnectedWorker(card, accepted, client)
         else:
             if not card.healthy or card.version != known.card.version:
                 known.fingerprint = None  # the engine may have restarted with other settings
-            known.card, known.fields = card, fields
+            known.card, known.accepted = card, accepted
 
     def _client(self, url: str) -> WorkerClient:
         """Return the client of a URL, which all its ranks use."""
@@ -136,10 +159,6 @@ class WorkerConnections:
             raise NoWorker("No worker is alive.", reason="rejected-no-endpoints")
         return served.most_common(1)[0][0]
 
-    def connected(self, worker: WorkerId) -> ConnectedWorker:
-        """Return what is known of a worker. Raises KeyError for an unknown worker."""
-        return self._workers[worker]
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -147,30 +166,6 @@ class WorkerConnections:
         """Close all idle connections."""
         for worker in self._workers.values():
             worker.client.close()
-
-    def forward(
-        self,
-        worker: WorkerId,
-        path: str,
-        body: bytes,
-        request: RequestId,
-        timeouts: IdleTimeouts = UNLIMITED,
-        *,
-        method: str = "POST",
-        content_type: str = "application/json",
-        passed: Mapping[str, str] = NO_HEADERS,
-        once: bool = False,
-    ) -> Awaitable[WorkerResponse]:
-        """Send a call to a worker and return when its answer begins. `passed`: the client's headers for the worker;
-        `once`: the worker must never see it twice.
-
-        Raises WorkerUnreachable if there is no answer, and WorkerHung if the worker is silent beyond its timeout.
-        """
-        to = self._workers[worker]
-        headers = {**passed, "content-type": content_type, "x-request-id": request, **to.authorization}
-        if to.card.rank is not None:
-            headers |= rank_header(to.card.engine, path, to.card.rank)
-        return to.client.send(method, path, headers, body, timeouts, once=once)
 
 
 def _fields(refused: Mapping[str, Iterable[str]]) -> dict[str, AddedFields]:

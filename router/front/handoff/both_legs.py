@@ -19,6 +19,7 @@ from router.front.handoff.releases import HeldPrompt
 from router.front.handoff.upkeep import Handoffs
 from router.front.outgoing import OutgoingCall
 from router.front.verdict import FailedAttempt, failure, refusal
+from router.upstream.connections import ConnectedWorker
 from router.upstream.dialects import MODELS_PATH
 from router.upstream.http_client import IdleTimeouts, WorkerResponse
 
@@ -47,6 +48,7 @@ class BothLegs:
         outgoing: OutgoingCall,
         reader: object,
         prefill: PrefillBeside,
+        prefill_worker: ConnectedWorker,
         decode: WorkerId,
         scheduler_client: SchedulerClient,
         handoffs: Handoffs,
@@ -64,7 +66,7 @@ class BothLegs:
         self._rendezvous: Rendezvous = self._loose_ends.meet(prefill.worker)
         self.decode_body: Callable[[bytes], bytes] = self._rendezvous.decode_body
         """Returns the body for the decode worker."""
-        self._prefill = asyncio.ensure_future(self._call_prefill_worker(reader))
+        self._prefill = asyncio.ensure_future(self._call_prefill_worker(prefill_worker, reader))
         self._output_tokens: Callable[[], int] | None = None
         self._earlier_tokens = 0
         self._has_tokens = False
@@ -87,9 +89,8 @@ class BothLegs:
             self._has_tokens = self._output_tokens() > self._earlier_tokens
         return self._has_tokens
 
-    async def _call_prefill_worker(self, reader: object) -> FailedAttempt | Usage | None:
+    async def _call_prefill_worker(self, worker: ConnectedWorker, reader: object) -> FailedAttempt | Usage | None:
         """Return the prefill's usage, None if it is not known, or why it failed."""
-        worker = self._beside.worker
         if (sent := self._outgoing.path_and_body(worker, reader)) is None:
             return FailedAttempt(Fault.CALL, False, leg=Leg.PREFILL)
         path, body = sent
@@ -111,7 +112,7 @@ class BothLegs:
             if upstream is not None:
                 upstream.close()
 
-    def _encode(self, worker: WorkerId, path: str, body: bytes) -> bytes:
+    def _encode(self, worker: ConnectedWorker, path: str, body: bytes) -> bytes:
         return self._rendezvous.prefill_body(self._outgoing.steered(worker, path, body))
 
     async def outcome(self, decode: "asyncio.Task[End]") -> End:

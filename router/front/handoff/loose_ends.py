@@ -42,7 +42,7 @@ class LooseEnds:
 
     def meet(self, prefill: WorkerId) -> Rendezvous:
         """Return where the two calls of one request meet. Raises NoWorker if the prefill worker does not say where."""
-        card = self._connections[prefill]
+        card = self._connections[prefill].card
         port = card.bootstrap_port
         if card.connector is Connector.SGLANG and port is not None:
             rank = card.rank if card.has_ranks else None
@@ -93,7 +93,7 @@ class LooseEnds:
         timeouts = IdleTimeouts(ABORT_SECONDS, ABORT_SECONDS)
         with suppress(RouterError, KeyError):  # KeyError: the worker has left meanwhile
             body = abort_body(abort_id)
-            upstream = await self._connections.forward(worker, ABORT_PATH, body, RequestId(abort_id), timeouts)
+            upstream = await self._connections[worker].forward(ABORT_PATH, body, RequestId(abort_id), timeouts)
             try:
                 await upstream.read_beginning(2**16, lambda _: True)
             finally:

@@ -17,6 +17,7 @@ from router.front.handoff.fetch import fetching
 from router.front.handoff.releases import HeldPrompt, PromptReleases
 from router.front.outgoing import HELD_BYTES, OutgoingCall
 from router.front.verdict import FailedAttempt, failure, refusal
+from router.upstream.connections import ConnectedWorker
 from router.upstream.http_client import IdleTimeouts
 
 
@@ -48,19 +49,21 @@ class Prefill:
         self.worker: WorkerId | None = None
         """The last worker that has computed the prompt."""
 
-    async def compute(self, assignment: Assignment, reader: object) -> FailedAttempt | Prefilled:
+    async def compute(
+        self, assignment: Assignment, worker: ConnectedWorker, reader: object
+    ) -> FailedAttempt | Prefilled:
         """Let a prefill worker compute the prompt of the call, and of the answer so far, and keep it.
 
         `reader`: has read the answer so far.
         """
-        if (sent := self._outgoing.path_and_body(assignment.worker, reader)) is None:
+        if (sent := self._outgoing.path_and_body(worker, reader)) is None:
             return FailedAttempt(Fault.CALL, False)
         path, body = sent
         timeouts = IdleTimeouts(assignment.timeouts.first_token, assignment.timeouts.between_tokens)
         before, upstream = self._hold.amount, None
         try:
-            encode = partial(self._encode, assignment.worker, path, body)
-            upstream = await self._outgoing.forward(assignment.worker, path, encode, body, timeouts)
+            encode = partial(self._encode, worker, path, body)
+            upstream = await self._outgoing.forward(worker, path, encode, body, timeouts)
             answer, all_here = await upstream.read_beginning(HELD_BYTES, self._hold.try_add)
             failed = refusal(self._call, self._family, upstream.status, answer, [], all_here=all_here)
             if failed is not None:
@@ -72,11 +75,11 @@ class Prefill:
             if upstream is not None:
                 upstream.close()
             self._hold.set(before)
-        self.keep(HeldPrompt(assignment.worker, kept.params, self._scheduler_client.clock()))
-        self.worker = assignment.worker
+        self.keep(HeldPrompt(worker.card.id, kept.params, self._scheduler_client.clock()))
+        self.worker = worker.card.id
         return Prefilled(self._request, kept.usage)
 
-    def _encode(self, worker: WorkerId, path: str, body: bytes) -> bytes:
+    def _encode(self, worker: ConnectedWorker, path: str, body: bytes) -> bytes:
         """Return the body that a prefill worker gets."""
         return prefill_body(self._outgoing.steered(worker, path, body))
 

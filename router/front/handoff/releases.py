@@ -60,8 +60,8 @@ class PromptReleases:
         """Return whether a worker gives a sign of life within `RELEASE_SECONDS`: an answer at this path."""
         timeouts = IdleTimeouts(RELEASE_SECONDS, RELEASE_SECONDS)
         try:
-            upstream = await self._connections.forward(
-                worker, path, b"", RequestId("d2lpm-alive"), timeouts, method="GET"
+            upstream = await self._connections[worker].forward(
+                path, b"", RequestId("d2lpm-alive"), timeouts, method="GET"
             )
         except (RouterError, KeyError):  # KeyError: it has left meanwhile
             return False
@@ -83,8 +83,8 @@ class PromptReleases:
     async def _send(self, worker: WorkerId, params: bytes) -> None:
         timeouts = IdleTimeouts(RELEASE_SECONDS, RELEASE_SECONDS)
         with suppress(RouterError, KeyError):  # KeyError: the worker has left meanwhile
-            upstream = await self._connections.forward(
-                worker, COMPLETIONS, release_body(params), RequestId("d2lpm-release"), timeouts
+            upstream = await self._connections[worker].forward(
+                COMPLETIONS, release_body(params), RequestId("d2lpm-release"), timeouts
             )
             try:
                 await upstream.read_beginning(2**16, lambda _: True)

@@ -78,8 +78,8 @@ class ResponseCalls:
         """Answer a call about a response. Raises UnknownResponse or WorkerError."""
         worker = await self._worker_of(response, owner)
         head = exchange.head
-        upstream = await self._connections.forward(
-            *(worker, request_target(head), body, RequestId(exchange.request_id), SILENCE),
+        upstream = await self._connections[worker].forward(
+            *(request_target(head), body, RequestId(exchange.request_id), SILENCE),
             method=head.method,
             content_type=head.content_type or "application/json",
             passed=exchange.headers_for(worker),
