@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from router.config.settings import Settings, WorkerAddress
+from router.config.addresses import WorkerAddress
+from router.config.settings import Settings
 from router.config.sources import load
 from router.config.template import given
 from router.errors import ConfigError

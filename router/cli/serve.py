@@ -17,7 +17,8 @@ from typing import Final
 from router.cli.compiled import is_compiled
 from router.cluster.handshake import read_secret
 from router.cluster.tls import cluster_tls
-from router.config.settings import Settings, WorkerAddress
+from router.config.addresses import WorkerAddress
+from router.config.settings import Settings
 from router.config.sources import ABOUT, add_flags, load
 from router.errors import ConfigError
 from router.front.http.connection import accept_sockets

@@ -6,7 +6,6 @@ parameters are not listed here: each class in `PARAMETERS` is a group of setting
 
 import re
 from collections.abc import Mapping
-from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 from urllib.parse import urlsplit
@@ -14,7 +13,6 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     JsonValue,
     NonNegativeFloat,
@@ -27,17 +25,25 @@ from pydantic import (
 )
 
 from router.auth.identity import DEFAULT_ORDER, LOOPBACK, IdentitySource
+from router.config.addresses import (
+    FROZEN,
+    KUBERNETES,
+    WorkerAddress,
+    cluster_lease,
+    cluster_url,
+    distinct,
+    host_and_port,
+    host_name,
+    is_loopback,
+    name_url,
+    network,
+    root_url,
+)
 from router.core.policies.registry import ALIASES, ORDERS, PARAMETERS, PLACEMENTS, POLICIES, POOLED
-from router.runtime.nearest import nearest, refuse_unknown_keys
+from router.runtime.nearest import nearest
 
-FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 ORIGIN: Final = r"^(\*|https?://[^\s/*]+)$"
 SESSION_LABEL: Final = r"^(body\.prompt_cache_key|body\.metadata\.user_id|[a-z0-9_-]{1,64})$"
-ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
-STORE_SCHEMES: Final = ("valkey", "redis", "valkeys", "rediss")
-CLUSTER_NAME: Final = r"[A-Za-z0-9._-]{1,64}"
-KUBERNETES: Final = "kubernetes"
-"""In place of a store's URL: the lease of a cluster is an object of Kubernetes."""
 LEASE_NAME: Final = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
 OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 """Host names by which a machine addresses itself."""
@@ -89,25 +95,6 @@ else:
     PolicyGroups = create_model("PolicyGroups", **{name: (kind, kind()) for name, kind in PARAMETERS.items()})
 
 
-def root_url(url: str) -> str:
-    """Return the URL without a trailing slash. Raises ValueError unless it is the root of an HTTP server."""
-    parts = urlsplit(url)
-    # The error does not repeat the URL: it can contain a password.
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
-        raise ValueError("not a URL like http://host:8000")
-    if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username is not None:
-        raise ValueError("more than scheme, host and port; the router adds /v1 itself")
-    parts.hostname.encode("idna")  # or raises: UnicodeError is a ValueError
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-def name_url(url: str) -> str:
-    """Return the URL as `root_url` does. Raises ValueError for https."""
-    if (root := root_url(url)).startswith("https"):
-        raise ValueError("a certificate names a host, not its addresses; only http:// can be looked up")
-    return root
-
-
 def known_policy(name: str) -> str:
     """Return the name. Raises ValueError, which names the nearest policy and all others, if there is no such policy."""
     if name not in POLICIES:
@@ -141,54 +128,6 @@ def revealed(value: object) -> object:
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
-def network(text: str) -> str:
-    """Return the text. Raises ValueError unless it is an IP address or network."""
-    ip_network(text)
-    return text
-
-
-def host_name(text: str) -> str:
-    """Return the text in lower case. Raises ValueError if it contains a port or a scheme."""
-    name = text.lower()
-    if not text or "/" in name or (":" in name and not (name.startswith("[") and name.endswith("]"))):
-        raise ValueError(f"{text!r} is not a host name without port; an IPv6 address needs brackets")
-    return name
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on this address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def host_and_port(text: str) -> str:
-    """Return the text. Raises ValueError unless it is HOST:PORT; an IPv6 address needs brackets."""
-    parts = urlsplit(f"//{text}")
-    if not parts.hostname or parts.port is None or parts.netloc != text or parts.username is not None:
-        raise ValueError(f"{text!r} is not HOST:PORT")
-    return text
-
-
-def cluster_url(url: SecretStr | None) -> SecretStr | None:
-    """Return the URL. Raises ValueError unless it names a store and a cluster there."""
-    if url is None:
-        return None
-    parts = urlsplit(url.get_secret_value())
-    # The errors do not repeat the URL: it can contain a password.
-    if parts.scheme not in STORE_SCHEMES or not parts.hostname or parts.port == 0 or parts.query or parts.fragment:
-        raise ValueError("not a URL like valkey://host:6379/name")
-    if not re.fullmatch(CLUSTER_NAME, parts.path.strip("/")):
-        raise ValueError("the name of the cluster, after the slash, must be letters, digits, dots and dashes")
-    return url
-
-
-def cluster_lease(where: SecretStr | None) -> SecretStr | None:
-    """Return what says where the lease of a cluster is. Raises ValueError unless it is Kubernetes or a store's URL."""
-    return where if where is not None and where.get_secret_value() == KUBERNETES else cluster_url(where)
-
-
 def alias_pair(text: str) -> str:
     """Return the text. Raises ValueError unless it is NAME=MODEL."""
     name, _, model = text.partition("=")
@@ -204,56 +143,6 @@ def one_model_each(aliases: tuple[str, ...]) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise ValueError(f"{name} is listed twice")
     return aliases
-
-
-def own_name(url: str, rank: int | None) -> str:
-    """Return the id of a worker that has no other."""
-    netloc = urlsplit(url).netloc
-    return netloc if rank is None else f"{netloc}@{rank}"
-
-
-class WorkerAddress(BaseModel):
-    """The address of one engine. A plain string is its URL."""
-
-    model_config = FROZEN
-
-    url: Annotated[str, AfterValidator(root_url)]
-    api_key: SecretStr | None = None
-    """API key sent to this worker instead of `worker_api_key`."""
-    rank: NonNegativeInt | None = None
-    """Its data-parallel rank, if each rank has a URL of its own."""
-    id: str = Field(
-        pattern=r"^[A-Za-z0-9._:-]{1,64}$", default_factory=lambda given: own_name(given["url"], given["rank"])
-    )
-    """Name in metrics and headers; by default host and port, and @rank if it has one."""
-    kv_events: Annotated[str | None, Field(pattern=ZMQ_ENDPOINT)] = None
-    """Endpoint of its KV events, such as tcp://host:5557; by default the worker is asked for it."""
-    kv_replay: Annotated[str | None, Field(pattern=ZMQ_ENDPOINT)] = None
-    """Endpoint that replays past KV events."""
-    kv_topic: str = ""
-    group: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")] = None
-    """Ranks that name the same group step together; none: its ranks wait for no other."""
-    role: Literal["both", "prefill", "decode"] = "both"
-    """What it computes: prompts and answers, or prompts that it hands over, or answers to these. An SGLang says it
-    itself."""
-    connector: Literal["nixl", "mooncake"] | None = None
-    """What carries KV caches, if it is a vLLM with a role; by default `connector`."""
-    bootstrap_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port of a prefill worker's bootstrap server; by default 8998 for Mooncake, and as an SGLang reports."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, given: object) -> object:
-        refuse_unknown_keys(given, cls.model_fields)
-        return {"url": given} if isinstance(given, str) else given
-
-
-def distinct(workers: tuple[WorkerAddress, ...]) -> tuple[WorkerAddress, ...]:
-    """Return the workers. Raises ValueError if two have the same URL or the same id."""
-    for worker in workers:
-        if sum(worker.url == other.url or worker.id == other.id for other in workers) > 1:
-            raise ValueError(f"{worker.id} at {worker.url} is listed twice")
-    return workers
 
 
 class Settings(PolicyGroups):

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
-from router.config.settings import Settings, WorkerAddress
+from router.config.addresses import WorkerAddress
+from router.config.settings import Settings
 from router.config.sources import refusal
 from router.control.operator_access import has_key
 from router.control.usage_export import ExportLookup, add_export

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
-from router.config.settings import Settings, is_loopback
+from router.config.addresses import is_loopback
+from router.config.settings import Settings
 from router.errors import HostNotAllowed, Unauthorized, UnknownPath
 from router.front.http.http_errors import without_port
 

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from router.auth.identity import is_allowed_name
 from router.channel.earlier_run import CoveredFront
 from router.channel.host import Observer, SchedulerHost
-from router.config.settings import Settings, WorkerAddress
+from router.config.addresses import WorkerAddress
+from router.config.settings import Settings
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.clients.rate_limits import RateLimits, RateWindow
 from router.core.fleet.health import HealthRules, SilenceRules

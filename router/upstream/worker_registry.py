@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from router.config.settings import Settings, WorkerAddress, revealed
+from router.config.addresses import WorkerAddress
+from router.config.settings import Settings, revealed
 from router.core.model.commands import Command
 from router.core.model.events import (
     Cancelled,

@@ -5,7 +5,8 @@ from dataclasses import fields
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from router.config.settings import NAMED, Settings, WorkerAddress
+from router.config.addresses import WorkerAddress
+from router.config.settings import NAMED, Settings
 from router.core.policies.registry import ORDERS, PARAMETERS, PLACEMENTS, POLICIES
 
 

@@ -7,7 +7,7 @@ from types import BuiltinFunctionType, FunctionType, GetSetDescriptorType, Membe
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.config.settings import WorkerAddress
+from router.config.addresses import WorkerAddress
 from router.core.fleet.health import Condition
 from router.core.model.commands import Command
 from router.core.model.events import Event, Evicted, WorkerReported

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.settings import WorkerAddress
+from router.config.addresses import WorkerAddress
 from router.errors import ConfigError
 from router.upstream.discovery.sources import Discovery, DnsSource, FileSource, Workers, read_workers, resolve
 from tests.support.running import chat, running_router, until

@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 
-from router.config.settings import Settings, WorkerAddress
+from router.config.addresses import WorkerAddress
+from router.config.settings import Settings
 from router.core.model.request import WorkerId
 from router.upstream.directory import WorkerDirectory
 from router.upstream.polling.poller import Poller

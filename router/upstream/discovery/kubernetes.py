@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from router.config.settings import WorkerAddress
+from router.config.addresses import WorkerAddress
 from router.errors import ConfigError
 from router.upstream.discovery.sources import WARN_SECONDS, Workers
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 
-from router.config.settings import WorkerAddress, distinct
+from router.config.addresses import WorkerAddress, distinct
 from router.config.sources import read_yaml, refusal
 from router.errors import ConfigError
 from router.runtime.atomic_file import FileVersion, file_version
