@@ -1,7 +1,7 @@
 """The entry of the data path: serves one client call and answers every failure.
 
 The modules in the order in which a call passes them: auth.identity and auth.admission (the client and its rate limits,
-from the head), byte_budget and exchange (the body), parse_slots and api (parsing), auth.admission (model and tokens),
+from the head), byte_budget and exchange (the body), parsing and api (the call), auth.admission (model and tokens),
 relay, channel and core (queue and placement), upstream.connections (forwarding), api.answer (counting tokens, and
 removing what only the router asked for), channel and core (settling), exchange (the answer to the client).
 """
@@ -9,31 +9,28 @@ removing what only the router asked for), channel and core (settling), exchange 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.api.answer.usage import TOKEN_COUNT_LIMIT
-from router.api.body.call import COMPLETIONS, NOT_STORED, Call, Head
-from router.api.body.edits import rename, with_cache_salt
-from router.api.body.fields import BYTE_ORDER_MARK, check_vocabulary, check_weight
-from router.api.body.steering import refuse_steering
+from router.api.body.call import COMPLETIONS, NOT_STORED, Call
+from router.api.body.fields import BYTE_ORDER_MARK
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.other import request_target
 from router.api.endpoints.responses import stored_id
-from router.api.families import OTHER, Family, with_deployment, without_slash
+from router.api.families import OTHER, Family, without_slash
 from router.auth.admission import Admission, AdmissionTicket
 from router.auth.identity import Identity
 from router.channel.client import SchedulerClient
 from router.core.model.block_key import BlockKey
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
-from router.errors import MethodNotAllowed, RouterError, ShuttingDown, UnknownModel
+from router.errors import MethodNotAllowed, RouterError, ShuttingDown
 from router.front.byte_budget import ByteBudget, Hold
 from router.front.drain import Drain
 from router.front.exchange import ClientGone, Exchange, new_request_id
 from router.front.handoff.upkeep import Handoffs
-from router.front.parse_slots import INLINE_BYTES, ParseSlots
+from router.front.parsing import BodyParser, Isolation, ParseSlots, Sender
 from router.front.relay import Relay, RelaySettings
 from router.front.session_labels import UNLABELLED, SessionLabels
 from router.front.stored.calls import ResponseCalls
@@ -46,20 +43,6 @@ SPLIT_PATHS: Final = frozenset({CHAT, COMPLETIONS})
 log = logging.getLogger(__name__)
 
 RETRY_KEY_BYTES: Final = 16
-
-
-class Isolation(NamedTuple):
-    """Settings that keep the cached prefixes of clients or groups apart."""
-
-    by_group: bool
-    """Whether the clients of a group share their prefixes."""
-    secret: bytes
-    """Key of the salts, which clients cannot guess."""
-
-    def cache_scope_of(self, identity: Identity) -> str:
-        """Return the name of the client or group whose cached prefixes a client can use."""
-        group = identity.group if self.by_group else None
-        return f"client {identity.client}" if group is None else f"group {group.name}"
 
 
 BlockKeys = Callable[[str, bytes, str], Awaitable[tuple[BlockKey, ...]]]
@@ -94,16 +77,23 @@ class Gateway:
         self._scheduler_client = scheduler_client
         self._connections = connections
         self._admission = admission
-        self._hasher = hasher
+        self._slots = ParseSlots()
+        self._parser = BodyParser(
+            self._slots,
+            hasher,
+            admission.identifier,
+            connections,
+            isolation,
+            ids=settings.continuation == "ids",
+            strict=settings.strict,
+        )
         self._budget = budget
         self._body_limit = body_limit
-        self._slots = ParseSlots()
         self._settings = settings
         self._block_keys = block_keys
         self._drain = drain
         self._responses = responses
         self._handoffs = handoffs
-        self._isolation = isolation
         self._session_labels = session_labels
 
     async def serve(self, exchange: Exchange, family: Family) -> None:
@@ -170,11 +160,8 @@ class Gateway:
     ) -> None:
         """Parse a call whose body is complete, check its limits and relay it."""
         arrived = self._scheduler_client.clock()
-        if self._settings.strict:
-            await self._slots.run(hold.owner, len(body), partial(_refuse_steering, body))
-        if self._isolation is not None:
-            body = await self._salt(self._isolation, exchange, body, hold.owner)
-        body, call, served = await self._parse(family, exchange.head, body, hold.owner, exchange.deployment)
+        sender = Sender(exchange.headers, exchange.address, hold.owner)
+        call, served = await self._parser.parse(family, exchange.head, body, sender, exchange.deployment)
         identity = ticket.identity or await self._admission.identify(exchange.headers, call.user, exchange.address)
         if exchange.record is not None:
             exchange.record.note_call(identity.client, call.model)
@@ -184,10 +171,10 @@ class Gateway:
             owner = self._response_owner(exchange)
             keeper = await self._responses.keeper(call, owner, ticket)
             worker = await self._responses.worker_of_previous(call, owner)
-        hold.set(len(body) + sum([len(prompt.key.hashes) for prompt in call.prompts]))
+        hold.set(len(call.body) + sum([len(prompt.key.hashes) for prompt in call.prompts]))
         blocks: tuple[BlockKey, ...] = ()
         if served.block_sizes and family.tokenizable:
-            blocks = await self._block_keys(call.path, body, call.model)
+            blocks = await self._block_keys(call.path, call.body, call.model)
         request = self._request(exchange, call, served, identity, blocks, worker)
         overhead = self._scheduler_client.clock() - arrived
         relay = Relay(
@@ -207,52 +194,6 @@ class Gateway:
             await relay.run(self._settings)
         finally:
             ticket.tokens = relay.tokens
-
-    async def _salt(self, isolation: Isolation, exchange: Exchange, body: bytes, owner: str) -> bytes:
-        """Return the body with the cache salt of the client or its group."""
-
-        def cache_scope(user: str | None) -> str:
-            return isolation.cache_scope_of(
-                self._admission.identifier.identify(exchange.headers, user, exchange.address)
-            )
-
-        def salted() -> bytes:
-            _check_size(body)
-            return with_cache_salt(body, cache_scope, isolation.secret)
-
-        return await self._slots.run(owner, len(body), salted)
-
-    async def _parse(
-        self, family: Family, head: Head, body: bytes, owner: str, deployment: str | None
-    ) -> tuple[bytes, Call, ServedModel]:
-        """Return the body, with an alias replaced by the model's own name, the parsed call, and its model.
-
-        Raises UnknownModel.
-        """
-        parse = partial(self._parse_resolving_alias, family, head, body, deployment)
-        body, call = await self._slots.run(owner, len(body), parse)
-        if not call.model:
-            call = call._replace(model=self._connections.any_model())
-        served = self._connections.served(call.model)
-        if served is None:
-            raise UnknownModel(call.model)
-        if call.largest_id >= 0:
-            check_vocabulary(call.largest_id, served.vocabulary)
-        return body, call, served
-
-    def _parse_resolving_alias(
-        self, family: Family, head: Head, body: bytes, deployment: str | None
-    ) -> tuple[bytes, Call]:
-        _check_size(body)
-        if deployment is not None:
-            body = with_deployment(body, deployment)
-        ids = self._settings.continuation == "ids"
-        call = family.parse(head, body, self._hasher, ids=ids)
-        call.check_names()
-        if (model := self._connections.aliases.get(call.model)) is None:
-            return body, call
-        renamed = rename(body, call.content_type, model)
-        return renamed, family.parse(head, renamed, self._hasher, ids=ids)
 
     def _request(
         self,
@@ -303,17 +244,6 @@ def _retry_key(exchange: Exchange, body: bytes) -> bytes | None:
 def _budget_owner(identity: Identity | None, address: str | None) -> str:
     """Return the owner whose budget a call counts against: an authenticated client, otherwise the address."""
     return address or "" if identity is None or identity.anonymous else f"client {identity.client}"
-
-
-def _refuse_steering(body: bytes) -> None:
-    _check_size(body)
-    refuse_steering(body)
-
-
-def _check_size(body: bytes) -> None:
-    """Raise TooManyMembers if parsing a long body would take too much memory."""
-    if len(body) > INLINE_BYTES:
-        check_weight(body)
 
 
 def _input_tokens(call: Call) -> int:

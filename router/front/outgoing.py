@@ -16,7 +16,7 @@ from router.core.model.request import RequestId, Role
 from router.errors import WorkerUnreachable
 from router.front.byte_budget import Hold
 from router.front.exchange import CallRecord, Exchange
-from router.front.parse_slots import INLINE_BYTES
+from router.front.parsing import INLINE_BYTES
 from router.upstream.accepted_fields import BAD_REQUEST
 from router.upstream.connections import ConnectedWorker
 from router.upstream.http_client import IdleTimeouts, WorkerResponse

@@ -16,9 +16,10 @@ from router.config.settings import Settings
 from router.core.model.prompt_key import PromptHasher
 from router.front.byte_budget import ByteBudget
 from router.front.drain import Drain
-from router.front.gateway import Gateway, Isolation
+from router.front.gateway import Gateway
 from router.front.handoff.upkeep import Handoffs
 from router.front.http.connection_limits import Connections, FrontLimits
+from router.front.parsing import Isolation
 from router.front.relay import RelaySettings
 from router.front.session_labels import SessionLabels
 from router.front.stored.background import BackgroundResponses

@@ -97,7 +97,7 @@ class RunningRouter:
     @property
     def hasher(self) -> PromptHasher:
         """What hashes prompts."""
-        return self._inside("the hasher of a front").front.gateway._hasher
+        return self._inside("the hasher of a front").front.gateway._parser._hasher
 
     @property
     def worker_connections(self) -> WorkerConnections:

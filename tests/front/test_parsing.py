@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from router.front.parse_slots import INLINE_BYTES, LONG_BYTES, ParseSlots, RoundRobinLock
+from router.front.parsing import INLINE_BYTES, LONG_BYTES, ParseSlots, RoundRobinLock
 from tests.support.running import TIMEOUT_S, until
 
 
