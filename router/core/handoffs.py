@@ -16,13 +16,14 @@ has room for the request. (A learned window has room a little before the engine 
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from math import inf
 from typing import Final
 
 from router.core.clients.fairness import Outstanding
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.worker_state import WorkerState
-from router.core.model.request import Role, WorkerId, decode_route
+from router.core.model.request import Leg, Request, RequestId, Role, WorkerId, decode_route
 from router.core.predict.sliding_sum import SlidingSum, TimedAmount
 from router.core.requests import Handoff, RequestState
 
@@ -122,3 +123,22 @@ class PrefillGate:
 def pooled_outstanding(outstanding: Outstanding) -> Outstanding:
     """Return what is still to be computed of a prefilled request, for the bound on the service gap."""
     return Outstanding(outstanding.expected_output)
+
+
+def rest_of(request: Request) -> Request:
+    """Return what is left to place of a prefilled request. It has no prompt, so that no cache attracts it."""
+    return replace(request, prompts=(), blocks=(), prefilled=True)
+
+
+def rest_beside(request: Request) -> Request:
+    """Return the part of a request that a decode worker computes while a prefill worker has the request, too: to the
+    policy, another request.
+    """
+    return replace(rest_of(request), id=RequestId(f"{request.id}\0decode"))
+
+
+def role_of(leg: Leg) -> Role:
+    """Return the role of a worker that was sent this part of a request."""
+    if leg is Leg.WHOLE:
+        return Role.BOTH
+    return Role.PREFILL if leg is Leg.PREFILL else Role.DECODE

@@ -60,7 +60,7 @@ from router.core.clients.undelivered import Undelivered
 from router.core.clients.usage_days import UsageDays
 from router.core.fleet.cluster import Cluster
 from router.core.fleet_view import SchedulerView
-from router.core.handoffs import HandoffPool, PrefillGate
+from router.core.handoffs import HandoffPool, PrefillGate, rest_beside, rest_of, role_of
 from router.core.known_clients import KnownClients
 from router.core.membership import Membership, WorkerEvent
 from router.core.model.commands import Command, Refusal, Reject, WakeAt
@@ -97,9 +97,6 @@ from router.core.scheduler_settings import SchedulerSettings
 
 CHUNKS_PER_MEASURED_PREFIX: Final = 80
 """Chunks in the prefix tree per measured prefix that is kept; with the default `prefix_limit`, 50,000 are kept."""
-
-ROLE_OF: Final[Mapping[Leg, Role]] = {Leg.PREFILL: Role.PREFILL, Leg.DECODE: Role.DECODE}
-"""The role of a worker that was sent this part of a request."""
 
 
 class Scheduler:
@@ -374,7 +371,7 @@ class Scheduler:
         state.handoff = Handoff(worker, now, Outstanding()) if event.leg is Leg.DECODE else None
         present = worker in self.cluster and not self.cluster[worker].left
         if not present:
-            role = ROLE_OF.get(event.leg, Role.BOTH)
+            role = role_of(event.leg)
             self.membership.apply(WorkerJoined(Worker(worker, frozenset({request.model}), role=role)), now)
         part = self._part(event)
         self.policy.resume(part, worker, now)
@@ -386,7 +383,7 @@ class Scheduler:
         """Return the part of a request that its worker has, as the policy chooses workers for it."""
         request = event.request
         if event.leg is Leg.DECODE:
-            return _rest_of(request) if event.partner is None else _beside(request)
+            return rest_of(request) if event.partner is None else rest_beside(request)
         return request if event.worker in self.cluster.candidates(request) else replace(request, whole=True)
 
     def _open(self, state: RequestState, now: float, *, begun: bool) -> None:
@@ -470,7 +467,7 @@ class Scheduler:
 
     def _decoder_beside(self, state: RequestState, now: float) -> Choice:
         """Choose the decode worker that is called together with a prefill worker, which is chosen already."""
-        part = _beside(state.request)
+        part = rest_beside(state.request)
         untried = self._untried_decoders(state)
         with_room = [worker for worker in untried if self.cluster[worker].admits(1)]
         worker = self.policy.resend(part, with_room or untried, now)
@@ -543,7 +540,7 @@ class Scheduler:
         """Dispatch prefilled requests, the oldest first, to decode workers that have not failed them before."""
         self._give_up(self.handoffs.expired(now))
         for state in self.handoffs:
-            rest = _rest_of(state.request)
+            rest = rest_of(state.request)
             serving = self.cluster.candidates(rest)
             untried = state.untried(serving)
             if serving and not untried:
@@ -700,15 +697,3 @@ class Scheduler:
         if deadline < self._wake_at and (wake_at := max(deadline, now)) != self._wake_at:
             self._wake_at = wake_at
             self._commands.append(WakeAt(wake_at))
-
-
-def _beside(request: Request) -> Request:
-    """Return the part of a request that a decode worker computes while a prefill worker has the request, too: to the
-    policy, another request.
-    """
-    return replace(_rest_of(request), id=RequestId(f"{request.id}\0decode"))
-
-
-def _rest_of(request: Request) -> Request:
-    """Return what is left to place of a prefilled request. It has no prompt, so that no cache attracts it."""
-    return replace(request, prompts=(), blocks=(), prefilled=True)
