@@ -13,7 +13,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from types import FrameType
 from typing import Final, NamedTuple
 
@@ -124,6 +125,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--repeats", type=int, default=5, metavar="N", help="chats, of which the shortest path counts (5)"
     )
     parser.add_argument("--steps", action="store_true", help="also print each call of the shortest chunk")
+    parser.add_argument("--visits", action="store_true", help="also print each visit to a file by the shortest request")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -137,6 +139,10 @@ def run(options: argparse.Namespace) -> None:
     for name, paths in parts.items():
         shortest = min(paths, key=lambda path: path.changes)
         print(f"{name:12}{shortest.files:8}{shortest.functions:12}{shortest.changes:18}")
+    if options.visits:
+        shortest_request = min(recorders, key=lambda recorder: measured(recorder.steps).changes)
+        for file, visit in groupby(shortest_request.steps, attrgetter("file")):
+            print(f"  {file}: {' '.join(step.function.rpartition('.')[2] for step in visit)}")
     if options.steps:
         for step in min(blocks, key=lambda block: measured(block).changes):
             print(f"  {step.file}: {step.function}")

@@ -31,6 +31,8 @@ class WorkerIndex:
         self._heap: list[tuple[float, WorkerId]] = []
         """All deadlines, and some that hold no longer."""
         self._serial = count()
+        self.next_deadline = inf
+        """The earliest deadline; infinite if there is none."""
 
     def set_load(self, worker: WorkerId, in_flight: int, *, has_room: bool) -> None:
         """Note how many requests a worker has in flight, and whether it has room for any."""
@@ -51,23 +53,25 @@ class WorkerIndex:
         if at == inf:
             if known is not None:
                 del self._deadlines[worker]
+                self._find_next()
         elif known is None or known.at != at:
             self._deadlines[worker] = Deadline(at, next(self._serial) if known is None else known.since)
             heappush(self._heap, (at, worker))
             if len(self._heap) > 2 * len(self._deadlines) + 16:
                 self._heap = [(deadline.at, each) for each, deadline in self._deadlines.items()]
                 heapify(self._heap)
+            self._find_next()
 
-    @property
-    def next_deadline(self) -> float:
-        """The earliest deadline; infinite if there is none."""
+    def _find_next(self) -> None:
+        """Find the earliest deadline, and drop what is before it in the heap and holds no longer."""
         heap, deadlines = self._heap, self._deadlines
         while heap:
             at, worker = heap[0]
             if (known := deadlines.get(worker)) is not None and known.at == at:
-                return at
+                self.next_deadline = at
+                return
             heappop(heap)
-        return inf
+        self.next_deadline = inf
 
     def due(self, now: float) -> list[WorkerId]:
         """Return the workers whose deadlines are over, those first that have had one for longest."""
@@ -75,8 +79,10 @@ class WorkerIndex:
         while self.next_deadline <= now:
             _, worker = heappop(self._heap)
             due[worker] = self._deadlines[worker].since
+            self._find_next()
         for worker in due:  # a deadline stands until the worker sets another one
             heappush(self._heap, (self._deadlines[worker].at, worker))
+        self._find_next()
         return sorted(due, key=due.__getitem__)
 
     def remove(self, worker: WorkerId) -> None:
@@ -85,3 +91,4 @@ class WorkerIndex:
         self._deadlines.pop(worker, None)
         self.stale_rates.pop(worker, None)
         self._changed_loads.pop(worker, None)
+        self._find_next()
