@@ -110,8 +110,8 @@ class Exchange:
         self.address: str | None = scope["client"][0] if scope.get("client") else None
         self.record: CallRecord | None = scope.get(SCOPE_KEY)
         """What becomes of the call is noted here; None if nobody wants to know."""
-        self.request_id = ""
-        """Sent with every answer. To be set before the answer begins."""
+        self.request_id = _usable_id(self.headers.get(b"x-request-id")) or new_request_id()
+        """Sent with every answer. The client's own, if it gave one that is usable and that no other call has."""
         self.begun = False
         """Whether the status line is sent. After that, an error can only be sent inside the stream."""
         self.whole = False
@@ -273,6 +273,13 @@ def to_the_client(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
 def new_request_id() -> str:
     """Return a random id for a call whose client sent no usable one."""
     return os.urandom(16).hex()
+
+
+def _usable_id(given: bytes | None) -> str | None:
+    """Return the client's own request id if it can be used in headers and logs, else None."""
+    if given and len(given) <= 128 and given.isascii() and given.decode().isprintable():
+        return given.decode()
+    return None
 
 
 class WhileConnected:

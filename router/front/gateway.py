@@ -98,7 +98,6 @@ class Gateway:
 
     async def serve(self, exchange: Exchange, family: Family) -> None:
         """Serve one call to a path of this family. Any failure becomes the answer of this call and affects no other."""
-        exchange.request_id = _usable_id(exchange.headers.get(b"x-request-id")) or new_request_id()
         try:
             if self._drain.begun and self._drain.refuses:
                 raise ShuttingDown
@@ -249,10 +248,3 @@ def _budget_owner(identity: Identity | None, address: str | None) -> str:
 def _input_tokens(call: Call) -> int:
     """Estimate the input tokens, for text at four bytes per token. The engine's usage corrects the rate limit later."""
     return sum([prompt.key.size // 4 if prompt.key.tokens is None else prompt.key.tokens for prompt in call.prompts])
-
-
-def _usable_id(given: bytes | None) -> str | None:
-    """Return the client's own request id if it can be used in headers and logs, else None."""
-    if given and len(given) <= 128 and given.isascii() and given.decode().isprintable():
-        return given.decode()
-    return None

@@ -13,7 +13,7 @@ from router.control.page.routes import EVENT_STREAM
 from router.errors import CapacityError, RouterError, ShuttingDown
 from router.front.byte_budget import ByteBudget
 from router.front.drain import Drain
-from router.front.exchange import ClientGone, Exchange, new_request_id
+from router.front.exchange import ClientGone, Exchange
 
 ADDRESS_HEADER: Final = b"x-d2lpm-client-address"
 """Carries the client's address. Only fronts can set it: one that a client sends is removed."""
@@ -66,7 +66,6 @@ class ControlProxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call."""
         exchange = Exchange(scope, receive, send)
-        exchange.request_id = new_request_id()
         try:
             with self._budget.hold(exchange.address or "") as hold:
                 body = await exchange.body(BODY_LIMIT, hold)

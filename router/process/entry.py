@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.api.families import family_of, without_azure
 from router.control.operator_access import OperatorAccess
 from router.errors import RouterError, UnknownPath
-from router.front.exchange import Exchange, new_request_id
+from router.front.exchange import Exchange
 from router.front.gateway import Gateway
 
 
@@ -57,6 +57,4 @@ class Entry:
 
 
 def _refuse(error: RouterError, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-    exchange = Exchange(scope, receive, send)
-    exchange.request_id = new_request_id()
-    return exchange.fail(error)
+    return Exchange(scope, receive, send).fail(error)

@@ -72,6 +72,15 @@ async def test_a_public_address_has_no_admin_calls_unless_configured(more: dict[
         await operate(router, "GET", "/config", status)
 
 
+async def test_a_refused_path_is_answered_with_the_id_of_the_call() -> None:
+    """The caller can report its own id, as with every other answer."""
+    async with (
+        running_router(NOBODY, host="0.0.0.0", admin_key=KEY) as router,
+        router.http.get("/fairness", headers={"x-request-id": "mine"}) as response,
+    ):
+        assert (response.status, response.headers["x-request-id"]) == (401, "mine")
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/fairness", "/workers", "/explain/x"])
 async def test_a_public_address_shows_no_stranger_what_clients_do(path: str) -> None:
     """Where others reach the router, what it knows of all clients needs the operator's key; its health does not."""
