@@ -1,31 +1,24 @@
-"""Live requests (arrived and not ended), their attempts, and the queue of those that a worker returned for a retry.
+"""Live requests (arrived and not ended) and their attempts.
 
 A request has one `RequestState` from its arrival to its end, and each visit to a worker is one `Attempt`. Each book
 that counts an attempt (ledger, cache, load, gap bound, token blocks) has a record of its own for it. The records are
 made once, at the dispatch, and passed by reference until the attempt ends; no book looks an attempt up by an id.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from math import inf
-from typing import Final
 
 from router.core.cache.cache_model import PinnedRun
 from router.core.cache.prefix_map import Lookup
 from router.core.clients.fairness import Outstanding
 from router.core.clients.ledger import Bill
 from router.core.clients.undelivered import UndeliveredCall
-from router.core.fleet.health import HealthRules
 from router.core.fleet.in_flight import InFlight
 from router.core.fleet.worker_state import WorkerState
 from router.core.kv_blocks.token_blocks import ExpectedBlocks
 from router.core.model.cost import Tokens
-from router.core.model.events import Fault, Returned
 from router.core.model.request import Leg, Request, WorkerId
-
-BUDGET_SECONDS: Final = 10.0
-"""Time in which the floor of the retry budget is refilled."""
 
 
 class Stage(Enum):
@@ -126,86 +119,3 @@ class RequestState:
         self.charged_output = self.charged.output
         if self.request.streamed:
             self.resumed_output = self.charged_output
-
-
-class RetryBudget:
-    """Limit on retries: a share of all requests, so that failures do not multiply, and a few more."""
-
-    def __init__(self, share: float, floor: int) -> None:
-        """`share`: retries per request. `floor`: retries refilled in `BUDGET_SECONDS`, without any requests."""
-        self._share = share
-        self._floor = floor
-        self._left = float(floor)
-        self._most = 10.0 * max(floor, 1)
-        self._since = 0.0
-        self._requests = 0
-        """The requests whose shares are in the budget."""
-
-    def take(self, now: float, requests: int) -> bool:
-        """Use one retry. Returns False if none is left. `requests`: all that have come by now, each of which adds its
-        share.
-        """
-        new, self._requests = requests - self._requests, requests
-        self._left = min(self._left + new * self._share, self._most)
-        if self._left < self._floor:
-            self._left = min(self._floor, self._left + (now - self._since) * self._floor / BUDGET_SECONDS)
-        self._since = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
-
-
-class RetryQueue:
-    """Requests that a worker returned and that wait for another worker, first come, first served."""
-
-    def __init__(self, rules: HealthRules, time_to_live: float) -> None:
-        """`time_to_live`: longest wait of a request, in seconds."""
-        self._tries = rules.tries
-        self._time_to_live = time_to_live
-        self._budget = RetryBudget(rules.budget, rules.floor)
-        self.arrivals = 0
-        """The new requests that have arrived, as the scheduler counts them: they raise the retry budget."""
-        self._requests: dict[RequestState, None] = {}
-        self.requests: Collection[RequestState] = self._requests.keys()
-        """Read-only view."""
-
-    def add(self, state: RequestState, event: Returned, worker: WorkerId, now: float, *, in_use: bool) -> bool:
-        """Queue a request that this worker returned. Returns False if it must not be tried again.
-
-        An engine that has no room has not failed: the request waits as if it had never been sent. A worker that took no
-        connection, or refused the router, is not tried again, but it has computed nothing, so such an attempt costs
-        neither a try nor retry budget.
-
-        The retry budget limits retries while failures go on. A request that fails after its worker went out of use
-        (`in_use` is False) was sent before that: however many such requests there are, they have one cause, which
-        occurs once.
-        """
-        self._requests[state] = None
-        if event.fault is Fault.FULL:
-            return True
-        state.waiting_since = now
-        state.failed_workers += (worker,)
-        if event.fault is Fault.ERROR:
-            state.suspects += (worker,)
-        if not event.accepted:
-            return self._tries > 1
-        state.tries += 1
-        return state.tries < self._tries and (event.begun or not in_use or self._budget.take(now, self.arrivals))
-
-    def add_lost(self, state: RequestState) -> None:
-        """Queue a request that must be prefilled again though no worker has failed it."""
-        self._requests[state] = None
-
-    def remove(self, state: RequestState) -> None:
-        """Remove a request from the queue."""
-        del self._requests[state]
-
-    def expired(self, now: float) -> list[RequestState]:
-        """Return the requests whose time to live is over; they stay queued until they are removed."""
-        return [state for state in self._requests if state.waiting_since + self._time_to_live <= now]
-
-    @property
-    def next_deadline(self) -> float:
-        """When the next request expires, in seconds; infinite if none waits."""
-        return min([state.waiting_since + self._time_to_live for state in self._requests], default=inf)

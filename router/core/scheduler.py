@@ -88,11 +88,12 @@ from router.core.model.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from router.core.model.request import ClientId, Leg, Request, RequestId, Role, Worker, WorkerId, decode_route
+from router.core.model.request import ClientId, Leg, Request, RequestId, Worker, WorkerId
 from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
-from router.core.requests import Attempt, Handoff, RequestState, RetryQueue
+from router.core.requests import Attempt, Handoff, RequestState
+from router.core.retries import RetryQueue, RetryWorkers
 from router.core.scheduler_settings import SchedulerSettings
 
 CHUNKS_PER_MEASURED_PREFIX: Final = 80
@@ -158,6 +159,7 @@ class Scheduler:
             settings.cost,
         )
         self._queue_limits = QueueLimits(settings.waiting)
+        self._retry_workers = RetryWorkers(self.cluster)
         self._retry_queue = RetryQueue(settings.health, settings.waiting.time_to_live)
         """Requests that workers returned; they are dispatched before all queued requests."""
         self._carried: dict[RequestId, tuple[ChargedRequest, ...]] = {}
@@ -468,73 +470,31 @@ class Scheduler:
     def _decoder_beside(self, state: RequestState, now: float) -> Choice:
         """Choose the decode worker that is called together with a prefill worker, which is chosen already."""
         part = rest_beside(state.request)
-        untried = self._untried_decoders(state)
+        untried = self._retry_workers.decoders(state)
         with_room = [worker for worker in untried if self.cluster[worker].admits(1)]
         worker = self.policy.resend(part, with_room or untried, now)
         return Choice(part, worker, "at once")
-
-    def _untried_decoders(self, state: RequestState) -> list[WorkerId]:
-        """Return the decode workers that have not failed a request."""
-        return state.untried(self.cluster.serving(decode_route(state.request.model)))
-
-    def _may_begin(self, worker: WorkerId, decoders: Sequence[WorkerId]) -> bool:
-        """Return whether one of these decode workers has room, if a prefill worker needs it at once."""
-        if not self.cluster[worker].worker.hands_over_at_once:
-            return True
-        return any(self.cluster[decoder].admits(1) for decoder in decoders)
 
     def _dispatch_retries(self, now: float) -> None:
         """Dispatch returned requests, first come, first served, to workers that have not failed them before. A request
         waits while none of these has room, or is in use but one of them is ejected and comes back.
         """
         for state in list(self._retry_queue.requests):
-            request = state.request
-            serving = self.cluster.candidates(request)
-            decoders = self._untried_decoders(state)
-            untried = self._able_to_begin(state.untried(serving), state, decoders)
-            if not untried and (substitutes := self.cluster.substitutes(request)):
-                untried = state.untried(substitutes)
-                request = replace(request, whole=True)
+            request, untried = self._retry_workers.able_to_retry(state)
             if not untried:
-                if not self._comes_back(state):
-                    self._reject_retry(state, Refusal.NO_RETRY if serving else Refusal.NO_WORKER, now)
+                if not self._retry_workers.one_comes_back(state):
+                    served = self.cluster.candidates(state.request)
+                    self._reject_retry(state, Refusal.NO_RETRY if served else Refusal.NO_WORKER, now)
             elif with_room := [
                 worker
                 for worker in untried
-                if self._may_begin(worker, decoders) and self._view.admits(worker, request, state.resumed_output)
+                if self._retry_workers.may_begin(state, worker)
+                and self._view.admits(worker, request, state.resumed_output)
             ]:
                 self._retry_queue.remove(state)
                 others = [worker for worker in with_room if worker != state.kept_in_vain]
                 worker = self.policy.resend(request, others or with_room, now)
                 self._send(state, Choice(request, worker, "tried again"), now)
-
-    def _able_to_begin(
-        self, workers: list[WorkerId], state: RequestState, decoders: Sequence[WorkerId]
-    ) -> list[WorkerId]:
-        """Leave out the prefill workers for which no decode worker is left: those that hand over at once, and all
-        while one comes back, since a prompt does not keep until then.
-        """
-        decode = decode_route(state.request.model)
-        if decoders or not self.cluster.serving(decode):
-            return workers
-        awaited = bool(state.untried(self.cluster.coming_back(decode)))
-        known = [self.cluster[worker].worker for worker in workers]
-        return [each.id for each in known if not (each.hands_over_at_once or (awaited and each.role is Role.PREFILL))]
-
-    def _comes_back(self, state: RequestState) -> bool:
-        """Return whether an ejected worker that has not failed a returned request serves it once it is readmitted, as
-        it would a request that waits in the queue. One that only one worker can serve waits for none in either place.
-        """
-        if state.request.worker is not None or not self.cluster.ejected:
-            return False
-        request, decode = state.request, decode_route(state.request.model)
-        if state.untried(self.cluster.substitutes_coming_back(request)):
-            return True
-        ejected = state.untried(self.cluster.coming_back(request.shared_route))
-        first = [self.cluster[worker].worker for worker in (*state.untried(self.cluster.candidates(request)), *ejected)]
-        if any(worker.role is not Role.PREFILL for worker in first):
-            return True
-        return bool(first) and bool(self._untried_decoders(state) or state.untried(self.cluster.coming_back(decode)))
 
     def _dispatch_handoffs(self, now: float) -> None:
         """Dispatch prefilled requests, the oldest first, to decode workers that have not failed them before."""

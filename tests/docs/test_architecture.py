@@ -17,7 +17,7 @@ MOST_FILES: Final = 12
 ORDER: Final[Mapping[str, str]] = {
     "router": "__main__ > cli > process > control > cluster > kv_events, persistence, telemetry > front"
     " > upstream > config > auth > channel, api > core, runtime > errors",
-    "router.core": "snapshot > scheduler > attempts > handoffs, membership, fleet_view, known_clients"
+    "router.core": "snapshot > scheduler > attempts > handoffs, retries, membership, fleet_view, known_clients"
     " > scheduler_settings, requests, policies > cache, fleet > clients, kv_blocks, predict > model",
     "router.core.policies": "registry > balance > dlpm, preble > deficit, sessions, simple, vtc, queued > base"
     " > context",

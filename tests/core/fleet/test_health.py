@@ -20,7 +20,7 @@ from router.core.model.commands import Refusal
 from router.core.model.events import Failed, Fault, Returned, WorkerAnswered
 from router.core.model.request import RequestId, WorkerId
 from router.core.policies.registry import POLICIES
-from router.core.requests import RetryBudget
+from router.core.retries import RetryBudget
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, Scene
 
