@@ -427,14 +427,25 @@ class Attempts:
             usage = _cap_cached(state.request, attempt, usage)
         elif usage is not None:
             usage = Usage(0, max(0, usage.output_tokens - state.charged_output), 0)
+        resent = self._resent_tokens(state.request, attempt, usage, output) if pays_prompt else 0
         self._mirror.end(attempt.run, usage if pays_prompt else None, answers, now, computed=True)
         charge = self._ledger.settle(
-            attempt.bill, usage, min_extend, output=output, cached_is_estimate=pays_prompt and usage != said
+            *(attempt.bill, usage, min_extend),
+            output=output,
+            cached_is_estimate=pays_prompt and usage != said,
+            resent=resent,
         )
         if pays_prompt and usage is not None and usage.cached_tokens is not None:
-            attempt.worker.set_computed_tokens(attempt.flight, charge.after.extend)
+            attempt.worker.set_computed_tokens(attempt.flight, charge.after.extend - resent)
         state.add_charged(charge.after)
         self._close(state, attempt, charge, now, computed=True)
+
+    def _resent_tokens(self, request: Request, attempt: Attempt, usage: Usage | None, output: int | None) -> int:
+        """Return the input tokens that a search for beams computed beyond its prompts. `output`: as for the ledger."""
+        if usage is None:
+            extend, cached, charged = attempt.bill.tokens
+            usage = Usage(extend + cached, charged if output is None else output)
+        return self._mirror.resent_tokens(request, attempt.run, usage.input_tokens, usage.output_tokens)
 
     def refund(self, state: RequestState, attempt: Attempt, now: float) -> None:
         """End an attempt that its worker refused before accepting it: nothing was computed and nothing is charged."""

@@ -220,6 +220,7 @@ class Gateway:
             group_weight=identity.group_weight,
             answers=min(max(1, call.choices * len(call.prompts)), TOKEN_COUNT_LIMIT),
             computed_anew_by=call.computed_anew_by,
+            beam_search=call.beam_search,
             worker=worker,
             whole=served.has_roles and call.whole and (served.decodes_alone or call.path not in SPLIT_PATHS),
             pinned=not served.rank_engines or can_name_rank(call.path, served.rank_engines),

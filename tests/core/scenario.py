@@ -141,11 +141,12 @@ class Scene:
         only: str | None = None,
         whole: bool = False,
         retry_key: bytes | None = None,
+        beam_search: bool = False,
     ) -> RequestId:
         """Let a client send a prompt and ask for at most `limit` output tokens; a group has weight 1.
 
         `anew`: the engines that compute the prompt in full, whatever they have cached. `only`: the worker that may take
-        it. `whole`: whether one engine must compute it all. `retry_key`: as in `Request`.
+        it. `whole`: whether one engine must compute it all. `retry_key` and `beam_search`: as in `Request`.
         """
         request = RequestId(f"{client}{len(self.requests) + 1}")
         self.requests[request] = Request(
@@ -162,6 +163,7 @@ class Scene:
             worker=None if only is None else WorkerId(only),
             whole=whole,
             retry_key=retry_key,
+            beam_search=beam_search,
         )
         self.feed(Arrived(self.requests[request]))
         return request

@@ -160,6 +160,19 @@ def test_streamed_calls_of_all_kinds_pay_for_what_was_computed(
 
 
 @pytest.mark.fleets("vllm")
+def test_a_search_for_beams_pays_for_what_was_computed(router: Router, engines: tuple[Engine, ...]) -> None:
+    """Each beam is sent anew for each token, and usage does not say so; all beams have their first token in common."""
+    work, searches = Work(router, engines[0]), [(1, 3), (2, 40), (4, 20)]
+    for beams, limit in searches:
+        asked = body(f"{beams} beams", stream=False, limit=limit, members={"n": beams, "use_beam_search": True})
+        assert call(router.url, COMPLETIONS, asked).status == 200
+    seen = work.read()
+    print("beams:", seen)
+    assert seen["charged_input"] == seen["computed_input"]
+    assert seen["charged_output"] == seen["computed_output"] + sum(beams - 1 for beams, _ in searches)
+
+
+@pytest.mark.fleets("vllm")
 @pytest.mark.parametrize("interval", [1, 10])
 def test_an_event_with_several_tokens_is_charged_as_so_many(
     router: Router, engines: tuple[Engine, ...], interval: int

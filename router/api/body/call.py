@@ -78,7 +78,8 @@ class Call(NamedTuple):
     """The largest token id in the body; -1 if it has none."""
     computed_anew_by: frozenset[str] = frozenset()
     """The engines that do not read their prefix cache for this call."""
-
+    beam_search: bool = False
+    """The answers are beams, at an engine that searches them."""
     storage: Storage = NOT_STORED
     session: SessionMembers = NO_SESSION
     whole: bool = True

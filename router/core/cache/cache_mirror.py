@@ -25,7 +25,15 @@ from math import inf
 from typing import Final
 
 from router.core.cache.cache_model import CacheState, PinnedRun
-from router.core.cache.engine_rules import MatchWorth, Tracking, blocks_for, computes_anew, rules_of, whole_blocks
+from router.core.cache.engine_rules import (
+    MatchWorth,
+    Tracking,
+    blocks_for,
+    computes_anew,
+    resent_tokens,
+    rules_of,
+    whole_blocks,
+)
 from router.core.cache.prefix_node import Node
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.model.events import CacheReport
@@ -98,6 +106,18 @@ class CacheMirror:
     def whole_block_tokens(self, tokens: int, worker: WorkerId) -> int:
         """Return how many of these tokens the engine would find: those of full blocks."""
         return whole_blocks(tokens, self._caches[worker].block_tokens)
+
+    def resent_tokens(self, request: Request, run: PinnedRun, prompt_tokens: int, output_tokens: int) -> int:
+        """Return the input tokens that were computed beyond those of the prompts, as only a search for beams does.
+
+        `prompt_tokens`: of all prompts; `output_tokens`: of all beams.
+        """
+        state = run.cache
+        if not (request.beam_search and state.rules.searches_beams):
+            return 0
+        prompt, length = prompt_tokens // len(request.prompts), output_tokens // request.answers
+        block = prompt + length if run.worker in self.uncached else state.block_tokens
+        return resent_tokens(prompt, request.answers, length, max(1, block))
 
     @property
     def common_worth(self) -> MatchWorth | None:

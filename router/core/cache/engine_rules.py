@@ -20,6 +20,8 @@ class CacheRules:
     """Whether a prompt can be hit only once all of it is computed; else each part once it is scheduled."""
     whole_nodes: bool = False
     """Whether eviction takes all that one request added to the cache, until there is room; else block by block."""
+    searches_beams: bool = False
+    """Whether it searches beams for a call that asks for that, so that `resent_tokens` holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ TRACK_ALL: Final = Tracking()
 
 GENERIC: Final = CacheRules()
 ENGINE_RULES: Final[Mapping[str, CacheRules]] = {
-    "vllm": CacheRules(block_tokens=16),
+    "vllm": CacheRules(block_tokens=16, searches_beams=True),
     "sglang": CacheRules(found_when_computed=True, whole_nodes=True),
 }
 """By the engine's name; `GENERIC` applies to any other."""
@@ -52,6 +54,21 @@ def rules_of(engine: str) -> CacheRules:
 def computes_anew(engine: str, computed_anew_by: frozenset[str]) -> bool:
     """Whether an engine computes a request's prompts in full, whatever is cached (`Request.computed_anew_by`)."""
     return bool(computed_anew_by) and (engine in computed_anew_by or engine not in ENGINE_RULES)
+
+
+def resent_tokens(prompt: int, beams: int, length: int, block: int) -> int:
+    """Return the input tokens that vLLM's beam search computes after the prompt, and that no usage reports.
+
+    For each token after the first it sends every beam anew, and finds the full blocks of all but the last token in its
+    cache. `prompt`: tokens of the prompt; `length`: tokens of each beam; `block`: tokens of a block.
+    """
+
+    def computed(longest: int) -> int:
+        """Prompts with 1 to so many tokens, one each: a prompt computes as many as lie past its last full block."""
+        blocks, rest = divmod(longest, block)
+        return (blocks * block * (block + 1) + rest * (rest + 1)) // 2
+
+    return beams * (computed(prompt + length - 1) - computed(prompt)) if length > 1 else 0
 
 
 def whole_blocks(tokens: float, block: int) -> int:

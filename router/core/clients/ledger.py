@@ -171,12 +171,14 @@ class Ledger:
         *,
         output: int | None = None,
         cached_is_estimate: bool = False,
+        resent: int = 0,
     ) -> Charge:
         """Close a started request's bill with the engine's usage, or without usage with what was charged so far.
 
         `min_extend`: if the engine does not report cached tokens, at least this many input tokens count as computed,
         or all of them if there are fewer. `output`: output tokens to bill if there is no usage; None for those charged
-        so far. `cached_is_estimate`: whether the cached tokens of `usage` are not the engine's own.
+        so far. `cached_is_estimate`: whether the cached tokens of `usage` are not the engine's own. `resent`: input
+        tokens computed beyond those of the usage.
         """
         after, said = bill.tokens, usage
         if usage is None:
@@ -186,9 +188,10 @@ class Ledger:
             cached = min(after.cached, max(0, usage.input_tokens - min_extend))
             cached_is_estimate = True
         cached = min(cached, usage.input_tokens)
-        charge = _close(bill, Tokens(usage.input_tokens - cached, cached, usage.output_tokens))
+        charge = _close(bill, Tokens(usage.input_tokens - cached + resent, cached, usage.output_tokens))
         estimated = Tokens(
-            extend=usage.input_tokens if cached_is_estimate else 0, output=usage.output_tokens if said is None else 0
+            extend=resent + (usage.input_tokens if cached_is_estimate else 0),
+            output=usage.output_tokens if said is None else 0,
         )
         self.usage.add(bill.usage_on(self.usage.day, estimated))
         return charge

@@ -90,6 +90,8 @@ class Request:
 
     If the set is not empty, an engine of unknown kind is assumed to do the same.
     """
+    beam_search: bool = False
+    """Whether its answers are beams, at an engine that searches them."""
     worker: WorkerId | None = None
     """The only worker that may serve the request, because only that worker stores the conversation it continues; None
     if any worker may.
