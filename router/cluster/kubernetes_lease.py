@@ -104,13 +104,19 @@ class Observation:
             self._seen_at = now
         self.lease = lease
 
+    def seconds_left(self, now: float) -> float:
+        """Return in how many seconds the lease ends if it does not change; 0 if it is free, or has ended."""
+        if self.lease is None or not self.lease.spec.holder:
+            return 0.0
+        return max(0.0, self._seen_at + (self.lease.spec.seconds or 0) - now)
+
     def leader(self, now: float) -> LeaderRecord | None:
         """Return who holds the lease; None if it is free, or has ended. Raises ValueError if that is not understood.
 
         A holder that has left no record is another program, whose lease this is.
         """
         lease = self.lease
-        if lease is None or not lease.spec.holder or now >= self._seen_at + (lease.spec.seconds or 0):
+        if lease is None or not self.seconds_left(now):
             return None
         if (record := lease.record) is None:
             raise ValueError(f"the Lease is held by {lease.spec.holder}, which is no replica")
@@ -156,9 +162,9 @@ class KubernetesLease:
         """Return who holds the lease, and the highest epoch, as the watch has shown them."""
         if self._failure is not None:
             raise StoreUnreachable(self._failure)
-        lease = self._seen.lease
+        lease, now = self._seen.lease, self._clock()
         try:
-            return StoreView(self._seen.leader(self._clock()), 0 if lease is None else lease.epoch)
+            return StoreView(self._seen.leader(now), 0 if lease is None else lease.epoch, self._seen.seconds_left(now))
         except ValueError as error:
             raise StoreUnreachable(str(error)) from None
 

@@ -4,12 +4,13 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Self, TypeVar
 
 from router.channel.socket import FrontEnd, Route
 from router.cluster.entrance import watch_connection
 from router.cluster.handshake import HANDSHAKE_SECONDS, Purpose, prove
-from router.cluster.lease import POLL_SECONDS, LeaderRecord, LeaseStore
+from router.cluster.lease import LONGEST_POLL_SECONDS, POLL_SECONDS, LeaderRecord, LeaseStore
 from router.cluster.pipe import Connection, join
 from router.cluster.store import StoreUnreachable
 from router.cluster.tls import NAME, ClusterTls
@@ -39,6 +40,9 @@ class LeaderRoute(PeriodicTask, Route):
         self._secret = secret
         self._changed = asyncio.Event()
         self._failing = False
+        self._looks_again_after = LONGEST_POLL_SECONDS
+        self._lost = asyncio.Event()
+        """Set once the front connects, as it has lost the leader then, or leaves it for another."""
         self.leader: LeaderRecord | None = None
         """Who held the lease when it was last read."""
 
@@ -53,6 +57,7 @@ class LeaderRoute(PeriodicTask, Route):
         await self._store.__aexit__(None, None, None)
 
     async def connect(self, end: FrontEnd) -> None:
+        self._lost.set()
         await self._connect(Purpose.CHANNEL, lambda: end)
 
     async def superseded(self, epoch: int) -> None:
@@ -98,15 +103,23 @@ class LeaderRoute(PeriodicTask, Route):
                 raise
         return connection
 
+    async def _pause(self) -> None:
+        """Wait until the lease is to be read again, which is soon for a front without a leader."""
+        await asyncio.sleep(POLL_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._looks_again_after - POLL_SECONDS):
+                await self._lost.wait()
+        self._lost.clear()
+
     async def _run_once(self) -> None:
         try:
             view = await self._store.view()
         except StoreUnreachable as error:
             if not self._failing:
                 log.error("the cluster's store does not answer: %s", error)
-            self._failing = True
+            self._failing, self._looks_again_after = True, LONGEST_POLL_SECONDS
             return
-        self._failing = False
+        self._failing, self._looks_again_after = False, view.looks_again_after
         if view.leader is not None and view.leader != self.leader:
             self.leader = view.leader
             self._changed.set()

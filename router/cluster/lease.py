@@ -8,7 +8,7 @@ lease only says when another may lead: it may end early or late without harm.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from types import TracebackType
@@ -29,7 +29,9 @@ LONGEST_LEASE_SECONDS: Final = 15.0
 BUSY_SECONDS: Final = 60.0
 """Seconds for which the lease is longer after a late renewal."""
 POLL_SECONDS: Final = 0.1
-"""Seconds between two looks at the lease, by those that wait for it and by fronts."""
+"""Seconds between two looks at a lease that nobody holds, by those that wait for it and by fronts."""
+LONGEST_POLL_SECONDS: Final = 0.5
+"""Seconds between two looks at a lease that lasts longer than that: they would show nothing new but a hand-over."""
 RETURN_SECONDS: Final = 2 * LEASE_SECONDS
 """Seconds for which a store that has lost its data is left to a leader that may still live."""
 HAND_OVER_SECONDS: Final = 3.0
@@ -74,6 +76,13 @@ class StoreView:
     """Who holds the lease; None if it has ended."""
     epoch: int
     """The highest epoch that was stored; 0 if none was."""
+    seconds_left: float = field(default=0.0, compare=False)
+    """Seconds until the lease ends, if it is not renewed."""
+
+    @property
+    def looks_again_after(self) -> float:
+        """Seconds until the next look, so that the end of the lease is seen at once."""
+        return min(LONGEST_POLL_SECONDS, max(POLL_SECONDS, self.seconds_left))
 
 
 class LeaseStore(Protocol):
@@ -118,6 +127,10 @@ class Candidacy:
         """The highest epoch that this replica has seen."""
         self._lost_at: float | None = None
         """When the store was first seen to have lost its data; None while it has them."""
+        self._ends_at = -inf
+        """When the lease ends that was seen last, if it is not renewed."""
+        self._free_at: float | None = None
+        """From when on a lease is free that is held no more; None while it is held."""
 
     def may_take(self, view: StoreView, now: float) -> bool:
         """Return whether to take the lease now, after a look at the store. `now`: seconds of a clock that never goes
@@ -127,19 +140,30 @@ class Candidacy:
         it served, as it had led for no longer than one can that does not serve: the next one would die, too. If the
         lease is gone and the epoch with it, the store has lost its data: then the leader has `RETURN_SECONDS` to come
         back to it.
+
+        A lease that was given up early is left alone until every front has seen that nobody holds it, and so looks
+        often. Else fronts would come to the next leader one by one, and calls would wait for the last. Meanwhile the
+        leader that hands over goes on.
         """
         forgot = view.epoch < self.highest
         self.highest = max(self.highest, view.epoch, 0 if view.leader is None else view.leader.epoch)
         if view.leader is not None:
-            self._lost_at = None
+            self._lost_at = self._free_at = None
+            self._ends_at = now + view.seconds_left
             own = view.leader.replica == self._replica
             return own and self._began - view.leader.since >= LONGEST_START_SECONDS + START_SECONDS
         if not forgot:
             self._lost_at = None
-            return True
+            return self._is_free(now)
         if self._lost_at is None:
             self._lost_at = now
         return now - self._lost_at >= RETURN_SECONDS
+
+    def _is_free(self, now: float) -> bool:
+        if self._free_at is None:
+            given_up = now < self._ends_at - POLL_SECONDS
+            self._free_at = now + LONGEST_POLL_SECONDS if given_up else now
+        return now >= self._free_at
 
 
 class Renewal(StrEnum):

@@ -30,6 +30,10 @@ STATE_SECONDS: Final = 5.0
 WAITING_SECONDS: Final = 5.0
 """Seconds after its last word in which a replica no longer counts as waiting."""
 
+VIEW: Final = """
+return {redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2]), redis.call('PTTL', KEYS[1])}
+"""
+"""Return the lease, the highest epoch, and the milliseconds until the lease ends."""
 ACQUIRE: Final = """
 local held = redis.call('GET', KEYS[1])
 if held and string.match(held, '^%d+ (%S+)') ~= ARGV[2] then return false end
@@ -162,9 +166,10 @@ class ClusterStore:
 
     async def view(self) -> StoreView:
         """Return who holds the lease, and the highest epoch."""
-        leader, epoch = await self._ask(self._redis.mget([self._leader, self._epoch]))
+        leader, epoch, left = await self._run(VIEW, [self._leader, self._epoch], [])
         try:
-            return StoreView(None if leader is None else LeaderRecord.decode(leader.decode()), int(epoch or 0))
+            record = None if leader is None else LeaderRecord.decode(leader.decode())
+            return StoreView(record, int(epoch or 0), max(0, left) / 1000)  # negative: there is none, or it never ends
         except ValueError:
             raise StoreUnreachable(f"what it has under {self._leader} is not understood") from None
 

@@ -22,6 +22,10 @@ class PeriodicTask(ABC):
     async def _run_once(self) -> None:
         """Do the work once. The run is cancelled if the context is left meanwhile."""
 
+    async def _pause(self) -> None:
+        """Wait for the next run."""
+        await asyncio.sleep(self._interval)
+
     async def __aenter__(self) -> Self:
         """Start the task."""
         self._task = asyncio.create_task(self._run_forever())
@@ -34,7 +38,7 @@ class PeriodicTask(ABC):
 
     async def _run_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._interval)
+            await self._pause()
             try:
                 await self._run_once()
             except Exception:  # one failed run must not end the task

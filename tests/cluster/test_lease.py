@@ -3,13 +3,17 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.cluster.lease import (
     BUSY_SECONDS,
     HAND_OVER_SECONDS,
     LEASE_SECONDS,
     LONGEST_LEASE_SECONDS,
+    LONGEST_POLL_SECONDS,
     LONGEST_START_SECONDS,
+    POLL_SECONDS,
     RETURN_SECONDS,
     START_SECONDS,
     Candidacy,
@@ -40,6 +44,26 @@ def test_a_free_lease_is_taken_and_that_of_another_is_not() -> None:
     assert candidacy.may_take(StoreView(None, 0), 0.0)
     assert not candidacy.may_take(StoreView(record(1), 1), 0.1)
     assert candidacy.may_take(StoreView(None, 1), 0.2)
+
+
+def test_a_lease_that_was_given_up_is_left_alone_until_all_fronts_look_often() -> None:
+    """So they all come to the next leader at once; one that has ended is taken at the first look."""
+    candidacy = Candidacy("b")
+    held, free = StoreView(record(1), 1, seconds_left=2.0), StoreView(None, 1)
+    assert not candidacy.may_take(held, 0.0)
+    assert not candidacy.may_take(free, 0.4)
+    assert not candidacy.may_take(free, 0.4 + LONGEST_POLL_SECONDS - 0.01)
+    assert candidacy.may_take(free, 0.4 + LONGEST_POLL_SECONDS)
+    assert not candidacy.may_take(held, 1.0)
+    assert candidacy.may_take(free, 3.0)
+
+
+@given(st.floats(0, 20))
+def test_the_end_of_a_lease_is_seen_at_once(left: float) -> None:
+    """No look comes later after the end than the shortest pause, and none comes rarely."""
+    seconds = StoreView(record(1), 1, left).looks_again_after
+    assert POLL_SECONDS <= seconds <= LONGEST_POLL_SECONDS
+    assert seconds <= max(left, POLL_SECONDS)
 
 
 def test_the_lease_of_an_earlier_run_of_its_own_is_taken_at_once() -> None:

@@ -12,7 +12,7 @@ class Garbled(ClusterStore):
 
     async def _ask(self, answer: Any) -> Any:
         answer.close()
-        return [b"of another version", b"7"]
+        return [b"of another version", b"7", 1500]
 
 
 async def test_a_lease_that_is_not_understood_is_a_fault_of_the_store() -> None:

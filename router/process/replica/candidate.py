@@ -24,9 +24,16 @@ from router.cluster.entrance import Entrance, bind
 from router.cluster.handshake import hash_secret, read_secret
 from router.cluster.kubernetes_lease import KubernetesLease
 from router.cluster.leadership import Leadership, StartOfTerm
-from router.cluster.lease import POLL_SECONDS, Candidacy, LeaderRecord, LeaseStore
+from router.cluster.lease import LONGEST_POLL_SECONDS, Candidacy, LeaderRecord, LeaseStore
 from router.cluster.state_in_store import StateInStore, is_newer, stored_state
-from router.cluster.store import STATE_SECONDS, ClusterStore, StoreUnreachable, new_record, store_address
+from router.cluster.store import (
+    STATE_SECONDS,
+    WAITING_SECONDS,
+    ClusterStore,
+    StoreUnreachable,
+    new_record,
+    store_address,
+)
 from router.cluster.tls import cluster_tls
 from router.config.settings import Settings
 from router.control.replicas import ClusterOperations
@@ -42,8 +49,8 @@ from router.upstream.worker_registry import OperatorChanges
 
 log = logging.getLogger(__name__)
 
-WAITING_POLLS: Final = 10
-"""Looks at the lease between two words to the store that this replica waits."""
+SAY_SECONDS: Final = WAITING_SECONDS / 5
+"""Seconds between two words to the store that this replica waits."""
 GONE_SECONDS: Final = 86_400.0
 """Seconds after which a front of an earlier leader that has not reported counts as dead: it may obey that leader on the
 other side of a parted network for as long. One whose process is started again is not waited for."""
@@ -145,11 +152,13 @@ async def _win(store: LeaseStore, replica: str, address: str) -> LeaderRecord:
     would lose.
     """
     candidacy, run = Candidacy(replica, time.time()), token_hex(8)
-    looks, failing, outdated = 0, False, False
+    says_at, failing, outdated = 0.0, False, False
     while True:
+        wait = LONGEST_POLL_SECONDS
         try:
-            free = candidacy.may_take(await store.view(), time.monotonic())
-            if free or looks % WAITING_POLLS == 0:
+            view, now = await store.view(), time.monotonic()
+            free, says, wait = candidacy.may_take(view, now), now >= says_at, view.looks_again_after
+            if free or says:
                 was_outdated, outdated = outdated, is_newer(await store.manifest())
                 if outdated and not was_outdated:
                     log.error("the state in the cluster's store is one of a newer router: this replica does not lead")
@@ -158,14 +167,14 @@ async def _win(store: LeaseStore, replica: str, address: str) -> LeaderRecord:
                 if record is not None:
                     log.warning("this replica leads with epoch %d", record.epoch)
                     return record
-            elif looks % WAITING_POLLS == 0 and not outdated:
+            elif says and not outdated:
                 await store.waiting(replica)
-            looks, failing = looks + 1, False
+            says_at, failing = now + SAY_SECONDS if says else says_at, False
         except StoreUnreachable as error:
             if not failing:
                 log.error("the cluster's store does not answer, so this replica cannot lead: %s", error)
             failing = True
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(wait)
 
 
 async def _state(settings: Settings, store: ClusterStore) -> SavedState | None:

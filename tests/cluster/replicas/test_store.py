@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.cluster.lease import LeaderRecord, Renewal
+from router.cluster.lease import START_SECONDS, LeaderRecord, Renewal
 from router.cluster.store import (
     ClusterStore,
     SavedElsewhere,
@@ -50,6 +50,13 @@ async def test_one_replica_at_a_time_has_the_lease_and_each_epoch_is_higher(stor
     third = await leader(store, "b")
     assert (first.epoch, again.epoch, third.epoch) == (1, 2, 3)
     assert (await store.view()).epoch == 3
+
+
+async def test_a_look_says_how_long_the_lease_lasts(store: ClusterStore) -> None:
+    """As the store counts it: for nobody's lease that is no time."""
+    assert (await store.view()).seconds_left == 0
+    assert await store.renew(await leader(store, "a"), 15.0) is Renewal.KEPT
+    assert START_SECONDS < (await store.view()).seconds_left <= 15.0
 
 
 async def test_a_leader_that_was_followed_does_not_get_the_lease_back(store: ClusterStore) -> None:
