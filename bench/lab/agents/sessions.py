@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from random import Random
 from statistics import mean
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
@@ -96,7 +97,8 @@ class AgentSessions(TracedExperiment):
         " client has one session at a time, five others share the rest; a further client makes short calls that share"
         " nothing. Useful service is input that no perfect cache saves and twice the output; Jain's index and the least"
         " share are of each client's useful service, warm-up included, over its max-min share of what was served in the"
-        " same run, where nobody wants more than in the uncontended run. A pause is from arrival to dispatch."
+        " same run, where nobody wants more than in the uncontended run. Again: input that is computed though a perfect"
+        " cache would hold it. A pause is from arrival to dispatch."
     )
     kinds: ClassVar[Sequence[str]] = (KIND,)
     seeds: ClassVar[Sequence[int]] = (0, 1, 2)
@@ -108,6 +110,7 @@ class AgentSessions(TracedExperiment):
         "one-shot p95": 1,
         "longest pause": 0,
         "useful/s": 0,
+        "again/s": 0,
     }
 
     def cells(self, *, quick: bool) -> Sequence[Cell]:
@@ -129,7 +132,7 @@ class AgentSessions(TracedExperiment):
             for heavy in HEAVY_SESSIONS:
                 play = replace(PLAY, client_count=8, concurrency=3, heavy=heavy, light=0)
                 cells += [
-                    _cell(f"{heavy} beside 3 each", name, Sessions(trace.sessions, play), span)
+                    _cell(_crowd(heavy), name, Sessions(trace.sessions, play), span)
                     for name in (UNCONTENDED, "dlpm_home", "gate")
                 ]
             cells += [
@@ -157,6 +160,7 @@ class AgentSessions(TracedExperiment):
             "one-shot p95": percentile(map(_ttft, one_shots), 0.95),
             "longest pause": max(_pauses(result), default=None),
             "useful/s": sum(_useful(records, result.weights).values()) / seconds,
+            "again/s": sum(map(_computed_again, calls)) / seconds,
             "clients": [(float(number), each / result.seconds) for number, each in enumerate(since_start.values())],
         }
 
@@ -178,7 +182,7 @@ class AgentSessions(TracedExperiment):
                 jain = f"{_median([jain_index(share) or 0.0 for share in shares]):.2f}"
                 least = f"{_median([min(share) for share in shares]):.2f}"
             lines.append(f"| {load} | {row.labels['policy']} | {jain} | {least} | {heavy:.2f} |")
-        return lines
+        return lines + _growths(rows)
 
     def draw(self, rows: Sequence[Row], figure: "Figure") -> None:
         """Draw calls per second by load for each policy."""
@@ -188,6 +192,25 @@ class AgentSessions(TracedExperiment):
         draw_policies(axes, own, lambda row: float(row.labels["load"]), "calls/s")
         at(axes, LOADS, [f"{load:g}" for load in LOADS], "contexts / KV cache (ratio)", logarithmic=True)
         legend(figure, list(POLICIES))
+
+
+def _growths(rows: Sequence[Row]) -> list[str]:
+    """Return what more sessions bring the first client, by policy."""
+    few, many = [
+        {row.labels["policy"]: row for row in rows if row.labels["load"] == _crowd(heavy)} for heavy in HEAVY_SESSIONS
+    ]
+    lines = ["", "| policy | service with the most sessions over that with the fewest, by seed |", "| --- | --- |"]
+    for policy in (policy for policy in many if policy in few):
+        pairs = zip(few[policy].values["clients"], many[policy].values["clients"], strict=True)
+        firsts = [(_ys(fewer)[0], _ys(more)[0]) for fewer, more in pairs]
+        growths = [more / fewer if fewer else inf for fewer, more in firsts]
+        lines.append(f"| {policy} | {', '.join(f'{growth:.1f}' for growth in growths)} |")
+    return lines if len(lines) > 3 else []
+
+
+def _crowd(heavy: int) -> str:
+    """Return the load with this many sessions of the first client."""
+    return f"{heavy} beside 3 each"
 
 
 def _cell(load: str, name: str, workload: Sessions, span: Span) -> Cell:
@@ -219,6 +242,11 @@ def _useful(records: Sequence[Record], clients: Mapping[str, float]) -> Mapping[
     for record in records:
         useful[record.client] += (record.fresh_tokens or 0) + OUTPUT_WEIGHT * record.output_tokens
     return useful
+
+
+def _computed_again(record: Record) -> int:
+    """Return the tokens of input that were computed though an earlier call of the session had them."""
+    return max(0, record.input_tokens - (record.cached_tokens or 0) - (record.fresh_tokens or 0))
 
 
 def over_max_min(served: Sequence[float], wanted: Sequence[float]) -> Sequence[float]:

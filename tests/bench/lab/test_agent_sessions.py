@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.lab.agents.sessions import LOADS, STAND_IN, AgentSessions, over_max_min
+from bench.lab.agents.sessions import HEAVY_SESSIONS, LOADS, STAND_IN, AgentSessions, over_max_min
+from bench.lab.frame.experiment import Row
 from bench.report.records import Record, Result, ServiceSample
 from bench.report.summary import summarise
 from bench.workloads.parts.traffic import Outcome
@@ -56,6 +57,32 @@ def test_shares_are_of_the_whole_run() -> None:
     figures = AgentSessions().measure(result, summarise(result))
     assert figures["clients"] == [(0.0, (900 + 60 + 2 * 2 * 10) / 20.0)]
     assert figures["calls/s"] == 1 / 10.0
+
+
+def test_what_a_perfect_cache_would_hold_is_computed_again() -> None:
+    """Input that is neither cached nor new counts; cached tokens of what is new, which others may share, save none."""
+    lost, shared = (
+        Record(f"{fresh}", "c1", Outcome.DONE, 11.0, 11.0, 11.5, 12.0, "w1", None, 1000, 200, 0, 10, fresh_tokens=fresh)
+        for fresh in (300, 900)
+    )
+    samples = (ServiceSample(10.0, {}, {}), ServiceSample(20.0, {}, {}))
+    result = Result(20.0, 10.0, (lost, shared), {}, {"c1": 1.0}, samples)
+    assert AgentSessions().measure(result, summarise(result))["again/s"] == (1000 - 200 - 300) / 10.0
+
+
+def test_the_digest_says_what_more_sessions_bring() -> None:
+    """The first client's service with the most sessions is divided by that with the fewest, seed by seed."""
+    few, many = (
+        Row({"load": f"{heavy} beside 3 each", "policy": "gate"}, {"clients": [seed_of(first) for first in firsts]})
+        for heavy, firsts in zip(HEAVY_SESSIONS, ((2.0, 5.0), (3.0, 10.0)), strict=True)
+    )
+    assert AgentSessions().digest([few, many])[-1] == "| gate | 1.5, 2.0 |"
+    assert not any("fewest" in line for line in AgentSessions().digest([few]))
+
+
+def seed_of(first: float) -> Sequence[tuple[float, float]]:
+    """Return the service of three clients, the last of which makes calls of no session."""
+    return [(0.0, first), (1.0, 1.0), (2.0, 1.0)]
 
 
 @pytest.mark.parametrize(
