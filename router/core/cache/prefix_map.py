@@ -40,6 +40,10 @@ class Lookup:
     match: Mapping[WorkerId, int] = field(default_factory=dict)
     match_version: int = -1
     """The same for the match, as the sum of all that is counted of changes on which it rests."""
+    in_tree: Mapping[WorkerId, int] = field(default_factory=dict)
+    """The match by the tree alone, of a request that is watched."""
+    in_tree_for: tuple[Mapping[WorkerId, int], MatchWorth, int] | None = None
+    """The chunks that workers held then, what they were worth, and the version of the estimates."""
 
 
 class RequestWatch(NamedTuple):
@@ -134,11 +138,27 @@ class PrefixMap:
             version += self.blocks.changes
         if lookup.match_version != version:
             size = self._size(lookup)
-            match = self._match_in_tokens(request, self.tree) if self._oracle is None else self._oracle(request)
+            match = self._match_in_tree(lookup) if self._oracle is None else self._oracle(request)
             if request.blocks and (exact := self.blocks.match(request)):
                 match = self._merge(match, exact, size)
             lookup.match, lookup.match_version = self._only_readable(request, match), version
         return lookup  # the size rests on nothing else
+
+    def _match_in_tree(self, lookup: Lookup) -> Mapping[WorkerId, int]:
+        """Return the match by the tree alone. The watch of a queued request knows what workers hold of it, and most
+        changes of the tree concern other requests.
+        """
+        request, watched, worth = lookup.request, self._watches.get(lookup.request.id), self.mirror.common_worth
+        if watched is None or watched.worker is not None or worth is None or len(request.prompts) != 1:
+            return self._match_in_tokens(request, self.tree)
+        watch, version = watched.prompts[0], self._estimates.version
+        if watch.hashes is not request.prompts[0].hashes:
+            return self._match_in_tokens(request, self.tree)
+        held, known = watch.group.held.by_worker, lookup.in_tree_for
+        if known is None or known[0] is not held or known[1] != worth or known[2] != version:
+            lookup.in_tree = self._match_alike(request, held, worth) if held else {}
+            lookup.in_tree_for = held, worth, version
+        return lookup.in_tree
 
     def _only_readable(self, request: Request, match: Mapping[WorkerId, int]) -> Mapping[WorkerId, int]:
         """Leave out the workers that would compute the request's prompts in full, whatever they hold."""

@@ -1,16 +1,17 @@
 """The prefix map says in tokens what workers are believed to hold, and reports changes for watched requests."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.cache.held_chunks import HeldChunks
 from router.core.cache.match_group import MatchGroup
 from router.core.cache.prefix_map import Lookup, PrefixMap
+from router.core.model.events import CacheReport
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.predict.token_estimates import Estimates
 from tests.core.scenario import CHUNK_TOKENS, MODEL, key
@@ -309,6 +310,43 @@ def test_a_live_request_keeps_its_match_until_something_changes() -> None:
     assert held.match(live) is first
     held.insert(MODEL, [key("doc?")], W2, 0.0)
     assert held.match(live) == {W1: 3 * CHUNK_TOKENS, W2: 3 * CHUNK_TOKENS}
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("insert"), st.sampled_from(["x", "xyx", "xyxyx", "y"]), workers),
+            st.tuples(st.just("evict"), st.integers(1, 3), workers),
+            st.tuples(st.just("learn"), st.sampled_from(["x", "xyxyxyx"]), st.sampled_from([1, 500])),
+            st.tuples(st.just("cache"), st.sampled_from([1, 48]), st.sampled_from([WORKERS, (W1,)])),
+        ),
+        max_size=20,
+    ),
+    exact=st.booleans(),
+)
+def test_a_watched_request_matches_as_one_that_is_not_watched(steps: list[tuple[str, Any, Any]], exact: bool) -> None:
+    """What a watch knows of a request gives the match that looking it up gives, whatever is inserted, evicted, learned
+    or reported in between.
+    """
+    watched, other = [Request(RequestId(f"r{n}"), ClientId("ada"), MODEL, (key("xyxy", exact=exact),)) for n in (1, 2)]
+    estimates = Estimates()
+    held = PrefixMap(40, estimates, 0, live={watched.id: Carrier(watched)})
+    able = dict.fromkeys((W1, W2, WorkerId("w3")))
+    held.watch(watched, able)
+    for step, value, where in steps:
+        match step:
+            case "insert":
+                held.insert(MODEL, [key(value, exact=False)], where, 0.0)
+            case "evict":
+                held.mirror.evict(where, value * CHUNK_TOKENS)
+            case "learn":
+                estimates.learn(
+                    Request(RequestId("r3"), ClientId("ada"), MODEL, (key(value, exact=False),)), Usage(where, 1, 0)
+                )
+            case "cache":
+                for worker in where:
+                    held.mirror.apply_report(worker, CacheReport(value), 0.0)
+        assert held.match(watched) == held.match(other)
 
 
 def test_a_live_request_keeps_its_size_until_something_is_learned() -> None:
