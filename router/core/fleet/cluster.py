@@ -332,11 +332,11 @@ class Cluster:
         return self._rates.speed(worker)
 
     def _refresh_rates(self) -> None:
-        stale = self.index.stale_rates
-        for worker in stale:
-            measured = self._states[worker].service_rate
-            self._rates.set(worker, measured.rate, measured.least_rate)
-        stale.clear()
+        if stale := self.index.stale_rates:
+            for worker in stale:
+                measured = self._states[worker].service_rate
+                self._rates.set(worker, measured.rate, measured.least_rate)
+            stale.clear()
 
     @property
     def next_readmission(self) -> float:

@@ -422,8 +422,9 @@ class WorkerDeficits:
         """
         table = self.table(request, workers)
         if all(table.deficit(worker) <= 0 for worker in workers):
+            quantum = self._quantum_of(request)
             for worker in workers:
-                table.join(worker, self._quantum_of(request, worker), 0.0)
+                table.join(worker, quantum * self._speed(worker), 0.0)
             table.refill(workers)
         return table
 
@@ -435,12 +436,14 @@ class WorkerDeficits:
         self._complete[request.client] = workers
         if missing := table.missing(workers):
             highest = max([table.deficit(known) for known in table], default=0.0)
+            quantum = self._quantum_of(request)
             for worker in missing:
-                table.join(worker, self._quantum_of(request, worker), highest)
+                table.join(worker, quantum * self._speed(worker), highest)
         return table
 
-    def _quantum_of(self, request: Request, worker: WorkerId) -> float:
-        return self._quantum * self._shares.effective_weight(request) * self._speed(worker)
+    def _quantum_of(self, request: Request) -> float:
+        """Q^w of the request's client at a worker of mean speed."""
+        return self._quantum * self._shares.effective_weight(request)
 
     def charge(self, client: ClientId, worker: WorkerId, cost: float) -> None:
         """Subtract this cost from a client's deficit at a worker; a negative cost is a refund."""
