@@ -20,7 +20,7 @@ class SchedulerView:
         self._cluster = cluster
         self._states = cluster.states
         self.size_and_match = prefixes.size_and_match
-        self._findable = prefixes.mirror.findable
+        self.findable = prefixes.mirror.findable
         self.serving = cluster.serving
         self.able = cluster.candidates
         self.routes = cluster.routes
@@ -84,7 +84,7 @@ class SchedulerView:
     def uncached_tokens(self, worker: WorkerId, request: Request) -> int:
         size, match = self.size_and_match(request)
         matched = match.get(worker, 0)
-        return size - self._findable(request, worker, matched) if matched else size
+        return size - self.findable(request, worker, matched) if matched else size
 
     def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:
         return self._states[worker].service_rate.prefill_seconds(tokens)

@@ -77,6 +77,9 @@ class FleetView(Protocol):
     def uncached_tokens(self, worker: WorkerId, request: Request) -> int:
         """The input tokens of a request that the worker would have to compute now."""
 
+    def findable(self, request: Request, worker: WorkerId, matched: int, /) -> int:
+        """How many of the `matched` tokens held by a worker a request would find there if it were sent now."""
+
     def input_tokens(self, request: Request) -> int:
         """The estimated size of a request's input, in tokens."""
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-from router.core.model.request import ClientId, Request, WorkerId
-from router.core.policies.balance.arrival_queue import ArrivalQueue, PriorityChanges
+from router.core.model.request import Request, WorkerId
+from router.core.policies.balance.arrival_queue import ArrivalQueue
 from router.core.policies.context import FleetView
 from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.dlpm.fleet_loads import FleetLoads
@@ -30,7 +30,6 @@ class ArrivalPool(HomePool):
         """`eligibility` knows the priority class and the last turn of each waiting client. The rest: see `HomePool`."""
         super().__init__(view, loads, new_queue, loss=loss, wait_factor=wait_factor)
         self._eligibility = eligibility
-        self._changes = PriorityChanges()
         self._ordered = False
         self._at_home: dict[WorkerId, ArrivalQueue] = {}
         self._free: dict[str, ArrivalQueue] = {}
@@ -51,10 +50,6 @@ class ArrivalPool(HomePool):
                 self._enter_home(waiting, worker)
             if waiting.leaves_home_at is None:
                 self._enter_free(waiting)
-
-    def update_priority(self, client: ClientId, priority_class: int | None) -> None:
-        self._changes.add(client)
-        super().update_priority(client, priority_class)
 
     def by_arrival(self, worker: WorkerId, routes: Collection[str]) -> list[ArrivalQueue]:
         """Return the queues in order of arrival that a worker may take from; none of them is empty."""
@@ -98,7 +93,7 @@ class ArrivalPool(HomePool):
     def _enter(self, queues: dict[K, ArrivalQueue], key: K, waiting: PooledRequest) -> None:
         queue = queues.get(key)
         if queue is None:
-            queue = queues[key] = ArrivalQueue(self._eligibility, self._sidelined, self._changes)
+            queue = queues[key] = ArrivalQueue(self._eligibility, self._sidelined)
         queue.add(waiting)
 
 

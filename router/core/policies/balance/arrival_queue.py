@@ -26,8 +26,6 @@ AHEAD: Final = 4
 ClientPlace = tuple[int, int, "ClientArrivals"]
 """Where a client comes among the clients of its priority class: its last turn where clients take turns, else the
 arrival of its first request, or less; its number in the queue, which is unique; and its requests."""
-FEW_CHANGES: Final = 16
-"""Up to this many new priority classes are taken in one by one; after more, the requests of a class are merged anew."""
 
 
 class WaitingClients(Protocol):
@@ -51,29 +49,6 @@ class ClientArrivals:
         self.requests: list[Arrived] = []
         self.places: list[ClientPlace | None] = [None] * PRIORITY_CLASSES
         """By priority class, its place in that list; None if it is missing there."""
-
-
-class PriorityChanges:
-    """The clients whose priority class has changed, the latest last."""
-
-    __slots__ = ("_latest", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-        """How often any client's class has changed."""
-        self._latest: list[ClientId] = []
-
-    def add(self, client: ClientId) -> None:
-        """Note that a client's class has changed."""
-        self.count += 1
-        self._latest.append(client)
-        if len(self._latest) > 2 * FEW_CHANGES:
-            del self._latest[:FEW_CHANGES]
-
-    def since(self, count: int) -> Sequence[ClientId] | None:
-        """Return the clients whose class has changed since there were `count` changes; None if these are many."""
-        missed = self.count - count
-        return None if missed > FEW_CHANGES else self._latest[len(self._latest) - missed :]
 
 
 class FirstArrived:
@@ -124,13 +99,13 @@ class FirstArrived:
 class ArrivalQueue:
     """The requests that are at home at one worker, or of one route that may go to any."""
 
-    def __init__(self, eligibility: WaitingClients, sidelined: SidelinedClients, changes: PriorityChanges) -> None:
-        """`eligibility` knows the priority class and the last turn of each waiting client. `sidelined` and `changes`:
-        shared by the queues that learn together of new priority classes.
+    def __init__(self, eligibility: WaitingClients, sidelined: SidelinedClients) -> None:
+        """`eligibility` knows the priority class and the last turn of each waiting client. `sidelined`: shared by the
+        queues that learn together of new priority classes.
         """
         self._eligibility = eligibility
         self._sidelined = sidelined
-        self._changes = changes
+        self._changes = sidelined.changes
         self._clients: dict[ClientId, ClientArrivals] = {}
         self._places: tuple[list[ClientPlace], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
         self._numbers = 0

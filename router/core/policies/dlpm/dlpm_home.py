@@ -77,6 +77,8 @@ class DlpmHome(Policy):
         self._worker_deficits = WorkerDeficits(parameters.worker_quantum, context.view.speed, context.shares)
         self._fruitless: dict[WorkerId, FruitlessLook] = {}
         """By worker, its last look at the queues in which nothing fitted."""
+        self._inputs: dict[RequestId, tuple[int, Mapping[WorkerId, int]]] = {}
+        """The size and the match of each request that was looked at during one choice, in which nothing changes."""
         self._newcomer: PooledRequest | None = None
         """A request that found no other waiting, until the next call of `next` dispatches it or queues it."""
 
@@ -133,6 +135,7 @@ class DlpmHome(Policy):
         """Choose a waiting request and its worker, after a refill if one is due; the request waits on until it is
         taken.
         """
+        self._inputs.clear()
         for worker, relief in self._with_room():
             if choice := self._next_at(worker, relief, now):
                 return choice
@@ -312,13 +315,13 @@ class DlpmHome(Policy):
         new one. Another that became smaller than these, by a better estimate or because more of it is cached, is seen a
         little later: at the latest when all that is in flight there has started.
         """
-        if (last := self._fruitless.get(worker)) is not None and self._is_fruitless(last, worker, queues):
-            return None
         view, room = self._view, self._view.room(worker)
+        if (last := self._fruitless.get(worker)) is not None and self._is_fruitless(last, worker, room, queues):
+            return None
         misfits: list[tuple[int, Request]] = []
 
         def fits(request: Request) -> bool:
-            needed = view.uncached_tokens(worker, request)
+            needed = self._uncached_tokens(worker, request)
             if needed <= room and view.admits(worker, request):
                 return True
             misfits.append((needed, request))
@@ -329,7 +332,18 @@ class DlpmHome(Policy):
             self._fruitless[worker] = FruitlessLook(_smallest(misfits), self._pool.class_changes, _seen(queues))
         return turn
 
-    def _is_fruitless(self, last: FruitlessLook, worker: WorkerId, queues: Sequence[LongestMatchQueue]) -> bool:
+    def _uncached_tokens(self, worker: WorkerId, request: Request) -> int:
+        """What `FleetView.uncached_tokens` returns; many workers look at the same few requests."""
+        inputs = self._inputs.get(request.id)
+        if inputs is None:
+            inputs = self._inputs[request.id] = self._view.size_and_match(request)
+        size, match = inputs
+        matched = match.get(worker)
+        return size - self._view.findable(request, worker, matched) if matched else size
+
+    def _is_fruitless(
+        self, last: FruitlessLook, worker: WorkerId, room: float, queues: Sequence[LongestMatchQueue]
+    ) -> bool:
         """Whether another look would find nothing either. Notes in the last one which requests are the smallest now."""
         if last.class_changes != self._pool.class_changes or len(last.queues) != len(queues):
             return False
@@ -339,11 +353,11 @@ class DlpmHome(Policy):
                 return False
             if queue.pushes > seen.pushes and queue.newest is not None:
                 new.append(queue.newest)
-        misfits = [*last.smallest.values(), *new]
-        if any(self._view.admits(worker, request) for request in misfits):
+        misfits = [(self._uncached_tokens(worker, each), each) for each in (*last.smallest.values(), *new)]
+        if any(needed <= room and self._view.admits(worker, request) for needed, request in misfits):
             return False
         if new:
-            last.smallest = _smallest((self._view.uncached_tokens(worker, request), request) for request in misfits)
+            last.smallest = _smallest(misfits)
             last.queues = _seen(queues)
         return True
 

@@ -117,11 +117,14 @@ class HomePool:
         """By route, the queue of requests that have no home or have left it."""
         self._home_deadlines: list[HomeDeadline] = []
         self._arrivals = 0
-        self.class_changes = 0
-        """How often a client that waits got another priority class."""
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def class_changes(self) -> int:
+        """How often a client that waits got another priority class."""
+        return self._sidelined.changes.count
 
     def __getitem__(self, request: RequestId) -> PooledRequest:
         return self._waiting[request]
@@ -174,7 +177,6 @@ class HomePool:
 
     def update_priority(self, client: ClientId, priority_class: int | None) -> None:
         """Take in the new priority class of a client; None if it is not eligible."""
-        self.class_changes += 1
         self._sidelined.update_priority(client, priority_class)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:

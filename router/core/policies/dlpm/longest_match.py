@@ -19,10 +19,14 @@ from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.base import Fits, Turn
 from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
 
-MAX_SET_ASIDE: Final = 8
+MAX_PASSED: Final = 8
 """The most requests that do not fit that one choice looks past."""
+LOOKS: Final = (1, 3, MAX_PASSED + 1)
+"""How many requests a choice looks at, and then at how many, if none of them goes. Most often the first one does."""
 NO_TURN: Final = maxsize
 """Later than any turn."""
+FEW_CHANGES: Final = 16
+"""Up to this many new priority classes are taken in one by one; after more, a queue is looked through anew."""
 
 
 class RequestRank(NamedTuple):
@@ -34,6 +38,14 @@ class RequestRank(NamedTuple):
     arrival: int
     push: int
     """Unique among the requests of a queue, even if a request is pushed twice."""
+    entry: "WaitingEntry"
+
+
+class Leader(NamedTuple):
+    """A client's first request."""
+
+    order: tuple[int, int, int, int]
+    """The client's priority class, and the rank without what is unique in one queue only."""
     entry: "WaitingEntry"
 
 
@@ -112,6 +124,29 @@ class ClientQueue:
             heappop(self.ranks)
 
 
+class PriorityChanges:
+    """The clients whose priority class has changed, the latest last."""
+
+    __slots__ = ("_latest", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How often any client's class has changed."""
+        self._latest: list[ClientId] = []
+
+    def add(self, client: ClientId) -> None:
+        """Note that a client's class has changed."""
+        self.count += 1
+        self._latest.append(client)
+        if len(self._latest) > 2 * FEW_CHANGES:
+            del self._latest[:FEW_CHANGES]
+
+    def since(self, count: int) -> Sequence[ClientId] | None:
+        """Return the clients whose class has changed since there were `count` changes; None if these are many."""
+        missed = self.count - count
+        return None if missed > FEW_CHANGES else self._latest[len(self._latest) - missed :]
+
+
 class ClassedQueue(Protocol):
     """A queue that keeps its clients by priority class."""
 
@@ -126,6 +161,7 @@ class SidelinedClients:
 
     def __init__(self) -> None:
         self._queues: dict[tuple[ClientId, int], dict[ClassedQueue, None]] = {}
+        self.changes: Final = PriorityChanges()
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -143,6 +179,7 @@ class SidelinedClients:
 
     def update_priority(self, client: ClientId, priority_class: int | None) -> None:
         """Let the queues take in the new priority class of a client; None if it is not eligible."""
+        self.changes.add(client)
         if priority_class is not None:
             for queue in self._queues.pop((client, priority_class), ()):
                 queue.return_to_heap(client, priority_class)
@@ -184,6 +221,14 @@ class LongestMatchQueue:
         self._client_queues: dict[ClientId, ClientQueue] = {}
         self._firsts: tuple[list[RequestRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
         self._sidelined = SidelinedClients() if sidelined is None else sidelined
+        self._leaders: list[Leader] = []
+        """What was found when `leaders` were last sought."""
+        self._leaders_sought = 0
+        """How many were sought."""
+        self._leaders_at = 0
+        """The changes of this queue until then."""
+        self._classes_at = 0
+        """The changes of priority classes until then, or until later ones that concern no client here."""
         self.pushes = 0
         """How often a request entered. Read only."""
         self.newest: Request | None = None
@@ -267,17 +312,68 @@ class LongestMatchQueue:
         (entry,) = self._entries.values()
         return entry.request if self._priority_class(entry.request.client) is not None else None
 
-    def first_rank(self, priority_class: int, before: RequestRank | None = None) -> RequestRank | None:
-        """The rank of the first request of this priority class; None if there is none or it comes after `before`."""
+    def leaders(self, count: int) -> Sequence[Leader]:
+        """The first request of each eligible client, in the order in which they go, at most `count`.
+
+        They are kept: most looks come after events that change none of them.
+        """
+        self._compare_new()
+        if count > self._leaders_sought or not self._leaders_are_current():
+            self._leaders, self._leaders_sought = self._find_leaders(count), count
+            self._leaders_at, self._classes_at = self.changes, self._sidelined.changes.count
+        return self._leaders[:count]
+
+    def _leaders_are_current(self) -> bool:
+        """Whether the leaders that are known are those that would be found now."""
+        return self._leaders_at == self.changes and self._classes_are_current() and self._turns_are_current()
+
+    def _classes_are_current(self) -> bool:
+        """Whether no client that waits here got another priority class."""
+        changes = self._sidelined.changes
+        if self._classes_at != changes.count:
+            changed = changes.since(self._classes_at)
+            if changed is None or not self._client_queues.keys().isdisjoint(changed):
+                return False
+            self._classes_at = changes.count
+        return True
+
+    def _turns_are_current(self) -> bool:
+        """Whether no leader has had a turn. Any other client that has had one comes later than before."""
+        turn = self._turn
+        return turn is None or all(
+            order[1] in (0, NO_TURN) or order[1] == turn(entry.request.client) for order, entry in self._leaders
+        )
+
+    def _find_leaders(self, count: int) -> list[Leader]:
+        """Find the first `count` leaders. Each is taken off its heap until the others are found."""
+        leaders: list[Leader] = []
+        taken: list[tuple[int, RequestRank]] = []
+        for priority_class, firsts in enumerate(self._firsts):
+            while len(leaders) < count and (rank := self._first_rank(priority_class)) is not None:
+                leaders.append(Leader((priority_class, rank.turn, rank.unmatched, rank.arrival), rank.entry))
+                if len(leaders) < count:
+                    heappop(firsts)
+                    rank.entry.client_queue.offered[priority_class] = None
+                    taken.append((priority_class, rank))
+        for priority_class, rank in taken:
+            rank.entry.client_queue.offered[priority_class] = rank
+            heappush(self._firsts[priority_class], rank)
+        return leaders
+
+    def _compare_new(self) -> None:
+        """Rank the requests that were not compared yet."""
         if self._unmatched:
             for entry in self._unmatched.values():
                 self._rank(entry, -self._watch(entry.request))
             self._unmatched.clear()
+
+    def _first_rank(self, priority_class: int) -> RequestRank | None:
+        """The rank at the head of the heap of this priority class, after what is wrong there is corrected; None if it
+        is empty.
+        """
         firsts = self._firsts[priority_class]
         while firsts:
             rank = firsts[0]
-            if before is not None and rank[:3] > before[:3]:
-                break
             client_queue = rank.entry.client_queue
             if client_queue.offered[priority_class] is not rank:
                 heappop(firsts)
@@ -287,27 +383,19 @@ class LongestMatchQueue:
                 client_queue.offered[priority_class] = head
                 heapreplace(firsts, head)
             elif self._priority_class(client_queue.client) != priority_class:
-                self.set_aside(priority_class)
+                self._sideline(priority_class)
             else:
                 return rank
         return None
 
-    def set_aside(self, priority_class: int) -> WaitingEntry:
-        """Remove the first request of this priority class, and with it its client, to look at what comes after it."""
-        entry = heappop(self._firsts[priority_class]).entry
-        client_queue = entry.client_queue
+    def _sideline(self, priority_class: int) -> None:
+        """Remove the client at the head of the heap of this priority class, because it has another one."""
+        client_queue = heappop(self._firsts[priority_class]).entry.client_queue
         client_queue.offered[priority_class] = None
         if client_queue.sidelined is None:
             client_queue.sidelined = set()
         client_queue.sidelined.add(priority_class)
         self._sidelined.add(client_queue.client, priority_class, self)
-        return entry
-
-    def put_back(self, entry: WaitingEntry, *, passed: bool) -> None:
-        """Undo `set_aside`. `passed`: another request went ahead of it."""
-        entry.passed += passed
-        client = entry.request.client
-        self.update_priority(client, self._priority_class(client))
 
     def may_be_passed(self, entry: WaitingEntry) -> bool:
         """Whether other requests may go ahead of this one."""
@@ -368,40 +456,41 @@ def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
     if len(queues) == 1 and len(queues[0]) == 1:
         only = queues[0].only
         return Turn(only) if only is not None and fits(only) else None
-    aside: list[tuple[LongestMatchQueue, WaitingEntry]] = []
-    request = _choose(queues, fits, aside)
-    for queue, entry in aside:
-        queue.put_back(entry, passed=request is not None)
+    misfits: list[WaitingEntry] = []
+    request = _choose(queues, fits, misfits)
     if request is None:
         return None
-    # A request that waits in several queues was set aside in each.
-    passed = dict.fromkeys(entry.request.id for _, entry in aside)
-    return Turn(request, tuple(PassedOver(each, "did not fit") for each in passed))
+    for entry in misfits:
+        entry.passed += 1
+    # A request that waits in several queues was looked at in each.
+    passed = dict.fromkeys([entry.request.id for entry in misfits])
+    return Turn(request, tuple([PassedOver(each, "did not fit") for each in passed]))
 
 
-def _first_of(queues: Iterable[LongestMatchQueue], priority_class: int) -> tuple[LongestMatchQueue, RequestRank] | None:
-    """The first request of this priority class in any of these queues."""
-    best = chosen = None
-    for queue in queues:
-        if (rank := queue.first_rank(priority_class, best)) is not None:
-            best, chosen = rank, queue
-    return None if best is None or chosen is None else (chosen, best)
-
-
-def _choose(
-    queues: Sequence[LongestMatchQueue], fits: Fits, aside: list[tuple[LongestMatchQueue, WaitingEntry]]
-) -> Request | None:
-    """Find the next request. Requests that do not fit are set aside."""
-    for priority_class in range(PRIORITY_CLASSES):
-        while True:
-            first = _first_of(reversed(queues), priority_class)  # so that the first queue wins ties
-            if first is None:
-                break
-            chosen, best = first
-            request = chosen.request_to_serve(best.entry, fits)
+def _choose(queues: Sequence[LongestMatchQueue], fits: Fits, misfits: list[WaitingEntry]) -> Request | None:
+    """Find the next request. Those before it that do not fit are added to `misfits`."""
+    for count in LOOKS:
+        leaders = _first_of(queues, count)
+        for queue, leader in leaders[len(misfits) :]:
+            request = queue.request_to_serve(leader.entry, fits)
             if request is not None:
                 return request
-            if not chosen.may_be_passed(best.entry) or len(aside) == MAX_SET_ASIDE:
+            if not queue.may_be_passed(leader.entry) or len(misfits) == MAX_PASSED:
                 return None
-            aside.append((chosen, chosen.set_aside(priority_class)))
+            misfits.append(leader.entry)
+        if len(leaders) < count:
+            return None
     return None
+
+
+def _first_of(queues: Sequence[LongestMatchQueue], count: int) -> list[tuple[LongestMatchQueue, Leader]]:
+    """The first leaders of these queues together, at most `count`; of equal ones that of the first queue first."""
+    if len(queues) == 1:
+        return [(queues[0], leader) for leader in queues[0].leaders(count)]
+    leaders = [(queue, leader) for queue in queues for leader in queue.leaders(count)]
+    leaders.sort(key=_order_of)
+    return leaders[:count]
+
+
+def _order_of(leader: tuple[LongestMatchQueue, Leader]) -> tuple[int, int, int, int]:
+    return leader[1].order

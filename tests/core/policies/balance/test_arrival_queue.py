@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.core.cache.held_chunks import HeldChunks
 from router.core.model.request import ClientId, Request, RequestId
-from router.core.policies.balance.arrival_queue import ArrivalQueue, PriorityChanges, oldest
+from router.core.policies.balance.arrival_queue import ArrivalQueue, oldest
 from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH_AND_SPARSE, ROUND_ROBIN_CLASSES
 from router.core.policies.dlpm.home_pool import PooledRequest
 from router.core.policies.dlpm.longest_match import SidelinedClients
@@ -49,8 +49,7 @@ class Waiting:
     def __init__(self) -> None:
         self.clients = Clients()
         self._sidelined = SidelinedClients()
-        self._changes = PriorityChanges()
-        self._queues = [ArrivalQueue(self.clients, self._sidelined, self._changes) for _ in range(2)]
+        self._queues = [ArrivalQueue(self.clients, self._sidelined) for _ in range(2)]
         self._requests: dict[int, tuple[PooledRequest, set[int]]] = {}
         self._arrivals = 0
 
@@ -80,7 +79,6 @@ class Waiting:
     def set_class(self, client: ClientId, priority_class: int | None) -> None:
         """Change a client's priority class."""
         self.clients.classes[client] = priority_class
-        self._changes.add(client)
         self._sidelined.update_priority(client, priority_class)
 
     def oldest(self, places: Places, priority_class: int, count: int) -> list[int]:

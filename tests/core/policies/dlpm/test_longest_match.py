@@ -11,7 +11,8 @@ from router.core.cache.prefix_map import PrefixMap
 from router.core.model.commands import PassedOver
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.policies.base import Turn
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
+from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH_AND_SPARSE, OVERDUE
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, longest
 from router.core.predict.token_estimates import Estimates
 from tests.core.scenario import CHUNK_TOKENS, MODEL, key
 
@@ -361,3 +362,85 @@ def test_the_first_request_of_two_queues_goes(steps: list[tuple[str, int, int, t
                     pair.remove(n, name)
                 case "rematch":
                     pair.rematch(n, name, value)
+
+
+LOOK_STEPS = st.tuples(
+    st.sampled_from(["push", "push", "push", "remove", "rematch", "class", "turn", "look", "look"]),
+    st.integers(0, 11),
+    st.integers(-1, 2),
+)
+
+
+class Looks:
+    """Two queues that are looked through while clients take turns, and what waits in them."""
+
+    def __init__(self) -> None:
+        self.classes: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, OVERDUE)
+        self.turns = {client: turn for turn, client in enumerate(CLIENTS, 1)}
+        self.matches: tuple[dict[RequestId, int], ...] = ({}, {})
+        self.sidelined = SidelinedClients()
+        self.queues = self.new_queues(self.sidelined)
+
+    def new_queues(self, sidelined: SidelinedClients) -> list[LongestMatchQueue]:
+        return [
+            LongestMatchQueue(
+                lambda each, matched=matched: matched[each.id],  # type: ignore[misc]
+                lambda _: None,
+                self.classes.__getitem__,
+                turn=self.turns.__getitem__,
+                sidelined=sidelined,
+            )
+            for matched in self.matches
+        ]
+
+    def request(self, name: RequestId) -> Request:
+        return Request(name, CLIENTS[int(name[1:]) % len(CLIENTS)], MODEL, ())
+
+    def apply(self, step: str, number: int, value: int) -> None:
+        name, queue, matched = RequestId(f"r{number}"), self.queues[number % 2], self.matches[number % 2]
+        client = self.request(name).client
+        match step:
+            case "push" if name not in matched:
+                matched[name] = value
+                queue.push(self.request(name), arrival=number)
+            case "remove" if name in matched:
+                queue.remove(name)
+                del matched[name]
+            case "rematch" if name in matched:
+                matched[name] = value
+                queue.match_changed([name])
+            case "class":
+                self.classes[client] = (OVERDUE, FRESH_AND_SPARSE, None, ELIGIBLE)[value + 1]
+                self.sidelined.update_priority(client, self.classes[client])
+            case "turn":
+                self.turns[client] = max(self.turns.values()) + 1
+
+    def looked_at(self, queues: list[LongestMatchQueue]) -> list[RequestId]:
+        """Return all that is looked at while nothing fits."""
+        found: list[RequestId] = []
+
+        def fits(request: Request) -> bool:
+            found.append(request.id)
+            return False
+
+        assert longest(queues, fits) is None
+        return found
+
+    def looked_at_anew(self) -> list[RequestId]:
+        """Return the same of new queues, of which nothing is known."""
+        queues = self.new_queues(SidelinedClients())
+        for queue, matched in zip(queues, self.matches, strict=True):
+            for name in matched:
+                queue.push(self.request(name), arrival=int(name[1:]))
+        return self.looked_at(queues)
+
+
+@settings(max_examples=300)
+@given(steps=st.lists(LOOK_STEPS, max_size=40))
+def test_what_is_kept_of_a_look_is_what_a_new_look_finds(steps: list[tuple[str, int, int]]) -> None:
+    """Whatever changed since the last look, the next one goes through the queues as if they were new."""
+    looks = Looks()
+    for step, number, value in steps:
+        looks.apply(step, number, value)
+        if step == "look":
+            assert looks.looked_at(looks.queues) == looks.looked_at_anew()
