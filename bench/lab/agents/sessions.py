@@ -195,17 +195,22 @@ class AgentSessions(TracedExperiment):
 
 
 def _growths(rows: Sequence[Row]) -> list[str]:
-    """Return what more sessions bring the first client, by policy."""
+    """Return what more sessions of the first client bring it, and leave the others with sessions, by policy."""
     few, many = [
         {row.labels["policy"]: row for row in rows if row.labels["load"] == _crowd(heavy)} for heavy in HEAVY_SESSIONS
     ]
-    lines = ["", "| policy | service with the most sessions over that with the fewest, by seed |", "| --- | --- |"]
+    lines = ["", "| policy | service with the most sessions over that with the fewest | of the others |"]
+    lines.append("| --- | --- | --- |")
     for policy in (policy for policy in many if policy in few):
-        pairs = zip(few[policy].values["clients"], many[policy].values["clients"], strict=True)
-        firsts = [(_ys(fewer)[0], _ys(more)[0]) for fewer, more in pairs]
-        growths = [more / fewer if fewer else inf for fewer, more in firsts]
-        lines.append(f"| {policy} | {', '.join(f'{growth:.1f}' for growth in growths)} |")
+        pairs = list(zip(few[policy].values["clients"], many[policy].values["clients"], strict=True))
+        own = [_over(_ys(more)[0], _ys(fewer)[0]) for fewer, more in pairs]
+        others = [_over(sum(_ys(more)[1:-1]), sum(_ys(fewer)[1:-1])) for fewer, more in pairs]
+        lines.append(f"| {policy} | {', '.join(own)} | {', '.join(others)} |")
     return lines if len(lines) > 3 else []
+
+
+def _over(more: float, fewer: float) -> str:
+    return f"{more / fewer if fewer else inf:.2f}"
 
 
 def _crowd(heavy: int) -> str:

@@ -71,18 +71,20 @@ def test_what_a_perfect_cache_would_hold_is_computed_again() -> None:
 
 
 def test_the_digest_says_what_more_sessions_bring() -> None:
-    """The first client's service with the most sessions is divided by that with the fewest, seed by seed."""
+    """The service with the most sessions is divided by that with the fewest, seed by seed: of the client that has them,
+    and of the others, but for the one whose calls belong to no session.
+    """
     few, many = (
-        Row({"load": f"{heavy} beside 3 each", "policy": "gate"}, {"clients": [seed_of(first) for first in firsts]})
-        for heavy, firsts in zip(HEAVY_SESSIONS, ((2.0, 5.0), (3.0, 10.0)), strict=True)
+        Row({"load": f"{heavy} beside 3 each", "policy": "gate"}, {"clients": [clients(*seed) for seed in seeds]})
+        for heavy, seeds in zip(HEAVY_SESSIONS, (((2, 4, 4), (5, 1, 1)), ((3, 2, 2), (10, 2, 1))), strict=True)
     )
-    assert AgentSessions().digest([few, many])[-1] == "| gate | 1.5, 2.0 |"
+    assert AgentSessions().digest([few, many])[-1] == "| gate | 1.50, 2.00 | 0.50, 1.50 |"
     assert not any("fewest" in line for line in AgentSessions().digest([few]))
 
 
-def seed_of(first: float) -> Sequence[tuple[float, float]]:
-    """Return the service of three clients, the last of which makes calls of no session."""
-    return [(0.0, first), (1.0, 1.0), (2.0, 1.0)]
+def clients(*served: int) -> Sequence[tuple[float, float]]:
+    """Return the service of clients with sessions, and of one without."""
+    return [(float(number), float(each)) for number, each in enumerate((*served, 7))]
 
 
 @pytest.mark.parametrize(
