@@ -427,7 +427,9 @@ class Attempts:
             usage = _cap_cached(state.request, attempt, usage)
         elif usage is not None:
             usage = Usage(0, max(0, usage.output_tokens - state.charged_output), 0)
-        resent = self._resent_tokens(state.request, attempt, usage, output) if pays_prompt else 0
+        resent = 0
+        if state.request.beam_search:
+            resent = self._resent_tokens(state, attempt, said, output if usage is None else usage.output_tokens)
         self._mirror.end(attempt.run, usage if pays_prompt else None, answers, now, computed=True)
         charge = self._ledger.settle(
             *(attempt.bill, usage, min_extend),
@@ -440,12 +442,14 @@ class Attempts:
         state.add_charged(charge.after)
         self._close(state, attempt, charge, now, computed=True)
 
-    def _resent_tokens(self, request: Request, attempt: Attempt, usage: Usage | None, output: int | None) -> int:
-        """Return the input tokens that a search for beams computed beyond its prompts. `output`: as for the ledger."""
-        if usage is None:
-            extend, cached, charged = attempt.bill.tokens
-            usage = Usage(extend + cached, charged if output is None else output)
-        return self._mirror.resent_tokens(request, attempt.run, usage.input_tokens, usage.output_tokens)
+    def _resent_tokens(self, state: RequestState, attempt: Attempt, said: Usage | None, output: int | None) -> int:
+        """Return the input tokens that a search for beams computed beyond its prompts, for the output that an attempt
+        is charged. `said`: what the engine reports; `output`: the tokens charged, None for those charged so far.
+        """
+        paid = attempt.bill.tokens if state.charged is None else state.charged
+        prompt = paid.extend + paid.cached if said is None else said.input_tokens
+        output = attempt.bill.tokens.output if output is None else output
+        return self._mirror.resent_tokens(state.request, attempt.run, prompt, output)
 
     def refund(self, state: RequestState, attempt: Attempt, now: float) -> None:
         """End an attempt that its worker refused before accepting it: nothing was computed and nothing is charged."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from router.api.body.call import Head
 from router.api.families import FAMILIES
 from router.core.cache.engine_rules import resent_tokens
-from router.core.model.events import CacheReport, WorkerReported
+from router.core.model.events import CacheReport, Fault, Returned, WorkerReported
 from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import WorkerId
 from router.core.policies.dlpm.dlpm_parameters import DlpmParameters
@@ -20,7 +20,10 @@ HASHER = PromptHasher(b"a secret")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-@pytest.mark.parametrize(("members", "searches"), [(b"", False), (b',"use_beam_search":true', True)])
+@pytest.mark.parametrize(
+    ("members", "searches"),
+    [(b"", False), (b',"use_beam_search":true', True), (b',"use_beam_search":"false"', False)],
+)
 def test_a_body_says_whether_beams_are_searched(path: str, members: bytes, searches: bool) -> None:
     """By vLLM's member of that name."""
     body = b'{"model":"m","prompt":"x","messages":[{"role":"user","content":"x"}]%b}' % members
@@ -58,6 +61,17 @@ def test_an_engine_without_a_prefix_cache_computes_whole_beams() -> None:
     """Then each token costs as many prompts as there are beams."""
     beams = BEAMS * sum(range(SIZE + 1, SIZE + LENGTH))
     assert charged("vllm", caches=False) == charged("vllm", caches=False, searches=False) + beams
+
+
+def test_beams_are_paid_for_by_whom_another_worker_serves_after_a_failure() -> None:
+    """The prompt is paid for once; the beams where they are computed."""
+    scene = Scene("rr+dlpm", DlpmParameters(), workers=())
+    scene.join("w1", engine="vllm")
+    scene.join("w2", engine="vllm")
+    asked = scene.arrive("ada", PROMPT, answers=BEAMS, limit=BEAMS * LENGTH, streamed=False, beam_search=True)
+    scene.feed(Returned(asked, accepted=True, fault=Fault.BROKEN))
+    scene.serve(asked, BEAMS * LENGTH)
+    assert scene.charged("ada") == charged("vllm")
 
 
 def test_who_leaves_a_search_for_beams_pays_for_the_output_that_is_charged() -> None:

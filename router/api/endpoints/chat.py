@@ -50,7 +50,7 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         adapters=adapters,
         largest_id=largest,
         computed_anew_by=computed_anew_by,
-        beam_search=bool(fields.get("use_beam_search")),
+        beam_search=read.flag(fields, "use_beam_search"),
         # With these members the answer repeats or continues the last message instead of adding one.
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),
         whole=whole,

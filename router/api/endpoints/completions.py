@@ -48,7 +48,7 @@ def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) ->
         adapters=read.adapters(fields),
         largest_id=largest_id(fields),
         computed_anew_by=completion_computed_anew_by(fields),
-        beam_search=bool(fields.get("use_beam_search")),
+        beam_search=read.flag(fields, "use_beam_search"),
         # The answer is text, so it cannot extend token ids; nor can it with the prompt echoed or a suffix after it.
         extendable=prompts[0].key.tokens is None and not (fields.get("echo") or fields.get("suffix")),
         whole=is_for_one_engine(fields, choices * len(prompts)),
