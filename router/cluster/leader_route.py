@@ -105,7 +105,7 @@ class LeaderRoute(PeriodicTask, Route):
 
     async def _pause(self) -> None:
         """Wait until the lease is to be read again, which is soon for a front without a leader."""
-        await asyncio.sleep(POLL_SECONDS)
+        await super()._pause()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._looks_again_after - POLL_SECONDS):
                 await self._lost.wait()

@@ -133,8 +133,8 @@ class Candidacy:
         """From when on a lease is free that is held no more; None while it is held."""
 
     def may_take(self, view: StoreView, now: float) -> bool:
-        """Return whether to take the lease now, after a look at the store. `now`: seconds of a clock that never goes
-        backwards.
+        """Return whether to take the lease now, after a look at the store. `now`: when the look began, in seconds of a
+        clock that never goes backwards.
 
         A lease of this replica's own is one of a run that has died. It is left to end if that run may have died before
         it served, as it had led for no longer than one can that does not serve: the next one would die, too. If the
@@ -142,8 +142,8 @@ class Candidacy:
         back to it.
 
         A lease that was given up early is left alone until every front has seen that nobody holds it, and so looks
-        often. Else fronts would come to the next leader one by one, and calls would wait for the last. Meanwhile the
-        leader that hands over goes on.
+        often. Else fronts would come to the next leader one by one, and calls would wait for the last. Meanwhile a
+        leader that hands over goes on; only after one that failed before it served is nobody leading for that long.
         """
         forgot = view.epoch < self.highest
         self.highest = max(self.highest, view.epoch, 0 if view.leader is None else view.leader.epoch)

@@ -1,4 +1,4 @@
-"""Tasks that repeat at a fixed interval while the router runs."""
+"""Tasks that repeat while the router runs."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class PeriodicTask(ABC):
-    """Runs at a fixed interval from when the context is entered until it is left.
+    """Runs again and again from when the context is entered until it is left, with pauses between the runs.
 
     A run that raises is logged with its traceback, and the next run takes place all the same.
     """
@@ -23,7 +23,7 @@ class PeriodicTask(ABC):
         """Do the work once. The run is cancelled if the context is left meanwhile."""
 
     async def _pause(self) -> None:
-        """Wait for the next run."""
+        """Wait for the next run: for the interval, if nothing else is written here."""
         await asyncio.sleep(self._interval)
 
     async def __aenter__(self) -> Self:

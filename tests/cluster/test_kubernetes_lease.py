@@ -271,7 +271,7 @@ async def test_without_a_role_the_api_says_so(scene: Scene) -> None:
 
 
 async def test_a_watch_shows_who_leads_without_asking(scene: Scene) -> None:
-    """Fronts and candidates look ten times a second; the API is asked once for each watch."""
+    """Fronts and candidates look at least twice a second; the API is asked once for each watch."""
     follower = await scene.replica()
     assert await follower.view() == StoreView(None, 0)
     await until(lambda: ("WATCH", "") in scene.api.calls)

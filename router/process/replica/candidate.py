@@ -156,7 +156,8 @@ async def _win(store: LeaseStore, replica: str, address: str) -> LeaderRecord:
     while True:
         wait = LONGEST_POLL_SECONDS
         try:
-            view, now = await store.view(), time.monotonic()
+            now = time.monotonic()  # before the store counts, so that a lease never seems to end early
+            view = await store.view()
             free, says, wait = candidacy.may_take(view, now), now >= says_at, view.looks_again_after
             if free or says:
                 was_outdated, outdated = outdated, is_newer(await store.manifest())
