@@ -56,6 +56,10 @@ class RetryQueue:
         self._requests: dict[RequestState, None] = {}
         self.requests: Collection[RequestState] = self._requests.keys()
         """Read-only view."""
+        self._to_ask: dict[RequestState, None] = {}
+        """Those for which a worker is in use, as far as is known."""
+        self._changes = 0
+        """How often the fleet had changed when all were asked for last."""
 
     def add(self, state: RequestState, event: Returned, worker: WorkerId, now: float, *, in_use: bool) -> bool:
         """Queue a request that this worker returned. Returns False if it must not be tried again.
@@ -68,7 +72,7 @@ class RetryQueue:
         (`in_use` is False) was sent before that: however many such requests there are, they have one cause, which
         occurs once.
         """
-        self._requests[state] = None
+        self._requests[state] = self._to_ask[state] = None
         if event.fault is Fault.FULL:
             return True
         state.waiting_since = now
@@ -82,11 +86,25 @@ class RetryQueue:
 
     def add_lost(self, state: RequestState) -> None:
         """Queue a request that must be prefilled again though no worker has failed it."""
-        self._requests[state] = None
+        self._requests[state] = self._to_ask[state] = None
 
     def remove(self, state: RequestState) -> None:
         """Remove a request from the queue."""
         del self._requests[state]
+        self._to_ask.pop(state, None)
+
+    def to_ask(self, changes: int) -> list[RequestState]:
+        """Return the requests for which workers are to be looked for: all once the fleet has changed, otherwise those
+        that are not set aside. `changes`: see `Cluster.changes`.
+        """
+        if changes != self._changes:
+            self._changes = changes
+            self._to_ask = dict(self._requests)
+        return list(self._to_ask)
+
+    def set_aside(self, state: RequestState) -> None:
+        """Let a request wait for an ejected worker, as no other is left, until the fleet changes."""
+        del self._to_ask[state]
 
     def expired(self, now: float) -> list[RequestState]:
         """Return the requests whose time to live is over; they stay queued until they are removed."""

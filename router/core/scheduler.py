@@ -479,10 +479,12 @@ class Scheduler:
         """Dispatch returned requests, first come, first served, to workers that have not failed them before. A request
         waits while none of these has room, or is in use but one of them is ejected and comes back.
         """
-        for state in list(self._retry_queue.requests):
+        for state in self._retry_queue.to_ask(self.cluster.changes):
             request, untried = self._retry_workers.able_to_retry(state)
             if not untried:
-                if not self._retry_workers.one_comes_back(state):
+                if self._retry_workers.one_comes_back(state):
+                    self._retry_queue.set_aside(state)
+                else:
                     served = self.cluster.candidates(state.request)
                     self._reject_retry(state, Refusal.NO_RETRY if served else Refusal.NO_WORKER, now)
             elif with_room := [

@@ -61,6 +61,10 @@ class Cluster:
         self._candidates: dict[tuple[str, bool, bool, bool], Mapping[WorkerId, int]] = {}
         """What `candidates` returns for requests that are bound to no worker: by model, and by what decides the route.
         """
+        self._coming_back: dict[str, list[WorkerId]] = {}
+        """What `coming_back` returns, by route."""
+        self.changes = 0
+        """Rises whenever it may have changed who serves what, who is ejected, or who is silent."""
         self.prefilled_models: frozenset[str] = frozenset()
         """The models that a prefill worker in use serves."""
         self._routes: dict[WorkerId, frozenset[str]] = {}
@@ -133,11 +137,16 @@ class Cluster:
             self._routes[worker] = found
         return found
 
-    def coming_back(self, route: str) -> list[WorkerId]:
+    def coming_back(self, route: str) -> Sequence[WorkerId]:
         """Return the ejected workers that requests of this shared route may be sent to once they are readmitted. Only
-        those whose time is known: a silent worker may never answer.
+        those whose time is known: a silent worker may never answer. Ask only for routes of dispatched requests: each
+        is kept until something changes.
         """
-        return [each for each in self.ejected if self._has_route(each, route) and self._readmission(each) < inf]
+        found = self._coming_back.get(route)
+        if found is None:
+            found = [each for each in self.ejected if self._has_route(each, route) and self._readmission(each) < inf]
+            self._coming_back[route] = found
+        return found
 
     def _serves(self, state: WorkerState, route: str) -> bool:
         return self.in_use(state.worker.id) and self._has_route(state.worker.id, route)
@@ -176,8 +185,14 @@ class Cluster:
         """Return whether a decode worker of this model has room for one more request now."""
         return any(self._states[worker].admits(1) for worker in self.serving(decode_route(model)))
 
+    def _note_change(self) -> None:
+        """Note that other workers may come back, and others be able to serve a request."""
+        self.changes += 1
+        self._coming_back.clear()
+
     def _forget_routes(self) -> None:
         """Find anew who serves what, because workers joined, left or were ejected."""
+        self._note_change()
         self._serving.clear()
         self._candidates.clear()
         had_roles = self.has_roles
@@ -257,7 +272,10 @@ class Cluster:
     def to_eject(self) -> list[WorkerId]:
         """Return the silent workers that are not ejected yet."""
         states = self._states
-        self.silent_workers = [worker for worker in self.silent_workers if worker in states and states[worker].silent]
+        silent = [worker for worker in self.silent_workers if worker in states and states[worker].silent]
+        if len(silent) < len(self.silent_workers):
+            self.silent_workers = silent
+            self._note_change()
         return [each for each in self.silent_workers if each not in self.ejected and not states[each].left]
 
     def join(self, worker: Worker, *, back: bool = True) -> None:
@@ -350,6 +368,7 @@ class Cluster:
             state.advance(now)
             if state.silent and worker not in self.silent_workers:
                 self.silent_workers.append(worker)
+                self._note_change()
 
     def forget_if_gone(self, state: WorkerState) -> None:
         """Forget a worker that has left if nothing runs there any more."""

@@ -1,5 +1,6 @@
 """Health decides which workers to trust: circuit breakers, slow start, backoff, retry budget, silence timeouts."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.clients.queue_limits import WaitingLimits
+from router.core.fleet.cluster import Cluster
 from router.core.fleet.health import (
     FULL_TRUST,
     Condition,
@@ -18,7 +20,7 @@ from router.core.fleet.health import (
 from router.core.fleet.window import FEWEST_REQUESTS, FixedWindow
 from router.core.model.commands import Refusal
 from router.core.model.events import Failed, Fault, Returned, WorkerAnswered
-from router.core.model.request import RequestId, WorkerId
+from router.core.model.request import Request, RequestId, WorkerId
 from router.core.policies.registry import POLICIES
 from router.core.retries import RetryBudget
 from router.core.scheduler_settings import SchedulerSettings
@@ -352,6 +354,60 @@ def test_a_failed_request_matches_no_prefix_still_in_prefill(chunks: int, output
     assert scene.scheduler.waiting == (0 if goes else 1)
     scene.start(computed)
     assert scene.worker_of(failed) == scene.worker_of(computed)
+
+
+class CountingCluster(Cluster):
+    """Counts how often it is asked which workers serve a request, now or once they come back."""
+
+    asked = 0
+
+    def candidates(self, request: Request) -> Mapping[WorkerId, int]:
+        self.asked += 1
+        return super().candidates(request)
+
+    def coming_back(self, route: str) -> Sequence[WorkerId]:
+        self.asked += 1
+        return super().coming_back(route)
+
+
+def asked_while_waiting(waiting: int) -> int:
+    """Return how often the scheduler asks for workers when an answer goes on, while so many failed requests wait for an
+    ejected worker.
+    """
+    scene = new_scene("w1", "w2", requests=1000)
+    eject(scene, W1)
+    running = scene.arrive("ada", "q")
+    for _ in range(waiting):
+        give_back(scene, scene.arrive("ada", "a"), Fault.ERROR, accepted=False)
+    assert scene.scheduler.waiting == waiting
+    cluster = scene.scheduler.cluster
+    cluster.__class__ = CountingCluster
+    assert isinstance(cluster, CountingCluster)
+    scene.progress(running, 1)
+    return cluster.asked
+
+
+@pytest.mark.interpreted("the test changes the class of an object")
+def test_failed_requests_that_wait_for_an_ejected_worker_cost_nothing_until_the_fleet_changes() -> None:
+    """Nobody looks for a worker for them at an event that concerns none."""
+    assert asked_while_waiting(50) == asked_while_waiting(1)
+
+
+def test_a_failed_request_stops_waiting_for_an_ejected_worker_that_falls_silent() -> None:
+    """From then on nobody knows whether it will ever answer, though its cooldown is not over."""
+    scene = new_scene("w1", "w2", rules=HealthRules(failures=1, cooldown=60.0, silence=5.0))
+    scene.arrive("ada", "a", only="w1")
+    eject(scene, W1)
+    failed, later = scene.arrive("ada", "b"), scene.arrive("ada", "c")
+    give_back(scene, failed, Fault.ERROR)
+    assert not scene.refusals
+    for _ in range(8):
+        scene.wait(1.0)
+        scene.feed(WorkerAnswered(W2))
+    assert scene.refusals == {failed: Refusal.NO_RETRY}
+    scene.feed(WorkerAnswered(W1))
+    give_back(scene, later, Fault.ERROR)
+    assert later not in scene.refusals, "it has answered"
 
 
 def test_a_failed_request_waits_no_longer_than_others() -> None:
