@@ -100,13 +100,19 @@ class PrefillGate:
             elif state.paused:
                 state.set_paused(now, paused=False)
         for models, prefillers in tiers.items():
-            pooled = sum(1 for state in self._pool if state.request.model in models)
+            pooled = sum(1 for state in self._pool if state.request.model in models and self._takes_slot(state))
             under_way = sum(state.load.requests for state in prefillers)
             paused = pooled + under_way >= self._slots(models, now)
             for state in prefillers:
                 state.set_paused(now, paused=paused)
         for gone in self._ended.keys() - self._cluster.states.keys():
             del self._ended[gone]
+
+    def _takes_slot(self, state: RequestState) -> bool:
+        """Return whether a decode worker in use can decode a pooled request. If all have failed it, it waits for an
+        ejected one, and takes no slot of those in use.
+        """
+        return not state.failed_workers or bool(state.untried(self._cluster.serving(decode_route(state.request.model))))
 
     def _slots(self, models: Collection[str], now: float) -> float:
         """Return how many requests the decode workers of these models are expected to admit soon."""

@@ -358,15 +358,44 @@ def test_a_request_waits_for_an_ejected_decode_worker_before_it_is_prefilled_aga
     assert at(scene, request) == ("d2", Leg.DECODE)
 
 
+def pooled_for_an_ejected_worker(calls: int) -> tuple[Scene, list[RequestId]]:
+    """A decode worker, `d1`, that failed so many calls, and one, `d2`, whose breaker opened while they were prefilled
+    for it again. Hand-offs keep for 12 s.
+    """
+    settings = SchedulerSettings(window=FixedWindow(requests=calls), health=BREAKING, handoff_seconds=12.0)
+    scene = pair(decode=("d1", "d2"), settings=settings)
+    sent = [scene.arrive("ada", f"{number}ocument") for number in range(2 * calls)]
+    for request in sent:
+        scene.prefill(request)
+    failed, others = ([request for request in sent if scene.worker_of(request) == worker] for worker in ("d1", "d2"))
+    for request in failed:
+        give_back(scene, request, Fault.ERROR)
+    for request in others:
+        scene.feed(Failed(request, accepted=True, fault=Fault.BROKEN))
+    for request in failed:
+        scene.prefill(request)
+    assert set(scene.scheduler.cluster.ejected) == {"d2"}
+    assert len(scene.scheduler.handoffs) == len(failed) == calls
+    return scene, failed
+
+
 def test_a_prompt_that_keeps_for_long_enough_waits_for_an_ejected_decode_worker() -> None:
     """All others have failed its request meanwhile."""
-    scene = pair_with_one_ejected()
-    request = scene.arrive("ada", "document")
-    scene.scheduler._requests[request].failed_workers = (WorkerId("d1"),)
-    scene.prefill(request)
+    scene, (request,) = pooled_for_an_ejected_worker(calls=1)
     assert not scene.refusals
     scene.wait(10.0)
     assert at(scene, request) == ("d2", Leg.DECODE)
+
+
+def test_prompts_that_wait_for_an_ejected_decode_worker_take_no_room_of_others() -> None:
+    """They pause no prefill worker while the other decode worker has room."""
+    scene, pooled = pooled_for_an_ejected_worker(calls=2)
+    scene.wait(7.0)
+    requests = [scene.arrive("bob", text) for text in ("one", "two", "three")]
+    assert [request for request in requests if request in scene.dispatched] == requests[:2], "as many as have room"
+    assert len(scene.scheduler.handoffs) == len(pooled)
+    scene.prefill(requests[0])
+    assert at(scene, requests[0]) == ("d1", Leg.DECODE)
 
 
 def test_a_request_that_every_prefill_worker_failed_waits_for_an_ejected_decode_worker() -> None:
@@ -674,6 +703,18 @@ class SplitFleet(RuleBasedStateMachine):
         if hasattr(self, "scene"):
             oldest = self.scene.now - TIGHT.handoff_seconds
             assert all(self.prefilled[state.request.id] > oldest for state in self.scene.scheduler.handoffs)
+
+    @invariant()
+    def a_retry_waits_only_for_a_worker_that_may_take_it(self) -> None:
+        """Such a worker is in use, or is ejected and comes back; and if one is in use that has room, nothing waits."""
+        if hasattr(self, "scene"):
+            scheduler = self.scene.scheduler
+            able = scheduler._retry_workers
+            for state in scheduler._retry_queue.requests:
+                request, untried = able.able_to_retry(state)
+                assert untried or able.one_comes_back(state)
+                output, begin = state.resumed_output, [each for each in untried if able.may_begin(state, each)]
+                assert not any(scheduler._view.admits(each, request, output) for each in begin)
 
     @invariant()
     def every_live_request_is_in_one_place(self) -> None:
