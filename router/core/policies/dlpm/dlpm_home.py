@@ -50,6 +50,27 @@ class FruitlessLook:
     queues: list[SeenQueue]
 
 
+class Inputs:
+    """The size and the match of each request that is looked at during one choice, in which nothing changes: many
+    workers look at the same few requests.
+    """
+
+    __slots__ = ("_known", "_view")
+
+    def __init__(self, view: FleetView) -> None:
+        self._view = view
+        self._known: dict[RequestId, tuple[int, Mapping[WorkerId, int]]] = {}
+
+    def uncached_part(self, worker: WorkerId, request: Request) -> int:
+        """What `FleetView.uncached_tokens` returns."""
+        known = self._known.get(request.id)
+        if known is None:
+            known = self._known[request.id] = self._view.size_and_match(request)
+        size, match = known
+        matched = match.get(worker)
+        return size - self._view.findable(request, worker, matched) if matched else size
+
+
 class DlpmHome(Policy):
     """Keeps the counters q_i of the fleet and q_{i,w}; longest match among the requests that are at home at a
     worker.
@@ -77,8 +98,6 @@ class DlpmHome(Policy):
         self._worker_deficits = WorkerDeficits(parameters.worker_quantum, context.view.speed, context.shares)
         self._fruitless: dict[WorkerId, FruitlessLook] = {}
         """By worker, its last look at the queues in which nothing fitted."""
-        self._inputs: dict[RequestId, tuple[int, Mapping[WorkerId, int]]] = {}
-        """The size and the match of each request that was looked at during one choice, in which nothing changes."""
         self._newcomer: PooledRequest | None = None
         """A request that found no other waiting, until the next call of `next` dispatches it or queues it."""
 
@@ -135,9 +154,9 @@ class DlpmHome(Policy):
         """Choose a waiting request and its worker, after a refill if one is due; the request waits on until it is
         taken.
         """
-        self._inputs.clear()
+        inputs = Inputs(self._view)
         for worker, relief in self._with_room():
-            if choice := self._next_at(worker, relief, now):
+            if choice := self._next_at(worker, relief, inputs, now):
                 return choice
         return self._next_copied()
 
@@ -292,7 +311,7 @@ class DlpmHome(Policy):
         cached = max(match.values(), default=0)
         return self._cost(Tokens(size - cached, cached, 0))
 
-    def _next_at(self, worker: WorkerId, relief: WorkerId, now: float) -> Choice | None:
+    def _next_at(self, worker: WorkerId, relief: WorkerId, inputs: Inputs, now: float) -> Choice | None:
         """The next request that has its home at this worker or may go anywhere; it goes to `relief` if it can.
 
         Otherwise it goes to the worker that holds most of it, of those with as many requests in flight.
@@ -302,12 +321,12 @@ class DlpmHome(Policy):
         if not queues:
             return None
         self._refill(worker, routes, now)
-        turn = self._first_that_fits(worker, queues)
+        turn = self._first_that_fits(worker, queues, inputs)
         if turn is None:
             return None
         return self._choose(self._pool[turn.request.id], worker, relief, turn.passed)
 
-    def _first_that_fits(self, worker: WorkerId, queues: Sequence[LongestMatchQueue]) -> Turn | None:
+    def _first_that_fits(self, worker: WorkerId, queues: Sequence[LongestMatchQueue], inputs: Inputs) -> Turn | None:
         """The request whose turn it is at a worker, or one that fits in its place; None if none may go now.
 
         Where room is lacking, nearly all events change nothing of that. So while the queues and the classes of clients
@@ -316,12 +335,12 @@ class DlpmHome(Policy):
         little later: at the latest when all that is in flight there has started.
         """
         view, room = self._view, self._view.room(worker)
-        if (last := self._fruitless.get(worker)) is not None and self._is_fruitless(last, worker, room, queues):
+        if (last := self._fruitless.get(worker)) is not None and self._is_fruitless(last, worker, room, queues, inputs):
             return None
         misfits: list[tuple[int, Request]] = []
 
         def fits(request: Request) -> bool:
-            needed = self._uncached_tokens(worker, request)
+            needed = inputs.uncached_part(worker, request)
             if needed <= room and view.admits(worker, request):
                 return True
             misfits.append((needed, request))
@@ -332,17 +351,13 @@ class DlpmHome(Policy):
             self._fruitless[worker] = FruitlessLook(_smallest(misfits), self._pool.class_changes, _seen(queues))
         return turn
 
-    def _uncached_tokens(self, worker: WorkerId, request: Request) -> int:
-        """What `FleetView.uncached_tokens` returns; many workers look at the same few requests."""
-        inputs = self._inputs.get(request.id)
-        if inputs is None:
-            inputs = self._inputs[request.id] = self._view.size_and_match(request)
-        size, match = inputs
-        matched = match.get(worker)
-        return size - self._view.findable(request, worker, matched) if matched else size
-
     def _is_fruitless(
-        self, last: FruitlessLook, worker: WorkerId, room: float, queues: Sequence[LongestMatchQueue]
+        self,
+        last: FruitlessLook,
+        worker: WorkerId,
+        room: float,
+        queues: Sequence[LongestMatchQueue],
+        inputs: Inputs,
     ) -> bool:
         """Whether another look would find nothing either. Notes in the last one which requests are the smallest now."""
         if last.class_changes != self._pool.class_changes or len(last.queues) != len(queues):
@@ -353,7 +368,7 @@ class DlpmHome(Policy):
                 return False
             if queue.pushes > seen.pushes and queue.newest is not None:
                 new.append(queue.newest)
-        misfits = [(self._uncached_tokens(worker, each), each) for each in (*last.smallest.values(), *new)]
+        misfits = [(inputs.uncached_part(worker, each), each) for each in (*last.smallest.values(), *new)]
         if any(needed <= room and self._view.admits(worker, request) for needed, request in misfits):
             return False
         if new:

@@ -277,7 +277,15 @@ class LongestMatchQueue:
             for priority_class in client_queue.sidelined or ():
                 self._sidelined.discard(client_queue.client, priority_class, self)
             client_queue.close()
+            if not self._entries:
+                self._forget_removed()
         return entry.request
+
+    def _forget_removed(self) -> None:
+        """Drop what refers to removed entries, when none is left."""
+        self._leaders = []
+        for firsts in self._firsts:
+            firsts.clear()
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
         """Take in the new match of these watched requests."""
@@ -341,7 +349,8 @@ class LongestMatchQueue:
         """Whether no leader has had a turn. Any other client that has had one comes later than before."""
         turn = self._turn
         return turn is None or all(
-            order[1] in (0, NO_TURN) or order[1] == turn(entry.request.client) for order, entry in self._leaders
+            order[0] not in ROUND_ROBIN_CLASSES or order[1] in (NO_TURN, turn(entry.request.client))
+            for order, entry in self._leaders
         )
 
     def _find_leaders(self, count: int) -> list[Leader]:

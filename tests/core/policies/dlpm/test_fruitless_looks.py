@@ -1,6 +1,8 @@
 """A worker that found nothing that fits does not look again in vain, and soon sees what fits."""
 
-from collections.abc import Sequence
+import gc
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from random import Random
 
@@ -9,13 +11,15 @@ from hypothesis import strategies as st
 
 from router.core.fleet.window import FixedWindow
 from router.core.model.commands import Command
-from router.core.model.events import Finished
-from router.core.model.request import Connector, RequestId, Role, Usage, WorkerId
+from router.core.model.events import Finished, Ticked
+from router.core.model.request import Connector, Request, RequestId, Role, Usage, WorkerId
 from router.core.policies.base import Turn
-from router.core.policies.context import PolicyContext
-from router.core.policies.dlpm.dlpm_home import DlpmHome
+from router.core.policies.context import Parameters, PolicyContext
+from router.core.policies.dlpm.dlpm_home import DlpmHome, Inputs
 from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
+from router.core.policies.registry import POLICIES
+from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, Scene
 
@@ -26,7 +30,7 @@ TIGHT = SchedulerSettings(window=FixedWindow(requests=6, unstarted_tokens=6 * CH
 class AlwaysLooks(DlpmHome):
     """Looks through the queues after every event."""
 
-    def _first_that_fits(self, worker: WorkerId, queues: Sequence[LongestMatchQueue]) -> Turn | None:
+    def _first_that_fits(self, worker: WorkerId, queues: Sequence[LongestMatchQueue], inputs: Inputs) -> Turn | None:  # noqa: ARG002
         return longest(queues, partial(self._view.admits, worker))
 
 
@@ -111,3 +115,27 @@ def test_a_request_that_waits_for_its_decode_worker_hides_no_other_model() -> No
     scene.start(under_way)
     assert large in scene.dispatched
     assert small not in scene.dispatched
+
+
+def test_one_choice_finds_the_match_of_a_request_once() -> None:
+    """Each of three workers looks at the smallest request of either model. The next choice finds them anew, and nothing
+    of an earlier one is kept.
+    """
+    asked: Counter[RequestId] = Counter()
+
+    def oracle(request: Request) -> Mapping[WorkerId, int]:
+        asked[request.id] += 1
+        return {}
+
+    scene = Scene("dlpm_home", workers=())
+    scene.scheduler = Scheduler(POLICIES["dlpm_home"], TIGHT, Parameters(), Random(0), oracle)
+    for worker in ("w1", "w2", "w3"):
+        scene.join(worker, "m1", "m2")
+    for prompt in ("xxxxx", "yyyyy", "zzzzz"):  # most of the room
+        scene.arrive("ada", prompt, model="m1")
+    waiting = [scene.arrive("bob", "aaa", model="m1"), scene.arrive("cyd", "bbb", model="m2")]
+    for _ in range(2):
+        asked.clear()
+        scene.feed(Ticked())
+        assert asked == dict.fromkeys(waiting, 1)
+    assert not any(isinstance(each, Inputs) for each in gc.get_objects())

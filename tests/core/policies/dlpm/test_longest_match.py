@@ -12,7 +12,7 @@ from router.core.model.commands import PassedOver
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.policies.base import Turn
 from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH_AND_SPARSE, OVERDUE
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, longest
+from router.core.policies.dlpm.longest_match import FEW_CHANGES, LongestMatchQueue, SidelinedClients, longest
 from router.core.predict.token_estimates import Estimates
 from tests.core.scenario import CHUNK_TOKENS, MODEL, key
 
@@ -261,6 +261,37 @@ def test_a_changing_priority_class_costs_nothing_while_others_are_first() -> Non
     assert len(queue._firsts[0]) == 100
 
 
+def test_a_look_is_kept_while_nothing_changes_here() -> None:
+    """A look after changes that concern no client of the queue goes through no client."""
+    asked: list[ClientId] = []
+
+    def priority_class_of(client: ClientId) -> int:
+        asked.append(client)
+        return 0
+
+    queue = LongestMatchQueue(lambda _: 0, lambda _: None, priority_class_of)
+    for client in CLIENTS:
+        queue.push(request(client, 1))
+    assert queue.longest(anything) == Turn(request("ada", 1))
+    asked.clear()
+    queue.update_priority(ClientId("elsewhere"), 1)
+    assert queue.longest(anything) == Turn(request("ada", 1))
+    assert not asked
+
+
+def test_an_empty_queue_keeps_no_request() -> None:
+    """What was found of requests goes when the last of them does."""
+    queue = LongestMatchQueue(lambda _: 0, lambda _: None, lambda _: 0)
+    for client in CLIENTS:
+        queue.push(request(client, 1))
+    assert queue.longest(lambda _: False) is None
+    assert len(queue._leaders) == len(queue._firsts[0]) == len(CLIENTS)
+    for client in CLIENTS:
+        queue.remove(request(client, 1).id)
+    assert not queue._leaders
+    assert not any(queue._firsts)
+
+
 class QueuePair:
     """Lets requests wait in one or both of two queues, with a match in each."""
 
@@ -376,7 +407,7 @@ class Looks:
 
     def __init__(self) -> None:
         self.classes: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, OVERDUE)
-        self.turns = {client: turn for turn, client in enumerate(CLIENTS, 1)}
+        self.turns = {client: turn for turn, client in enumerate(CLIENTS)}
         self.matches: tuple[dict[RequestId, int], ...] = ({}, {})
         self.sidelined = SidelinedClients()
         self.queues = self.new_queues(self.sidelined)
@@ -435,7 +466,16 @@ class Looks:
         return self.looked_at(queues)
 
 
+TWO_CLIENTS_SEEN = [("push", 0, 0), ("push", 4, 0), ("look", 0, 0)]
+"""Ada, whose last turn is 0, is before Bob in the first queue."""
+A_TURN = [*TWO_CLIENTS_SEEN, ("turn", 0, 0), ("look", 0, 0)]
+MANY_CHANGES = [*TWO_CLIENTS_SEEN, ("class", 0, 1), *[("class", 2, 0)] * 3 * FEW_CHANGES, ("look", 0, 0)]
+"""Ada is not eligible any more, and after that another client's class changes so often that hers is not noted."""
+
+
 @settings(max_examples=300)
+@example(steps=A_TURN)
+@example(steps=MANY_CHANGES)
 @given(steps=st.lists(LOOK_STEPS, max_size=40))
 def test_what_is_kept_of_a_look_is_what_a_new_look_finds(steps: list[tuple[str, int, int]]) -> None:
     """Whatever changed since the last look, the next one goes through the queues as if they were new."""
