@@ -421,6 +421,8 @@ class PrefixMap:
         self._remove_watches(request)
         for changes in self.changed.values():
             changes.pop(request, None)
+        if (live := self._live.get(request)) is not None:
+            live.lookup.in_tree, live.lookup.in_tree_for = {}, None  # only a watched request's are used
 
     def _remove_watches(self, request: RequestId) -> None:
         if (watched := self._watches.pop(request, None)) is not None:

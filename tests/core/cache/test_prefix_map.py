@@ -312,6 +312,28 @@ def test_a_live_request_keeps_its_match_until_something_changes() -> None:
     assert held.match(live) == {W1: 3 * CHUNK_TOKENS, W2: 3 * CHUNK_TOKENS}
 
 
+def test_a_watched_request_keeps_its_match_while_changes_concern_others() -> None:
+    """A watched request's match is found once, and again when workers hold more of it; with the watch goes what it was
+    found from.
+    """
+    watched = request("doc!")
+    carrier = Carrier(watched)
+    held = PrefixMap(100, Estimates(), 0, live={watched.id: carrier})
+    for worker in WORKERS:
+        held.mirror.apply_report(worker, CacheReport(1), 0.0)
+    held.insert(MODEL, [key("doc?")], W1, 0.0)
+    held.watch(watched, dict.fromkeys(WORKERS))
+    first = held.match(watched)
+    held.insert(MODEL, [key("else")], W2, 0.0)
+    assert held.match(watched) is first
+    held.insert(MODEL, [key("do")], W2, 0.0)
+    assert held.match(watched) == {W1: 3 * CHUNK_TOKENS, W2: 2 * CHUNK_TOKENS}
+    held.unwatch(watched.id)
+    assert carrier.lookup.in_tree_for is None
+    assert not carrier.lookup.in_tree
+    assert held.match(watched) == {W1: 3 * CHUNK_TOKENS, W2: 2 * CHUNK_TOKENS}
+
+
 @given(
     steps=st.lists(
         st.one_of(
