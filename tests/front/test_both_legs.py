@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from router.api.handoff.legs import Rendezvous
-from router.core.model.request import WorkerId
+from router.upstream.connections import ConnectedWorker
 from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, scripted_engine, usage
 from tests.support.workers_http import eventually, series, worker
@@ -406,7 +406,7 @@ async def test_a_client_that_leaves_before_its_calls_begin_leaves_nothing(
     async with legs() as fleet:
         ends, meet = fleet.router.loose_ends, fleet.router.loose_ends.meet
 
-        def meet_and_leave(prefill: WorkerId) -> Rendezvous:
+        def meet_and_leave(prefill: ConnectedWorker) -> Rendezvous:
             task = asyncio.current_task()
             assert task is not None
             task.cancel()

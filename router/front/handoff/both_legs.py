@@ -63,7 +63,7 @@ class BothLegs:
         self._scheduler_client = scheduler_client
         self._releases = handoffs.releases
         self._loose_ends = handoffs.loose_ends
-        self._rendezvous: Rendezvous = self._loose_ends.meet(prefill.worker)
+        self._rendezvous: Rendezvous = self._loose_ends.meet(prefill_worker)
         self.decode_body: Callable[[bytes], bytes] = self._rendezvous.decode_body
         """Returns the body for the decode worker."""
         self._prefill = asyncio.ensure_future(self._call_prefill_worker(prefill_worker, reader))

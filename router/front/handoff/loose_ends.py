@@ -12,7 +12,7 @@ from router.api.handoff.mooncake import MooncakeTransfer
 from router.api.handoff.sglang import ABORT_PATH, MOST_ROOMS, SglangRoom, abort_body
 from router.core.model.request import Connector, RequestId, WorkerId
 from router.errors import NoWorker, RouterError
-from router.upstream.connections import WorkerConnections
+from router.upstream.connections import ConnectedWorker, WorkerConnections
 from router.upstream.directory import bootstrap_url, host_of
 from router.upstream.http_client import IdleTimeouts
 
@@ -40,9 +40,9 @@ class LooseEnds:
         """How many answers are still read, calls being aborted, and rooms in use."""
         return len(self._tasks) + len(self._answers) + len(self._rooms)
 
-    def meet(self, prefill: WorkerId) -> Rendezvous:
+    def meet(self, prefill: ConnectedWorker) -> Rendezvous:
         """Return where the two calls of one request meet. Raises NoWorker if the prefill worker does not say where."""
-        card = self._connections[prefill].card
+        card = prefill.card
         port = card.bootstrap_port
         if card.connector is Connector.SGLANG and port is not None:
             rank = card.rank if card.has_ranks else None
