@@ -705,18 +705,6 @@ class SplitFleet(RuleBasedStateMachine):
             assert all(self.prefilled[state.request.id] > oldest for state in self.scene.scheduler.handoffs)
 
     @invariant()
-    def a_retry_waits_only_for_a_worker_that_may_take_it(self) -> None:
-        """Such a worker is in use, or is ejected and comes back; and if one is in use that has room, nothing waits."""
-        if hasattr(self, "scene"):
-            scheduler = self.scene.scheduler
-            able = scheduler._retry_workers
-            for state in scheduler._retry_queue.requests:
-                request, untried = able.able_to_retry(state)
-                assert untried or able.one_comes_back(state)
-                output, begin = state.resumed_output, [each for each in untried if able.may_begin(state, each)]
-                assert not any(scheduler._view.admits(each, request, output) for each in begin)
-
-    @invariant()
     def every_live_request_is_in_one_place(self) -> None:
         if hasattr(self, "scene"):
             scheduler = self.scene.scheduler
