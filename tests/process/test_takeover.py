@@ -349,20 +349,21 @@ async def _move(
     """Let one thing happen: a call arrives, starts, streams, fails or ends, the state is saved, or a run dies."""
     placed = [call for call in calls if call.placed]
     what = random.choice(["arrive"] * 4 + ["start", "return", "finish", "finish", "leave", "save", "die", "pause"])
+    dies = step % 50 == 49 or (what == "die" and random.random() < 0.5)
     if runs.in_cluster and random.random() < 0.1:
         _break(random, runs)
-    if what == "arrive":
+    if dies:
+        for saves in random.choice([(True,), (False, True), (False, False)]):
+            await runs.kill()
+            await asyncio.sleep(0)  # a turn in which a front can notice it, before there is another run
+            await runs.begin(1, 2, saves=saves)
+    elif what == "arrive":
         front, client = random.choice(fronts), random.choice(["ann", "bob"])
         name = f"r{random.randrange(3)}"  # another front may have it, too
         asked = request(f"r{step}" if RequestId(name) in front else name, client)
         calls.append(Call(front, asked, front.submit(asked)))
     elif what == "save":
         await runs.state.save()
-    elif what == "die" and random.random() < 0.5:
-        for saves in random.choice([(True,), (False, True), (False, False)]):
-            await runs.kill()
-            await asyncio.sleep(0)  # a turn in which a front can notice it, before there is another run
-            await runs.begin(1, 2, saves=saves)
     elif what == "pause":
         await until(lambda: runs.side.host.scheduler.live > 0 or not calls)
     elif placed:
