@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import pytest
 import trustme
@@ -19,6 +18,7 @@ from router.cluster.store import ClusterStore
 from router.cluster.tls import ClusterTls
 from router.errors import ConfigError
 from tests.channel.test_epochs import Leader
+from tests.cluster.fixed_lease import FixedLease
 from tests.support.running import until
 
 SECRET = b"a secret of the tests"
@@ -32,24 +32,6 @@ def replica_of(authority: Any, folder: Path, name: str) -> ClusterTls:
     made.private_key_pem.write_to_path(files.key)
     authority.cert_pem.write_to_path(files.ca)
     return files
-
-
-class Lease:
-    """A store that names the leader."""
-
-    def __init__(self, address: str) -> None:
-        self._view = StoreView(LeaderRecord(1, "a", "run", address, 0.0), 1)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """There is nothing to close."""
-
-    async def view(self) -> StoreView:
-        return self._view
 
 
 @asynccontextmanager
@@ -74,7 +56,8 @@ async def leading(folder: Path, tls: ClusterTls | None, limit: int = 2**16) -> A
 
 
 def route(address: str, tls: ClusterTls | None) -> LeaderRoute:
-    return LeaderRoute(cast("ClusterStore", Lease(address)), SECRET, tls)
+    lease = FixedLease(StoreView(LeaderRecord(1, "a", "run", address, 0.0), 1))
+    return LeaderRoute(cast("ClusterStore", lease), SECRET, tls)
 
 
 async def test_replicas_with_certificates_of_their_authority_are_one_cluster(tmp_path: Path) -> None:
