@@ -64,7 +64,7 @@ class Cluster:
         self._coming_back: dict[str, list[WorkerId]] = {}
         """What `coming_back` returns, by route."""
         self.changes = 0
-        """Rises whenever it may have changed who serves what, who is ejected, or who is silent."""
+        """Rises whenever who serves what, who is ejected or who is silent may have changed."""
         self.prefilled_models: frozenset[str] = frozenset()
         """The models that a prefill worker in use serves."""
         self._routes: dict[WorkerId, frozenset[str]] = {}
@@ -186,7 +186,7 @@ class Cluster:
         return any(self._states[worker].admits(1) for worker in self.serving(decode_route(model)))
 
     def _note_change(self) -> None:
-        """Note that other workers may come back, and others be able to serve a request."""
+        """Note that other workers than before may serve a request, or come back."""
         self.changes += 1
         self._coming_back.clear()
 
