@@ -87,7 +87,8 @@ class OutgoingCall:
 
         Raises NoWorker, WorkerUnreachable or WorkerHung if there is no answer.
         """
-        sent = encode() if len(body) <= INLINE_BYTES else await asyncio.to_thread(encode)
+        light = self._call.light and len(body) <= INLINE_BYTES
+        sent = encode() if light else await asyncio.to_thread(encode)
         try:
             return await worker.forward(
                 *(path, sent, self.known_as, timeouts),

@@ -84,6 +84,8 @@ class Call(NamedTuple):
     session: SessionMembers = NO_SESSION
     whole: bool = True
     """Whether one engine must compute all of it. If not, one may compute the prompt and another one the answer."""
+    light: bool = True
+    """Whether the event loop may parse and edit the body. If not, that takes long and is done in a thread."""
 
     def check_names(self) -> None:
         """Raise BadRequest if the name of the model or the user exceeds `NAME_BYTES`."""
