@@ -63,7 +63,7 @@ class FaultRunner:
             worker.signal(signal.SIGCONT)
         if fault.kind in ENDS:
             await worker.start()
-            await link.listen(worker.port)
+            link.listen(worker.port)
         if fault.kind is Kind.DRAIN:
             await self._operator(link, "resume")
         link.kind = None

@@ -23,7 +23,9 @@ class Link:
         self.port: int = self._place.getsockname()[1]
         self._evidence = evidence
         self.random = random
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._accepted: set[socket.socket] = set()
+        """Connections that no task has begun to serve."""
         self._connections: set[WorkerConnection] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -37,17 +39,23 @@ class Link:
         """Number of open connections from the router."""
         return len(self._connections)
 
-    async def listen(self, target: int) -> None:
-        """Accept connections for the process at the port `target`; the link's own port stays the same."""
+    def listen(self, target: int) -> None:
+        """Accept connections for the process at the port `target`; the link's own port stays the same.
+
+        Not by an `asyncio.Server`: if one is closed in the turn of the event loop in which it accepts a connection, it
+        loses the socket without closing it.
+        """
         self.target = target
-        listener = socket.create_server(("127.0.0.1", self.port))
-        self._server = await asyncio.start_server(self._accept, sock=listener, backlog=1024)
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=1024)
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     def refuse(self) -> None:
         """Stop listening and abort all connections, as the kernel does when a process dies."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
         for connection in list(self._connections):
             connection.harm(self.kind)
             connection.reset()
@@ -64,22 +72,38 @@ class Link:
             if kind is Kind.RESET and connection.busy:
                 connection.reset()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         """Serve a connection in a task, and close it even if the task is cancelled before it begins."""
-        if self._server is None:
-            writer.transport.abort()  # accepted in the turn of the event loop in which the worker went away
+        try:
+            accepted, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
             return
-        connection = WorkerConnection(self, self.target, reader, writer)
-        self._connections.add(connection)
-        serving = asyncio.create_task(connection.run())
+        accepted.setblocking(False)
+        self._accepted.add(accepted)
+        serving = asyncio.create_task(self._serve(accepted, listener))
         self._serving.add(serving)
 
         def end(task: "asyncio.Task[None]") -> None:
             self._serving.discard(task)
-            self._connections.discard(connection)
-            writer.close()
+            if accepted in self._accepted:
+                self._accepted.remove(accepted)
+                accepted.close()
 
         serving.add_done_callback(end)
+
+    async def _serve(self, accepted: socket.socket, listener: socket.socket) -> None:
+        self._accepted.remove(accepted)
+        reader, writer = await asyncio.open_connection(sock=accepted)
+        if self._listener is not listener:
+            writer.transport.abort()  # the worker went away just after the connection was accepted
+            return
+        connection = WorkerConnection(self, self.target, reader, writer)
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+            writer.close()
 
     def note(self, request: str, kind: Kind, *, begun: bool) -> None:
         """Record that a request met a fault here."""

@@ -140,7 +140,7 @@ async def linked(workers: Sequence[Server], seed: int, evidence: Evidence) -> As
     links = [Link(number, evidence, random) for number in range(len(workers))]
     try:
         for link, each in zip(links, workers, strict=True):
-            await link.listen(each.port)
+            link.listen(each.port)
         yield links
     finally:
         for link in links:

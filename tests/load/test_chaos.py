@@ -1,5 +1,10 @@
 """The router survives faults of all kinds at once and its own death: the short form of `make chaos`."""
 
+import asyncio
+import gc
+import socket
+import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -12,10 +17,12 @@ from tests.chaos.clients import Outcome
 from tests.chaos.evidence import Evidence
 from tests.chaos.faults import AWAY, Fault, Kind, last_end, schedule
 from tests.chaos.judge import fairness_objections, judge, objections
+from tests.chaos.link import Link
 from tests.chaos.reading import Ending, Reading, Verdict
 from tests.chaos.restart import Books, Load, differences, restart
 from tests.chaos.run import Plan, run
 from tests.chaos.service import Sample, windows
+from tests.support.running import TIMEOUT_S, until
 
 SHORT = Plan(trouble=14.0, calm=6.0, every=1.0, speed=0.15, patience=5.0)
 """Half a minute; its patience is that of a machine that others use too."""
@@ -36,6 +43,30 @@ async def test_a_router_that_is_killed_comes_back(tmp_path: Path) -> None:
     seen = await restart(Load(seconds=2.0, interval=0.5, speed=0.5), tmp_path)
     assert not seen.objections, "\n".join(seen.objections)
     assert seen.clients >= 20
+
+
+@pytest.mark.parametrize("order", ["accepted before", "accepted after", "served before"])
+async def test_a_worker_that_goes_away_leaves_no_connection_open(order: str) -> None:
+    """A connection is closed also if it was accepted in the turn of the event loop in which the worker goes away."""
+    loop = asyncio.get_running_loop()
+    link = Link(0, Evidence(), Random(1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        link.listen(target=9)
+        with socket.create_connection(("127.0.0.1", link.port)) as client:
+            client.setblocking(False)
+            if order == "served before":
+                await until(lambda: link.connections == 1)
+            if order == "accepted after":
+                link.refuse()
+            else:  # timers run after what the selector has found, in the same turn
+                loop.call_later(0, link.refuse)
+            with suppress(ConnectionResetError):
+                async with asyncio.timeout(TIMEOUT_S):
+                    assert await loop.sock_recv(client, 1) == b""
+        link.close()
+        gc.collect()
+    assert not caught, [str(each.message) for each in caught]
 
 
 @pytest.mark.parametrize("seed", range(5))
