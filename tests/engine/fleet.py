@@ -324,6 +324,12 @@ class Router(Server):
         """Return the number of requests sent to an engine that have not ended."""
         return self._total("workers", "running")
 
+    def window(self, engine: Engine) -> int:
+        """Return how many requests the router's window allows in flight at an engine."""
+        workers = mapped(self.get("/fairness")["workers"]).values()
+        report = next(worker for worker in map(mapped, workers) if worker["url"] == engine.url)
+        return int(str(mapped(report["window"])["requests"]))
+
     def unfinished(self) -> int:
         """Return the requests, plus tokens reserved for them, that the router still counts anywhere."""
         return self._total("clients", "queued", "running") + self._total(
