@@ -153,11 +153,13 @@ class RetryWorkers:
 
     def one_comes_back(self, state: RequestState) -> bool:
         """Return whether an ejected worker serves a returned request once it is readmitted, as it would a request that
-        waits in the queue. A request that only one worker can serve waits for none in either place.
+        waits in the queue.
         """
         cluster, request, decode = self._cluster, state.request, decode_route(state.request.model)
-        if request.worker is not None or not cluster.ejected:
+        if not cluster.ejected:
             return False
+        if request.worker is not None:
+            return cluster.bound_comes_back(request) and request.worker not in state.failed_workers
         if state.untried(cluster.substitutes_coming_back(request)):
             return True
         ejected = state.untried(cluster.coming_back(request.shared_route))

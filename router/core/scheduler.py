@@ -162,6 +162,10 @@ class Scheduler:
         self._retry_workers = RetryWorkers(self.cluster)
         self._retry_queue = RetryQueue(settings.health, settings.waiting.time_to_live)
         """Requests that workers returned; they are dispatched before all queued requests."""
+        self._awaiting: dict[RequestId, Request] = {}
+        """Queued requests that the policy does not know, as the one worker of each is ejected and comes back."""
+        self._awaiting_changes = 0
+        """How often the fleet had changed when they were looked at last."""
         self._carried: dict[RequestId, tuple[ChargedRequest, ...]] = {}
         """What an earlier run has charged for requests that were live when its state was saved and that have not been
         reported yet."""
@@ -189,6 +193,8 @@ class Scheduler:
             self.membership.readmit(now)
         if self.cluster.silent_workers:
             self.membership.eject_silent(now)
+        if self._awaiting and self._awaiting_changes != self.cluster.changes:
+            self._requeue_awaiting(now)
         if self.cluster.held:
             self.policy.hold(now)
         else:
@@ -305,7 +311,8 @@ class Scheduler:
             self.membership.note_unpinned()
         elif request.whole:
             self.membership.note_whole()
-        if not self.cluster.candidates(request):
+        is_served = bool(self.cluster.candidates(request))
+        if not (is_served or self.cluster.bound_comes_back(request)):
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
             state = self._new_state(request, carried[0] if carried else None, now)
@@ -313,8 +320,11 @@ class Scheduler:
                 state.pay(paid)
             self._open(state, now, begun=state.resumed_output > 0)
             self._retry_queue.arrivals += 1
-            self._newly_queued = True
-            self.policy.enqueue(request, now)
+            if is_served:
+                self._newly_queued = True
+                self.policy.enqueue(request, now)
+            else:
+                self._awaiting[request.id] = request
 
     def _new_state(self, request: Request, carried: ChargedRequest | None, now: float) -> RequestState:
         """Return the state of a request that begins, or goes on after an earlier run charged this for it."""
@@ -619,7 +629,8 @@ class Scheduler:
 
     def _remove_queued(self, state: RequestState, now: float) -> None:
         """End a queued request."""
-        self.policy.withdraw(state.request.id, now)
+        if self._awaiting.pop(state.request.id, None) is None:
+            self.policy.withdraw(state.request.id, now)
         self._queue_limits.leave(state.request.id, now, served=False)
         self._close(state.request, now)
         if state.paid is not None:
@@ -631,10 +642,18 @@ class Scheduler:
         for request in requests:
             if self.cluster.candidates(request):
                 self.policy.enqueue(request, now)
+            elif self.cluster.bound_comes_back(request):
+                self._awaiting[request.id] = request
             else:
                 self._queue_limits.leave(request.id, now, served=False)
                 self._close(request, now)
                 self._commands.append(Reject(request.id, Refusal.NO_WORKER))
+
+    def _requeue_awaiting(self, now: float) -> None:
+        """Look again, once the fleet has changed, at the requests that wait for an ejected worker."""
+        self._awaiting_changes = self.cluster.changes
+        requests, self._awaiting = [*self._awaiting.values()], {}
+        self._requeue(requests, now)
 
     def _expire(self, now: float) -> None:
         self._wake_at = inf

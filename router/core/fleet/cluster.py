@@ -121,10 +121,21 @@ class Cluster:
                 if found:  # as in `serving`
                     self._candidates[kind] = found
             return found
-        # Only the worker that has computed all of a conversation stores it.
-        route = whole_route(request.model) if self.has_roles and request.pinned else request.shared_route
-        whole = self.serving(route)
+        whole = self.serving(self._route_of_bound(request))
         return {request.worker: whole[request.worker]} if request.worker in whole else {}
+
+    def _route_of_bound(self, request: Request) -> str:
+        """Return the shared route of a request that is bound to a worker: only the worker that has computed all of a
+        conversation stores it.
+        """
+        return whole_route(request.model) if self.has_roles and request.pinned else request.shared_route
+
+    def bound_comes_back(self, request: Request) -> bool:
+        """Return whether the one worker that a request is bound to is ejected, and when it comes back is known."""
+        worker = request.worker
+        if worker is None or worker not in self.ejected or not self._has_route(worker, self._route_of_bound(request)):
+            return False
+        return self._readmission(worker) < inf
 
     def routes(self, worker: WorkerId) -> frozenset[str]:
         """Return the routes of a worker's requests: the shared ones, and one of its own."""
