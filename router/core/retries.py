@@ -141,15 +141,12 @@ class RetryWorkers:
         return any(self._cluster[decoder].admits(1) for decoder in self.decoders(state))
 
     def _able_to_begin(self, workers: list[WorkerId], state: RequestState) -> list[WorkerId]:
-        """Leave out the prefill workers for which no decode worker is left: those that hand over at once, and all
-        while one comes back, since a prompt does not keep until then.
+        """Leave out the prefill workers while no decode worker in use is left to try: a prompt does not keep until one
+        comes back, and would be computed in vain if none does.
         """
-        decode = decode_route(state.request.model)
-        if not self._cluster.serving(decode) or self.decoders(state):
+        if not self._cluster.serving(decode_route(state.request.model)) or self.decoders(state):
             return workers
-        awaited = bool(state.untried(self._cluster.coming_back(decode)))
-        known = [self._cluster[worker].worker for worker in workers]
-        return [each.id for each in known if not (each.hands_over_at_once or (awaited and each.role is Role.PREFILL))]
+        return [worker for worker in workers if self._cluster[worker].worker.role is not Role.PREFILL]
 
     def one_comes_back(self, state: RequestState) -> bool:
         """Return whether an ejected worker serves a returned request once it is readmitted, as it would a request that

@@ -31,6 +31,7 @@ from router.core.model.events import (
     Released,
     Resumed,
     Returned,
+    WorkerAnswered,
     WorkerJoined,
 )
 from router.core.model.request import BarrierId, ClientId, Connector, Leg, RequestId, Role, Usage, Worker, WorkerId
@@ -319,14 +320,32 @@ def test_a_hand_off_that_its_front_found_too_old_is_prefilled_again() -> None:
 
 
 def test_a_request_that_every_decode_worker_failed_is_refused() -> None:
-    """It is not prefilled for ever."""
+    """It is not prefilled in vain."""
     scene = pair()
     request = scene.arrive("ada", "document")
     scene.prefill(request)
     give_back(scene, request)
-    scene.prefill(request)
+    assert at(scene, request) == ("d1", Leg.DECODE), "not sent again"
     assert scene.refusals == {request: Refusal.NO_RETRY}
     assert scene.scheduler.live == 0
+
+
+def test_a_request_is_not_prefilled_again_for_a_silent_decode_worker() -> None:
+    """Nobody knows whether that one will ever answer, and all others have failed the request."""
+    settings = SchedulerSettings(window=NoWindow(), health=HealthRules(silence=5.0))
+    scene = pair(decode=("d1", "d2"), settings=settings)
+    for other in [scene.arrive("bob", text) for text in ("one", "two")]:
+        scene.prefill(other)
+    for _ in range(8):
+        scene.wait(1.0)
+        for worker in ("p1", "d1"):
+            scene.feed(WorkerAnswered(WorkerId(worker)))
+    assert set(scene.scheduler.cluster.ejected) == {"d2"}
+    request = scene.arrive("ada", "document")
+    scene.prefill(request)
+    give_back(scene, request)
+    assert at(scene, request) == ("d1", Leg.DECODE), "not sent again"
+    assert scene.refusals == {request: Refusal.NO_RETRY}
 
 
 BREAKING = HealthRules(failures=1, cooldown=10.0, tries=9)
