@@ -1,7 +1,7 @@
 """The workers as the core knows them, and the models that they serve."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from math import inf
 
@@ -26,6 +26,18 @@ from router.core.predict.output_length import OutputPredictions
 
 DEPARTED_LIMIT = 256
 """Workers remembered after they left: for their clients' debts there, and to limit trust when they come back."""
+
+
+@dataclass(slots=True)
+class Returns:
+    """What is known of ejected workers that come back."""
+
+    by_route: dict[str, list[WorkerId]] = field(default_factory=dict)
+    """What `Cluster.coming_back` returns."""
+    next_at: float | None = None
+    """What `Cluster.next_readmission` returns; None before it was asked for."""
+    is_missed: bool = False
+    """Whether some of the requests of one of them have no other worker; known with `next_at`."""
 
 
 class Cluster:
@@ -61,8 +73,8 @@ class Cluster:
         self._candidates: dict[tuple[str, bool, bool, bool], Mapping[WorkerId, int]] = {}
         """What `candidates` returns for requests that are bound to no worker: by model, and by what decides the route.
         """
-        self._coming_back: dict[str, list[WorkerId]] = {}
-        """What `coming_back` returns, by route."""
+        self._returns = Returns()
+        """What was found since the last change."""
         self.changes = 0
         """Rises whenever who serves what, who is ejected or who is silent may have changed."""
         self.prefilled_models: frozenset[str] = frozenset()
@@ -153,10 +165,10 @@ class Cluster:
         those whose time is known: a silent worker may never answer. Ask only for routes of dispatched requests: each
         is kept until something changes.
         """
-        found = self._coming_back.get(route)
+        found = self._returns.by_route.get(route)
         if found is None:
             found = [each for each in self.ejected if self._has_route(each, route) and self._readmission(each) < inf]
-            self._coming_back[route] = found
+            self._returns.by_route[route] = found
         return found
 
     def _serves(self, state: WorkerState, route: str) -> bool:
@@ -199,7 +211,7 @@ class Cluster:
     def _note_change(self) -> None:
         """Note that other workers than before may serve a request, or come back."""
         self.changes += 1
-        self._coming_back.clear()
+        self._returns = Returns()
 
     def _forget_routes(self) -> None:
         """Find anew who serves what, because workers joined, left or were ejected."""
@@ -264,14 +276,16 @@ class Cluster:
 
     def to_readmit(self, now: float) -> list[WorkerId]:
         """Return the ejected workers whose time is over, and that of all that step together with them, or without which
-        some of their requests have no worker.
+        some of their requests have no worker. Visits them only if there are any.
         """
-        return [
-            worker
-            for worker in self.ejected
-            if self._readmission(worker) <= now
-            or not all(self.serving(route) for route in self._states[worker].worker.shared_routes)
-        ]
+        self._note_answers()
+        if self.next_readmission > now and not self._returns.is_missed:
+            return []
+        return [each for each in self.ejected if self._readmission(each) <= now or self._misses(each)]
+
+    def _misses(self, worker: WorkerId) -> bool:
+        """Return whether some of the requests of an ejected worker have no other worker."""
+        return not all(self.serving(route) for route in self._states[worker].worker.shared_routes)
 
     def _readmission(self, worker: WorkerId) -> float:
         """When a worker may be readmitted, with its whole group; infinite while one of that is silent."""
@@ -282,12 +296,16 @@ class Cluster:
 
     def to_eject(self) -> list[WorkerId]:
         """Return the silent workers that are not ejected yet."""
+        self._note_answers()
+        return [each for each in self.silent_workers if each not in self.ejected and not self._states[each].left]
+
+    def _note_answers(self) -> None:
+        """Forget the silent workers that have answered since, or are gone."""
         states = self._states
         silent = [worker for worker in self.silent_workers if worker in states and states[worker].silent]
         if len(silent) < len(self.silent_workers):
             self.silent_workers = silent
             self._note_change()
-        return [each for each in self.silent_workers if each not in self.ejected and not states[each].left]
 
     def join(self, worker: Worker, *, back: bool = True) -> None:
         """Add a worker, or update the facts of a known one. A known KV capacity is kept if the new facts have none.
@@ -370,7 +388,11 @@ class Cluster:
     @property
     def next_readmission(self) -> float:
         """When the next ejected worker may be readmitted, in seconds; infinite if none will be."""
-        return min(map(self._readmission, self.ejected), default=inf)
+        returns = self._returns
+        if returns.next_at is None:
+            returns.next_at = min(map(self._readmission, self.ejected), default=inf)
+            returns.is_missed = any(map(self._misses, self.ejected))
+        return returns.next_at
 
     def advance(self, now: float) -> None:
         """Update the workers whose deadlines are over at this time."""

@@ -3,12 +3,15 @@
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.core.fleet.cluster import Cluster
+from router.core.fleet.health import HealthRules
 from router.core.fleet.window import FixedWindow, LearnedWindow
 from router.core.model.cost import NOTHING, Tokens
 from router.core.model.events import WorkerReported
-from router.core.model.request import RequestId, Worker, WorkerId
+from router.core.model.request import BarrierId, RequestId, Worker, WorkerId
 
 W1, W2, W3 = WorkerId("w1"), WorkerId("w2"), WorkerId("w3")
 A = RequestId("a")
@@ -132,3 +135,82 @@ def test_unknown_models_are_not_cached() -> None:
     for number in range(1000):
         assert not made.serving(f"invented {number}")
     assert len(made._serving) == 0
+
+
+class VisitedCluster(Cluster):
+    """Counts how often a group was visited."""
+
+    visits = 0
+
+    def group(self, worker: WorkerId) -> list[WorkerId]:
+        self.visits += 1
+        return super().group(worker)
+
+
+def ranks(made: Cluster) -> Cluster:
+    """Let two groups of four ranks and a worker alone join, all with the same model."""
+    for number in range(9):
+        group = None if number == 8 else BarrierId(f"group {number // 4}")
+        made.join(Worker(WorkerId(f"w{number}"), frozenset(["llama"]), barrier=group))
+    return made
+
+
+@pytest.mark.interpreted("a test extends the cluster")
+def test_no_ejected_worker_is_visited_before_its_time() -> None:
+    """However many events there are, groups are visited once after each change, and when a worker is due."""
+    made = VisitedCluster(FixedWindow())
+    for worker in ranks(made).group(W1):
+        made.eject(worker, 10.0)
+    assert made.to_readmit(0.0) == []
+    before = made.visits
+    for event in range(1000):
+        assert made.to_readmit(event / 100) == []
+        assert made.next_readmission == 10.0
+    assert made.visits == before
+    assert made.to_readmit(10.0) == made.group(W1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["eject", "leave", "join", "answer", "call", "wait"]), st.integers(0, 8)),
+        max_size=60,
+    )
+)
+def test_workers_are_readmitted_when_they_are_due(steps: list[tuple[str, int]]) -> None:
+    """Ejected workers are due once the time of their group is over and all of it answer, or if they are missed."""
+    made, now, calls = ranks(Cluster(FixedWindow(), HealthRules(silence=5.0))), 0.0, 0
+    for step, number in steps:
+        worker = WorkerId(f"w{number}")
+        is_present = worker in made and not made[worker].left
+        match step:
+            case "eject" if is_present:
+                made.eject(worker, now + number)
+            case "leave" if is_present:
+                made.leave(worker)
+            case "join":
+                group = None if number == 8 else BarrierId(f"group {number // 4}")
+                made.join(Worker(worker, frozenset(["llama"]), barrier=group))
+            case "answer" if is_present:
+                made[worker].mark_answering(now)
+            case "call" if is_present:
+                calls += 1
+                made[worker].add(RequestId(f"{calls}"), 10, 5, now, streamed=True)
+            case "wait":
+                now += number
+                made.advance(now)
+        assert set(made.to_readmit(now)) == due(made, now)
+        for each in due(made, now):
+            made.readmit(each, now)
+        assert not made.to_readmit(now)
+
+
+def due(made: Cluster, now: float) -> set[WorkerId]:
+    """Return the workers that are to be readmitted, by visiting all."""
+    found = set()
+    for worker, until in made.ejected.items():
+        group = made.group(worker)
+        is_silent = any(made[each].silent for each in group)
+        latest = max([until, *[made.ejected[each] for each in group if each in made.ejected]])
+        if not made.serving("llama") or (latest <= now and not is_silent):
+            found.add(worker)
+    return found
