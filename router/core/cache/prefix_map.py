@@ -333,14 +333,15 @@ class PrefixMap:
         """Let changes of a watched request's match be reported, until it is watched anew, only if they are at these
         workers, or change the most chunks that any worker holds, or those that all workers hold.
 
-        `workers`: at least one. `able`: all that the request may go to; the mapping must not change. The request is
-        watched as before if each change must be looked at, because it has several prompts, or some of what workers hold
-        may not count.
+        `able`: all that the request may go to; the mapping must not change. The request is watched as before if each
+        change must be looked at, because it has several prompts, or some of what matters may not count.
         """
         watch, *others = self._watches[request.id].prompts
         if others or request.computed_anew_by or self.mirror.uncached:
             return
-        if not self._match_minimum or self._surely_enough(request, watch.group.held.least):
+        group = watch.group
+        needed = group.held.least if group.all_hold_some(able) else group.least_needed(workers)
+        if not self._match_minimum or self._surely_enough(request, needed):
             self._narrow_models[request.model] = None
             self._set_narrow(watch, Narrow(workers, able))
 

@@ -95,7 +95,7 @@ class Watches(RuleBasedStateMachine):
         )
         workers = self.told[watched].workers
         assert isinstance(workers, dict)
-        concern = data.draw(st.lists(st.sampled_from(list(workers)), min_size=1, unique=True))
+        concern = data.draw(st.lists(st.sampled_from(list(workers)), unique=True))
         self.watch_anew(watched, workers)
         self.map.watch_narrowly(watched, concern, workers)
         if len(watched.prompts) == 1:
@@ -256,6 +256,48 @@ def test_a_narrow_watch_reports_what_concerns_it() -> None:
     assert reported(lambda: held.insert(MODEL, [key("doc!")], w5, 2.0)), "the most"
     held.insert(MODEL, [key("doc!")], WorkerId("w6"), 3.0)
     assert reported(lambda: held.mirror.evict(w5, CHUNK_TOKENS)), "the most, beside a worker that may not serve it"
+
+
+def test_less_than_the_minimum_concerns_a_narrow_watch_only_if_all_hold_some() -> None:
+    """Otherwise no chunks are common, whether such a match counts or not; nor does the watch need any worker."""
+    held, four = prefixes(minimum=3 * CHUNK_TOKENS), dict.fromkeys(map(WorkerId, ("w1", "w2", "w3", "w4")))
+    w3, w4 = WorkerId("w3"), WorkerId("w4")
+    for worker in (W1, W2):
+        held.insert(MODEL, [key("document")], worker, 0.0)
+
+    def reported(change: Callable[[], object], *workers: WorkerId) -> bool:
+        watched = Request(RequestId("r1"), ClientId("ada"), MODEL, (key("document!", exact=False),))
+        held.watch(watched, four)
+        held.watch_narrowly(watched, workers, four)
+        change()
+        return any(RequestId("r1") in requests for requests in held.take_changes().values())
+
+    assert not reported(lambda: held.insert(MODEL, [key("d")], w3, 1.0), W1, W2), "one that holds little"
+    assert not reported(lambda: held.insert(MODEL, [key("do")], w3, 1.0)), "the same, without workers"
+    assert reported(lambda: held.insert(MODEL, [key("d")], w4, 1.0), W1, W2), "all hold a part"
+    assert reported(lambda: held.drop(w4), W1, W2), "no longer all"
+    held.mirror.evict(W2, 6 * CHUNK_TOKENS)
+    assert reported(lambda: held.insert(MODEL, [key("doc")], w3, 2.0), W1, W2), "its own may not count"
+    assert not reported(lambda: held.insert(MODEL, [key("docu")], w3, 2.0), W1), "the least is not needed"
+
+
+@pytest.mark.parametrize(("workers", "tokens"), [(3, 9), (4, 180)])
+def test_what_may_no_longer_count_concerns_a_narrow_watch(workers: int, tokens: int) -> None:
+    """Once a prompt turns out to have so few tokens, what its own worker holds may be below the minimum, or the least
+    that all hold.
+    """
+    estimates, four = Estimates(), dict.fromkeys(map(WorkerId, ("w1", "w2", "w3", "w4")))
+    held = PrefixMap(1000, estimates, 3 * CHUNK_TOKENS)
+    for worker in [*four][:workers]:
+        held.insert(MODEL, [key("docu" if worker == "w3" else "document")], worker, 0.0)
+    watched = Request(RequestId("r1"), ClientId("ada"), MODEL, (key("document!", exact=False),))
+    for learned in (False, True):
+        held.watch(watched, four)
+        held.watch_narrowly(watched, [W1], four)
+        if learned:
+            estimates.learn(watched, Usage(tokens, 1))
+        held.mirror.evict(W2, CHUNK_TOKENS)
+        assert bool(held.take_changes()) is learned
 
 
 def test_an_unwatched_request_is_not_reported() -> None:

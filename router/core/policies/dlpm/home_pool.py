@@ -60,7 +60,7 @@ class PooledRequest:
         """Whether the request keeps its homes and its place among others, now that its match has changed."""
         now = self.matched
         return (
-            len(self.homes) == MOST_HOMES
+            len(self.homes) in (0, MOST_HOMES)
             and now.most == before.most
             and self._common(now) == self._common(before)
             and all(now.by_worker.get(home) == before.by_worker.get(home) for home in self.homes)
@@ -234,7 +234,10 @@ class HomePool:
 
     def _watch_narrowly(self, waiting: PooledRequest) -> None:
         """Look no more at changes that leave a request its homes and its place among others; see `keeps_place`."""
-        if waiting.leaves_home_at is None and len(waiting.homes) == MOST_HOMES:
+        if waiting.leaves_home_at is not None or len(waiting.homes) not in (0, MOST_HOMES):
+            return
+        # Without homes, what was known may be out of date: as estimates change, a short match begins to count.
+        if waiting.homes or waiting.keeps_place(self._view.watch(waiting.request, waiting.able)):
             self._view.watch_narrowly(waiting.request, waiting.homes, waiting.able)
 
     def _refresh_match(self, waiting: PooledRequest) -> None:
