@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -147,16 +147,24 @@ async def _campaign(plan: ProcessPlan, store: LeaseStore, address: str) -> Leade
         defer_termination()
 
 
-async def _win(store: LeaseStore, replica: str, address: str) -> LeaderRecord:
+async def _win(
+    store: LeaseStore,
+    replica: str,
+    address: str,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> LeaderRecord:
     """Wait until this replica holds the lease. It never does while the stored state is one of a newer router, which it
     would lose.
+
+    `clock`: seconds that never go backwards; `sleep`: waits for so many of them.
     """
     candidacy, run = Candidacy(replica, time.time()), token_hex(8)
     says_at, failing, outdated = 0.0, False, False
     while True:
         wait = LONGEST_POLL_SECONDS
         try:
-            now = time.monotonic()  # before the store counts, so that a lease never seems to end early
+            now = clock()  # before the store counts, so that a lease never seems to end early
             view = await store.view()
             free, says, wait = candidacy.may_take(view, now), now >= says_at, view.looks_again_after
             if free or says:
@@ -175,7 +183,7 @@ async def _win(store: LeaseStore, replica: str, address: str) -> LeaderRecord:
             if not failing:
                 log.error("the cluster's store does not answer, so this replica cannot lead: %s", error)
             failing = True
-        await asyncio.sleep(wait)
+        await sleep(wait)
 
 
 async def _state(settings: Settings, store: ClusterStore) -> SavedState | None:

@@ -71,3 +71,46 @@ async def test_an_older_router_does_not_lead_with_a_newer_state(caplog: pytest.L
     assert record.epoch == 4
     assert store.waits == []
     assert [each for each in caplog.messages if "newer router" in each] == caplog.messages[:1]
+
+
+class SlowStore:
+    """A store with a clock of its own, which moves while it answers. Its lease ends by itself."""
+
+    def __init__(self, ends_at: float, *delays: float) -> None:
+        """`delays`: how long each of the first looks takes; the store has counted at their begin."""
+        self.now = 0.0
+        self.looks: list[float] = []
+        """When it was looked at."""
+        self._ends_at = ends_at
+        self._delays = [*delays]
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    async def view(self) -> StoreView:
+        self.looks.append(self.now)
+        left = self._ends_at - self.now
+        self.now += self._delays.pop(0) if self._delays else 0.0
+        return StoreView(RECORD if left > 0 else None, 3, max(0.0, left))
+
+    async def manifest(self) -> None:
+        """There is no state."""
+
+    async def waiting(self, _: str) -> Sequence[str]:
+        return ()
+
+    async def acquire(self, wanted: LeaderRecord, floor: int) -> LeaderRecord:
+        return replace(wanted, epoch=floor + 1)
+
+
+async def test_the_end_of_a_lease_is_no_hand_over_where_the_store_answers_late() -> None:
+    """A replica that waits takes the lease at the first look after its end. Only one that was given up early is left
+    for half a second longer; an answer that came late does not make it end later.
+    """
+    store = SlowStore(0.65, 0.4)
+    record = await _win(cast("ClusterStore", store), "b", "127.0.0.1:8", store.clock, store.sleep)
+    assert record.epoch == 4
+    assert store.looks == [0.0, 0.9], "the second look is the first after the end"
