@@ -12,10 +12,12 @@ import pytest
 
 from router.api.handoff.legs import Rendezvous
 from router.upstream.connections import ConnectedWorker
-from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, running_router, until
+from tests.support.running import CHAT, COMPLETIONS, TIMEOUT_S, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, scripted_engine, usage
-from tests.support.workers_http import eventually, series, worker
+from tests.support.workers_http import eventually, series, worker, worker_server
 from tests.upstream.test_continued_streams import CARD, PROMPT, begin, content_of, events, final, piece
+from workers.server.clock import EmulatedClock
+from workers.server.process import WorkerServer
 
 LONG = "a long text of many words " * 40
 ABORT: Final = "/abort_request"
@@ -523,6 +525,17 @@ class Fleet(NamedTuple):
     decode: Sequence[str]
     router: RunningRouter
     http: aiohttp.ClientSession
+    servers: Mapping[str, WorkerServer]
+    """By URL."""
+
+    def open_calls(self, urls: Sequence[str]) -> int:
+        """Return how many calls these engines have, computed or waiting for their other leg."""
+        return sum(len(self.servers[url]._app._calls) for url in urls)
+
+    async def is_armed(self, url: str) -> bool:
+        """Return whether a fault is still to happen at an engine."""
+        async with self.http.get(f"{url}/emulated/faults") as response:
+            return bool(await response.json())
 
     async def arm(self, url: str, **calls: int) -> None:
         """Let the next calls to an engine go wrong."""
@@ -553,18 +566,20 @@ BUSY: Final = frozenset(
 
 
 @asynccontextmanager
-async def emulated(connector: str, prefill: int = 1, decode: int = 1) -> AsyncIterator[Fleet]:
-    """Run emulated engines that exchange KV caches, and the router before them.
+async def emulated(connector: str, prefill: int = 1, decode: int = 1, **settings: Any) -> AsyncIterator[Fleet]:
+    """Run emulated engines that exchange KV caches, and the router before them. `settings`: more of the engines'.
 
     A call that the other one has left waits for five minutes and more.
     """
     dialect: dict[str, Any] = {"dialect": "sglang"} if connector == "sglang" else {"connector": "mooncake"}
     # A prefill call that is cut in the moment in which its prompt is computed leaves it held until this time is over,
     # as with real engines, which wait for five to eight minutes.
-    dialect |= {"transfer_timeout": 30.0}
+    dialect |= {"transfer_timeout": 30.0, "model": "m"} | settings
     with ExitStack() as stack:
-        first = [stack.enter_context(worker(role="prefill", model="m", **dialect)) for _ in range(prefill)]
-        second = [stack.enter_context(worker(role="decode", model="m", **dialect)) for _ in range(decode)]
+        roles = ["prefill"] * prefill + ["decode"] * decode
+        servers = [stack.enter_context(worker_server(role=role, **dialect)) for role in roles]
+        urls = [server.url for server in servers]
+        first, second = urls[:prefill], urls[prefill:]
         async with aiohttp.ClientSession() as http:
             if connector == "sglang":
                 given: dict[str, Any] = {"worker": [*first, *second]}
@@ -575,7 +590,7 @@ async def emulated(connector: str, prefill: int = 1, decode: int = 1) -> AsyncIt
                         port = int((await response.json())["vllm_env"]["VLLM_MOONCAKE_BOOTSTRAP_PORT"])
                     given["prefill"].append({"url": url, "bootstrap_port": port})
             async with running_router(*given.pop("worker", ()), **given) as router:
-                yield Fleet(first, second, router, http)
+                yield Fleet(first, second, router, http, dict(zip(urls, servers, strict=True)))
 
 
 @BOTH
@@ -642,3 +657,37 @@ async def answer_to(router: RunningRouter, body: Mapping[str, object]) -> tuple[
     async with router.post(body) as post:
         response = await post.response()
         return response.status, content_of(events(await post.read())) if response.status == 200 else ""
+
+
+SLOW: Final = 0.001
+"""Seconds of an engine's clock in one of ours."""
+
+
+@pytest.mark.parametrize(
+    ("failing", "how"),
+    [("prefill", "fail"), ("prefill", "die_during"), ("prefill", "unavailable"), ("decode", "unavailable")],
+)
+async def test_a_failed_leg_of_an_sglang_server_frees_its_partner_within_a_second(failing: str, how: str) -> None:
+    """The partner has one place, which the next attempt gets, before a second has passed by its own clock. Only the
+    abort can have freed it: it waits for the other leg for 300 s, and looks after 4 s whether its client is there.
+    """
+    clock = EmulatedClock(SLOW)
+    patient: dict[str, Any] = {"max_running": 1, "speed": SLOW, "transfer_times": "0,0", "transfer_timeout": 300.0}
+    async with emulated("sglang", prefill=2, **patient) as fleet:
+        before = clock.now()
+        first = await prefilled_by(fleet)
+        victim, partner = (first, fleet.decode[0]) if failing == "prefill" else (fleet.decode[0], first)
+        await fleet.arm(victim, **{how: 1})
+        second = await prefilled_by(fleet)
+        assert how == "unavailable" or second != first, "it has gone where the prefix is, and failed there"
+        assert how == "die_during" or not await fleet.is_armed(victim)
+        await until(lambda: fleet.open_calls([partner]) == 0)
+        assert clock.now() - before < 1.0
+
+
+async def prefilled_by(fleet: Fleet) -> str:
+    """Make a call, and return the URL of the worker that has computed its prompt. Raises TimeoutError."""
+    async with asyncio.timeout(TIMEOUT_S), fleet.router.post(chat(LONG, max_tokens=8)) as post:
+        response = await post.response()
+        assert response.status == 200
+        return f"http://{response.headers['x-d2lpm-prefill-worker']}"

@@ -22,12 +22,19 @@ Json = dict[str, Any]
 @contextmanager
 def worker(**settings: Any) -> Iterator[str]:
     """Run a worker in a thread with its own event loop. Yields its URL."""
+    with worker_server(**settings) as server:
+        yield server.url
+
+
+@contextmanager
+def worker_server(**settings: Any) -> Iterator[WorkerServer]:
+    """Run a worker in a thread with its own event loop."""
     defaults: Json = {"port": 0, "model": "tiny", "hardware": "instant", "block_size": 4}
     server = WorkerServer(WorkerSettings(**(defaults | settings)))
     thread = Thread(target=asyncio.run, args=(server.run(),))
     thread.start()
     try:
-        yield server.url
+        yield server
     finally:
         server.stop()
         thread.join()
