@@ -306,10 +306,8 @@ class Attempts:
             self.end_prefill(state, state.prefill, usage, now, seen=False)
         if usage is not None:
             self._estimates.learn(state.request, usage, answers)
-            attempt.worker.on_whole_answer(attempt.flight, usage.output_tokens, now)
-        if not self._cluster.held:
-            attempt.worker.on_complete_stream(attempt.flight, None if usage is None else usage.output_tokens, now)
-        attempt.worker.succeeded(attempt.flight, now)
+        output_tokens, just_now = None if usage is None else usage.output_tokens, not self._cluster.held
+        attempt.worker.on_complete_answer(attempt.flight, output_tokens, now, just_now=just_now)
         self._note_answered(state, now)
         if state.suspects:
             self._membership.blame_suspects(state, now)

@@ -397,8 +397,7 @@ def _cache(worker: WorkerId, scheduler: Scheduler) -> WorkerCacheReport:
     )
 
 
-def _work(work: EngineWork) -> WorkerWorkReport:
-    charged = work.charged
+def _work(work: EngineWork, charged: Tokens) -> WorkerWorkReport:
     pairs = [(charged.extend, work.input_tokens), (charged.output, work.output_tokens)]
     counted = [(charge, tokens) for charge, tokens in pairs if tokens is not None]
     computed = sum(tokens for _, tokens in counted)
@@ -434,7 +433,7 @@ def _worker(endpoint: WorkerEndpoint, scheduler: Scheduler, unread: int, *, heal
         cache=_cache(endpoint.id, scheduler),
         unread=unread,
         breaker=SILENT if state.silent else state.health.condition,
-        work=_work(state.work),
+        work=_work(state.work, state.charged),
         context_tokens=state.context_tokens,
         rank=endpoint.rank,
         barrier=None if state.left else state.worker.barrier,

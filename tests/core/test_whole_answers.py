@@ -342,7 +342,7 @@ def test_every_token_is_charged_once(calls: list[tuple[str, bool, str, float, in
                 scene.feed(Returned(asked, True, Fault.BROKEN))
                 scene.cancel(asked)
         accounts = scene.scheduler.ledger
-        by_worker = [state.work.charged for state in scene.scheduler.cluster]
+        by_worker = [state.charged for state in scene.scheduler.cluster]
         by_client = [account.served for account in accounts.accounts.values()]
         assert total(by_worker) == total(by_client)
     for client, charged in told.items():

@@ -6,7 +6,6 @@ from itertools import count, islice
 from math import inf
 
 from router.core.fleet.health import DEFAULT_RULES, Condition, HealthRules, SilenceTimeout
-from router.core.fleet.service_rate import FleetRates
 from router.core.fleet.window import Window
 from router.core.fleet.worker_index import WorkerIndex
 from router.core.fleet.worker_state import WorkerState
@@ -64,7 +63,7 @@ class Cluster:
         self.states: Mapping[WorkerId, WorkerState] = self._states
         """Read-only view; always the same object."""
         self.index = WorkerIndex()
-        self._rates = FleetRates()
+        self.rates = self.index.rates
         self._joined = count()
         self._decode_alone = decode_alone
         self.has_roles = False
@@ -319,7 +318,7 @@ class Cluster:
             state = WorkerState(worker, self._window.fresh(), self.index, self._rules, next(self._joined))
             state.silence_timeout = self._silence_timeouts.setdefault(worker.id, state.silence_timeout)
             self._states[worker.id] = state
-            self._rates.set(worker.id, None, None)
+            self.rates.add(worker.id, state.service_rate)
             self._outputs.add(state.mean_output, worker.id)
         else:
             state.worker = replace(worker, kv_tokens=worker.kv_tokens or state.worker.kv_tokens)
@@ -361,29 +360,9 @@ class Cluster:
             state.set_kv_capacity(event.kv_tokens)
         state.on_report(event.running, event.waiting, event.places, now, event.work)
 
-    def rate(self, workers: Collection[WorkerId]) -> float | None:
-        """Return the cost units per second that these workers serve when full; None before any was seen full.
-
-        Workers not seen full count as the mean of the others.
-        """
-        self._refresh_rates()
-        return self._rates.together(workers)
-
     def rate_of_all(self) -> float | None:
         """Return the rate of all workers that have not left."""
-        return self.rate([worker for worker, state in self._states.items() if not state.left])
-
-    def speed(self, worker: WorkerId) -> float:
-        """Return a worker's service rate divided by the mean of the known rates; see `FleetRates`."""
-        self._refresh_rates()
-        return self._rates.speed(worker)
-
-    def _refresh_rates(self) -> None:
-        if stale := self.index.stale_rates:
-            for worker in stale:
-                measured = self._states[worker].service_rate
-                self._rates.set(worker, measured.rate, measured.least_rate)
-            stale.clear()
+        return self.rates.together([worker for worker, state in self._states.items() if not state.left])
 
     @property
     def next_readmission(self) -> float:
@@ -414,7 +393,6 @@ class Cluster:
                 self._forget_routes()
             self._depart(worker, distrusted=True)
             self.index.remove(worker)
-            self._rates.remove(worker)
 
     def _depart(self, worker: WorkerId, *, distrusted: bool) -> None:
         self._departed.pop(worker, None)

@@ -40,11 +40,9 @@ class Uncharged:
 
 
 class EngineWork:
-    """Totals since the worker joined. They decrease only when a charge that was too high is corrected."""
+    """The engine's totals since the worker joined."""
 
     def __init__(self) -> None:
-        self.charged = NOTHING
-        """Served tokens that clients were charged."""
         self.input_tokens: float | None = None
         """Prompt tokens computed since the engine's first report, by its count; None if the engine does not count."""
         self.output_tokens: float | None = None
@@ -58,19 +56,19 @@ class EngineWork:
         self._running = 0
         self._at = 0.0
 
-    def charge(self, before: Tokens, after: Tokens) -> None:
-        """Apply a change to a client's bill for service at this worker."""
-        charged, had, has = self.charged, before, after
-        self.charged = Tokens(
-            charged.extend + has.extend - had.extend,
-            charged.cached + has.cached - had.cached,
-            charged.output + has.output - had.output,
-        )
-
-    def on_report(self, report: WorkReport | None, unstarted: int = 0, now: float = 0.0, *, alone: bool = True) -> None:
+    def on_report(
+        self,
+        report: WorkReport | None,
+        charged: Tokens = NOTHING,
+        unstarted: int = 0,
+        now: float = 0.0,
+        *,
+        alone: bool = True,
+    ) -> None:
         """Record the engine's counters. Counters that decreased were reset.
 
-        `unstarted`: predicted extend tokens of requests in flight that have not started, which are not charged yet.
+        `charged`: served tokens that clients were charged for since the worker joined; `unstarted`: predicted extend
+        tokens of requests in flight that have not started, which are not charged yet.
         `alone`: whether the engine runs nothing but this router's requests.
         """
         self._alone = alone
@@ -83,12 +81,12 @@ class EngineWork:
             self.input_tokens = (self.input_tokens or 0.0) + more
             # Engines count a prompt at some time between its dispatch and its first token, so the count may include any
             # part of the unstarted requests.
-            self._input.on_report(self.input_tokens, self.charged.extend, unstarted, now)
+            self._input.on_report(self.input_tokens, charged.extend, unstarted, now)
         if report.output_tokens is not None:
             self._produced = rise(self._before(self._last_output), report.output_tokens)
             self._last_output = report.output_tokens
             self.output_tokens = (self.output_tokens or 0.0) + self._produced
-            self._output.on_report(self.output_tokens, self.charged.output, 0, now)
+            self._output.on_report(self.output_tokens, charged.output, 0, now)
         self._reported_before = True
 
     def _before(self, last: float | None) -> float | None:

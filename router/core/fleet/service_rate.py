@@ -311,6 +311,9 @@ class FleetRates:
     """Rates by worker, in cost units per second; see `ServiceRate`. Sums over the fleet are single calls."""
 
     def __init__(self) -> None:
+        self._measured: dict[WorkerId, ServiceRate] = {}
+        self.outdated: Final[dict[WorkerId, None]] = {}
+        """The workers whose measured rates may have changed since they were last asked for; workers add themselves."""
         self._full: dict[WorkerId, float | None] = {}
         """While full; None before that was seen."""
         self._known: dict[WorkerId, float | None] = {}
@@ -318,6 +321,11 @@ class FleetRates:
         self._mean: float | None = None
         """The mean of the rates that count for `speed`; None if none does or one changed since."""
         self._mean_of_full = 0.0
+
+    def add(self, worker: WorkerId, measured: ServiceRate) -> None:
+        """Follow a worker from now on."""
+        self._measured[worker] = measured
+        self.set(worker, None, None)
 
     def set(self, worker: WorkerId, full: float | None, least: float | None) -> None:
         """Set a worker's rate while full and its least rate; None if not known. New workers come last."""
@@ -328,12 +336,18 @@ class FleetRates:
 
     def remove(self, worker: WorkerId) -> None:
         """Forget a worker."""
+        self._measured.pop(worker, None)
+        self.outdated.pop(worker, None)
         self._full.pop(worker, None)
         self._known.pop(worker, None)
         self._mean = None
 
     def together(self, workers: Collection[WorkerId]) -> float | None:
-        """Return the rate of these workers together; None if none is known. Others count as the mean of the known."""
+        """Return the cost units per second that these workers serve together when full; None before any was seen full.
+
+        Workers not seen full count as the mean of the others.
+        """
+        self._update()
         rates = [*filter(None, map(self._known.__getitem__, workers))]
         return sum(rates) * len(workers) / len(rates) if rates else None
 
@@ -343,6 +357,7 @@ class FleetRates:
         A rate is known for a worker that was seen full, and for one that serves more than the mean of these even so: a
         worker with little to do serves little, however fast it is.
         """
+        self._update()
         if self._mean is None:
             self._mean = self._compute_mean()
         rate = self._known[worker]
@@ -350,6 +365,14 @@ class FleetRates:
             return 1.0
         speed = rate / self._mean
         return 1.0 if 1 / SPEED_TOLERANCE < speed < SPEED_TOLERANCE else speed
+
+    def _update(self) -> None:
+        """Take over what was measured of the outdated workers."""
+        if self.outdated:
+            for worker in self.outdated:
+                measured = self._measured[worker]
+                self.set(worker, measured.rate, measured.least_rate)
+            self.outdated.clear()
 
     def _compute_mean(self) -> float:
         """Return the mean of the rates that count; 0 if none was seen full."""

@@ -235,7 +235,9 @@ class Window(Protocol):
 
     @property
     def limits(self) -> Limits | None:
-        """Current limits; None if there are none."""
+        """Current limits; None if there are none. The same object while they do not change, because each remembered
+        request keeps a reference to its own.
+        """
 
     def room(self, load: Load) -> float:
         """Return the most uncached input tokens with which a request may go now: infinite without a limit, and negative
@@ -343,7 +345,8 @@ class LearnedWindow:
     _places: RequestLimit = field(init=False)
     _kv: KvLimit = field(init=False)
     _starts: UnstartedLimit = field(init=False)
-    _limits: Limits = field(default=Limits(0, 0), init=False)
+    limits: Limits = field(default=Limits(0, 0), init=False)
+    """Current limits. A few more requests may go if none of those in flight waits in the engine."""
     _reports: bool = field(default=True, init=False)
     """Whether the engine reports its load; assumed until it was polled."""
     _typical_tokens: float = field(default=1.0, init=False)
@@ -357,20 +360,16 @@ class LearnedWindow:
         self._kv = KvLimit()
         self._starts = UnstartedLimit()
         self.low_tokens = self._tokens.low
+        self._set_limits()
 
     def fresh(self) -> "LearnedWindow":
         return LearnedWindow(self.requests, self.unstarted_tokens)
 
-    @property
-    def limits(self) -> Limits:
-        """Current limits. A few more requests may go if none of those in flight waits in the engine.
-
-        Equal limits are returned as the same object, because each remembered request keeps a reference to its own.
-        """
+    def _set_limits(self) -> None:
+        """Update `limits` after a change of what they are made of."""
         requests, tokens = int(min(self.requests, self._places.limit)), self._tokens.limit
-        if requests != self._limits.requests or tokens != self._limits.unstarted_tokens:
-            self._limits = Limits(requests, tokens)
-        return self._limits
+        if requests != self.limits.requests or tokens != self.limits.unstarted_tokens:
+            self.limits = Limits(requests, tokens)
 
     def room(self, load: Load) -> float:
         """Return what all limits leave.
@@ -403,12 +402,14 @@ class LearnedWindow:
         self.low_tokens = self._tokens.low
         self._places.learn(turnover)
         self._starts.learn(turnover)
+        self._set_limits()
         if turnover.tokens > 0.0:
             self._typical_tokens = turnover.tokens / turnover.requests
 
     def on_report(self, load: Load, report: EngineReport) -> None:
         self._reports = True
         self._places.on_report(report)
+        self._set_limits()
         self._kv.on_report(report, held_back=load.kv_peak + self._typical_tokens > self.kv_limit)
         self.kv_limit = self._kv.limit
 
@@ -417,3 +418,4 @@ class LearnedWindow:
 
     def on_overload(self, load: Load) -> None:
         self._places.on_overload(load.requests)
+        self._set_limits()

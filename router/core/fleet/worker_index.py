@@ -6,6 +6,7 @@ from itertools import count
 from math import inf
 from typing import Final, NamedTuple
 
+from router.core.fleet.service_rate import FleetRates
 from router.core.model.request import WorkerId
 
 
@@ -24,9 +25,9 @@ class WorkerIndex:
         self._with_room: dict[WorkerId, int] = {}
         self.with_room: Final[Mapping[WorkerId, int]] = self._with_room
         """The workers with room for any request, each with its number of requests in flight."""
-        self._changed_loads: dict[WorkerId, None] = {}
-        self.stale_rates: Final[dict[WorkerId, None]] = {}
-        """The workers whose service rates may have changed; whoever reads these removes them."""
+        self.changed_loads: Final[dict[WorkerId, None]] = {}
+        """The workers whose load or room may have changed; whoever reads these removes them."""
+        self.rates: Final = FleetRates()
         self._deadlines: dict[WorkerId, Deadline] = {}
         self._heap: list[tuple[float, WorkerId]] = []
         """All deadlines, and some that hold no longer."""
@@ -40,12 +41,7 @@ class WorkerIndex:
             self._with_room[worker] = in_flight
         else:
             self._with_room.pop(worker, None)
-        self._changed_loads[worker] = None
-
-    def take_changed_loads(self) -> Mapping[WorkerId, None]:
-        """Return the workers whose load or room may have changed since the last call."""
-        changed, self._changed_loads = self._changed_loads, {}
-        return changed
+        self.changed_loads[worker] = None
 
     def set_deadline(self, worker: WorkerId, at: float) -> None:
         """Set a worker's deadline; infinite if it has none."""
@@ -89,6 +85,6 @@ class WorkerIndex:
         """Forget a worker."""
         self._with_room.pop(worker, None)
         self._deadlines.pop(worker, None)
-        self.stale_rates.pop(worker, None)
-        self._changed_loads.pop(worker, None)
+        self.changed_loads.pop(worker, None)
+        self.rates.remove(worker)
         self._find_next()

@@ -11,7 +11,7 @@ from router.core.fleet.in_flight import EARLY_PREFILL_SHARE, InFlight, InFlightT
 from router.core.fleet.service_rate import ServiceRate
 from router.core.fleet.window import EngineReport, Window
 from router.core.fleet.worker_index import WorkerIndex
-from router.core.model.cost import Tokens
+from router.core.model.cost import NOTHING, Tokens
 from router.core.model.events import WorkReport
 from router.core.model.load import Load
 from router.core.model.request import RequestId, Worker
@@ -49,6 +49,10 @@ class WorkerState:
         """Whether a prefill worker waits until what it hands over can be decoded."""
         self.has_room = True
         """Whether any request could go now, however small."""
+        self.charged = NOTHING
+        """Served tokens that clients were charged for since the worker joined."""
+        self._window_room, self._is_full = inf, False
+        """What the window says of the load, see `Window.room` and `Window.full`."""
         self._index = index
         index.set_load(worker.id, 0, has_room=True)
         self.in_flight: Final = InFlightTable()
@@ -100,7 +104,7 @@ class WorkerState:
     @property
     def room(self) -> float:
         """The most uncached input tokens with which a request may go now, as `Window.room` says."""
-        return self.window.room(self.load) if self._open else -1.0
+        return self._window_room if self._open else -1.0
 
     @property
     def _open(self) -> bool:
@@ -179,7 +183,7 @@ class WorkerState:
         self._account_until(now)
         if not self.in_flight.requests:
             self._last_alive = now
-        had_place = not self.window.full(self.load)
+        had_place = not self._is_full
         flight = self.in_flight.add(
             request,
             uncached_tokens,
@@ -206,23 +210,26 @@ class WorkerState:
         """Mark a request as started. `seen`: whether its first token was seen; if not, the start is only inferred."""
         if flight.started and not seen:
             return
-        self._account_until(now)
         if seen:
             self.succeeded(flight, now)
-            if not flight.first_token_seen:
-                # Prefill, not decode steps, produced the first token of each answer.
-                self._unaccounted_seen_tokens -= flight.answers
-                self.silence_timeout.on_first_token(now - flight.dispatched)
-                self.in_flight.mark_first_token(flight, now)
+        self._account_until(now)
+        if seen and not flight.first_token_seen:
+            # Prefill, not decode steps, produced the first token of each answer.
+            self._unaccounted_seen_tokens -= flight.answers
+            self.silence_timeout.on_first_token(now - flight.dispatched)
+            self.in_flight.mark_first_token(flight, now)
         if flight.started:
             return
         if seen:
             for earlier in self.in_flight.guesses(before=flight.number):
                 earlier.decoding_since = min(earlier.decoding_since, now)
                 self._start(earlier, guessed=True)
-            waiting = self._prefilled_beside(flight)
+            # An engine that serves in order of arrival begins with others only in the last step.
+            in_one_step = None if self.worker.reorders else self.worker.batch_tokens
+            waiting = self.in_flight.prefilled_beside(flight, in_one_step)
             if self._unaccounted_seen_tokens:
-                self._account_for_seen_tokens()
+                self.service_rate.add_output(self._unaccounted_seen_tokens)
+                self._unaccounted_seen_tokens = 0
             flight.burst = self.service_rate.observe_start(
                 now,
                 flight.dispatched,
@@ -247,17 +254,6 @@ class WorkerState:
         self.in_flight.count_output(flight, output_tokens)
         flight.earlier_output += output_tokens
         self.in_flight.kv_tokens += output_tokens
-
-    def _prefilled_beside(self, flight: InFlight) -> int:
-        """Return the uncached input of others of which the engine may have computed a part by the start of this
-        request.
-
-        An engine that serves in order of arrival begins with them only in the last step, with the rest of that step's
-        tokens.
-        """
-        others = self.in_flight.unstarted_tokens - flight.uncached_tokens
-        most = None if self.worker.reorders else self.worker.batch_tokens
-        return others if most is None else min(others, most)
 
     def min_computed_tokens(self, flight: InFlight, input_tokens: int) -> int:
         """Return how many of a request's `input_tokens` were computed at least, judging by the time of its first token.
@@ -285,7 +281,12 @@ class WorkerState:
     def serve(self, flight: InFlight, before: Tokens, after: Tokens, cost: float) -> None:
         """Add service of a started request: what its bill was before and is now, and the change in cost units."""
         output_tokens = after.output - before.output
-        self.work.charge(before, after)
+        charged = self.charged
+        self.charged = Tokens(
+            charged.extend + after.extend - before.extend,
+            charged.cached + after.cached - before.cached,
+            charged.output + output_tokens,
+        )
         if output_tokens:
             self.in_flight.count_output(flight, output_tokens)
         self._unaccounted_cost += cost
@@ -306,31 +307,33 @@ class WorkerState:
         at_once = flight.answers if limits is None else max(1, min(flight.answers, limits.requests))
         return flight.answers + int(at_once * seconds / self.service_rate.seconds_per_output_token)
 
-    def on_whole_answer(self, flight: InFlight, output_tokens: int, now: float) -> None:
-        """Learn the output rate from the length of an answer without streaming, as the engine reported it."""
-        seconds = now - flight.decoding_since
-        if not flight.first_token_seen and not flight.streamed and seconds > 0.0 and output_tokens > flight.answers:
-            self._account_until(now)
-            self.service_rate.add_output(output_tokens - flight.answers, seconds * flight.answers)
+    def on_complete_answer(self, flight: InFlight, output_tokens: int | None, now: float, *, just_now: bool) -> None:
+        """Learn from an answer that is complete: the output rate if it was not streamed, or else how long the worker
+        pauses between tokens.
 
-    def on_complete_stream(self, flight: InFlight, output_tokens: int | None, now: float) -> None:
-        """Learn how long the worker pauses between tokens from an answer that is complete, if it was streamed.
-
-        `output_tokens`: by the engine's count; None if it reported none.
+        `output_tokens`: by the engine's count; None if it reported none. `just_now`: whether it has just ended, and not
+        in an earlier run.
         """
+        self.succeeded(flight, now)
         if flight.first_token_seen:
-            tokens = flight.output if output_tokens is None else output_tokens
-            self.silence_timeout.on_tokens(now - flight.first_token_at, tokens - flight.earlier_output)
+            if just_now:
+                tokens = flight.output if output_tokens is None else output_tokens
+                self.silence_timeout.on_tokens(now - flight.first_token_at, tokens - flight.earlier_output)
+        elif not flight.streamed and output_tokens is not None and output_tokens > flight.answers:
+            seconds = now - flight.decoding_since
+            if seconds > 0.0:
+                self._account_until(now)
+                self.service_rate.add_output(output_tokens - flight.answers, seconds * flight.answers)
 
     def remove(self, flight: InFlight, now: float, *, computed: bool) -> None:
         """Remove a request that ended. `computed`: whether the engine computed any of it, instead of refusing it."""
         self._account_until(now)
+        self.service_rate.on_place_freed(now)
         self.in_flight.remove(flight, now)
         if flight.started and (placed := self.in_flight.next_placeless()) is not None and not placed.streamed:
             placed.decoding_since = now + self.service_rate.prefill_seconds(placed.uncached_tokens)
         if self.health.trust is not None:
             self.health.on_end(flight)
-        self.service_rate.on_place_freed(now)
         if computed and not flight.streamed:
             self.service_rate.observe_unseen_end(flight.uncached_tokens)
         self._refresh_load()
@@ -356,7 +359,7 @@ class WorkerState:
             elif flight.decoding_since == inf:
                 flight.decoding_since = now
         alone = running + waiting <= len(self.in_flight.requests)
-        self.work.on_report(work, self.in_flight.unstarted_tokens, now, alone=alone)
+        self.work.on_report(work, self.charged, self.in_flight.unstarted_tokens, now, alone=alone)
         if (produced := self.work.output_since_report(running, now)) is not None:
             self.service_rate.add_engine_output(*produced)
         self._refresh_load()
@@ -401,7 +404,7 @@ class WorkerState:
     def _account_until(self, now: float) -> None:
         """Account for the time until now, before anything changes."""
         self._now = now
-        self._index.stale_rates[self.worker.id] = None
+        self._index.rates.outdated[self.worker.id] = None
         in_flight, service_rate, full = self.in_flight, self.service_rate, not self.has_room
         running = len(in_flight.requests)
         streams = running - len(in_flight.waiting)
@@ -410,7 +413,8 @@ class WorkerState:
             now, streams=streams, busy=running > 0, full=full, seen_answers=seen_answers, prefills=prefills
         )
         if self._unaccounted_seen_tokens:
-            self._account_for_seen_tokens()
+            service_rate.add_output(self._unaccounted_seen_tokens)
+            self._unaccounted_seen_tokens = 0
         if self._unaccounted_cost or self._unaccounted_tokens:
             steps = max(0, self._unaccounted_tokens) / service_rate.streams
             service_rate.add_service(self._unaccounted_cost, self._unaccounted_tokens, full=full)
@@ -418,10 +422,6 @@ class WorkerState:
             self._most_kv_tokens = max(self._most_kv_tokens, in_flight.kv_tokens)
             in_flight.kv_forecast.advance(steps)
             self._unaccounted_cost, self._unaccounted_tokens = 0.0, 0
-
-    def _account_for_seen_tokens(self) -> None:
-        self.service_rate.add_output(self._unaccounted_seen_tokens)
-        self._unaccounted_seen_tokens = 0
 
     def _refresh_load(self) -> None:
         """Recompute the load, the room and the deadline."""
@@ -431,7 +431,8 @@ class WorkerState:
         self.load, changes_at = self.in_flight.load(
             self._now, per_token, window.low_tokens, self.mean_output.mean, window.kv_limit
         )
-        self.has_room = is_open and window.room(self.load) >= 1
+        self._window_room, self._is_full = window.room(self.load), window.full(self.load)
+        self.has_room = is_open and self._window_room >= 1
         resumes = self._backoff.until if self._now < self._backoff.until else inf
         self._load_deadline = min(changes_at, resumes)
         self._index.set_load(self.worker.id, self.load.requests, has_room=self.has_room)

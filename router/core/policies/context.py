@@ -3,7 +3,7 @@
 One `PolicyContext` serves all parts of a policy.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol, TypeVar
@@ -63,8 +63,11 @@ class FleetView(Protocol):
         or be out of use.
         """
 
-    def take_changed_loads(self) -> Iterable[WorkerId]:
-        """Return the workers whose `in_flight` or room may have changed since the last call; some may be out of use."""
+    @property
+    def changed_loads(self) -> dict[WorkerId, None]:
+        """The workers whose `in_flight` or room may have changed; some may be out of use. Whoever reads these removes
+        them.
+        """
 
     def admits(self, worker: WorkerId, request: Request) -> bool:
         """Whether the worker's window has room for this request."""

@@ -99,12 +99,12 @@ def test_speed_is_the_rate_of_service_over_the_fleets_mean() -> None:
     made = Cluster(FixedWindow(requests=1))
     for worker in (W1, W2, W3):
         made.join(Worker(worker, frozenset(["llama"])))
-    assert made.speed(W1) == 1.0
+    assert made.rates.speed(W1) == 1.0
     busy(made, W1, 400.0)
     busy(made, W2, 100.0)
-    assert made.speed(W1) == pytest.approx(1.6, rel=0.05)
-    assert made.speed(W2) == pytest.approx(0.4, rel=0.05)
-    assert made.speed(W3) == 1.0
+    assert made.rates.speed(W1) == pytest.approx(1.6, rel=0.05)
+    assert made.rates.speed(W2) == pytest.approx(0.4, rel=0.05)
+    assert made.rates.speed(W3) == 1.0
 
 
 def test_workers_that_are_about_equally_fast_are_equal() -> None:
@@ -114,7 +114,7 @@ def test_workers_that_are_about_equally_fast_are_equal() -> None:
         made.join(Worker(worker, frozenset(["llama"])))
     busy(made, W1, 110.0)
     busy(made, W2, 90.0)
-    assert made.speed(W1) == made.speed(W2) == 1.0
+    assert made.rates.speed(W1) == made.rates.speed(W2) == 1.0
 
 
 def test_a_deadline_is_gone_with_its_worker() -> None:

@@ -40,11 +40,9 @@ def test_claims_are_limited_to_uncharged_tokens() -> None:
     """Tokens charged already, tokens of unstarted requests, and tokens claimed before are not claimed."""
     work = EngineWork()
     work.on_report(WorkReport(1000.0), now=0.0)
-    work.charge(Tokens(), Tokens(300, 0, 0))
-    work.on_report(WorkReport(2000.0), unstarted=200, now=1.0)
+    work.on_report(WorkReport(2000.0), Tokens(300), unstarted=200, now=1.0)
     assert [work.claim_input(400), work.claim_input(400), work.claim_input(400)] == [400, 100, 0]
-    work.charge(Tokens(300, 0, 0), Tokens(800, 0, 0))
-    work.on_report(WorkReport(2500.0), unstarted=0, now=2.0)
+    work.on_report(WorkReport(2500.0), Tokens(800), unstarted=0, now=2.0)
     assert work.claim_input(1000) == 700
 
 
@@ -62,11 +60,3 @@ def test_an_engine_that_does_not_count_lets_the_whole_claim_pass() -> None:
     work = EngineWork()
     work.on_report(WorkReport(), now=0.0)
     assert work.claim_input(1000) == 1000
-
-
-def test_charges_are_added_up_and_corrected() -> None:
-    """The sum of charges falls when a bill falls."""
-    work = EngineWork()
-    work.charge(Tokens(), Tokens(100, 20, 0))
-    work.charge(Tokens(100, 20, 0), Tokens(70, 50, 9))
-    assert work.charged == Tokens(70, 50, 9)

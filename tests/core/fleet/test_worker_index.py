@@ -52,7 +52,8 @@ class Workers(RuleBasedStateMachine):
 
     @rule()
     def take_changed_loads(self) -> None:
-        assert set(self.index.take_changed_loads()) == self.changed
+        assert self.index.changed_loads.keys() == self.changed
+        self.index.changed_loads.clear()
         self.changed.clear()
 
     @invariant()

@@ -47,6 +47,16 @@ class TrackedWorker:
         return self.state.load.unstarted, self.state.load.unstarted_tokens
 
 
+def test_charges_are_added_up_and_corrected() -> None:
+    """The sum of charges falls when a bill falls."""
+    tracked = TrackedWorker()
+    tracked.add(A, 10)
+    tracked.start(A, 0.0, seen=True)
+    tracked.state.serve(tracked.flights[A], NOTHING, Tokens(100, 20, 0), 100.0)
+    tracked.state.serve(tracked.flights[A], Tokens(100, 20, 0), Tokens(70, 50, 9), -12.0)
+    assert tracked.state.charged == Tokens(70, 50, 9)
+
+
 def test_load_counts_what_waits_for_its_first_token() -> None:
     """A start removes a request's tokens once, and its end removes the rest."""
     tracked = TrackedWorker()

@@ -144,9 +144,11 @@ class FleetLoads:
         return [worker for _, _, worker in nsmallest(count, keys)]
 
     def _take_changes(self) -> None:
-        for worker in self._view.take_changed_loads():
-            if worker in self._workers:
-                self._update(worker)
+        if changed := self._view.changed_loads:
+            for worker in changed:
+                if worker in self._workers:
+                    self._update(worker)
+            changed.clear()
 
     def _update(self, worker: WorkerId) -> None:
         entry = self._workers[worker]

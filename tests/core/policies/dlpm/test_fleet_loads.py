@@ -1,6 +1,6 @@
 """The order of a pool's workers by load equals that of sorting them anew."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 from hypothesis import settings
@@ -27,9 +27,9 @@ class Fleet:
     def with_room(self) -> Mapping[WorkerId, int]:
         return self.room
 
-    def take_changed_loads(self) -> Iterable[WorkerId]:
-        changed, self.changed = self.changed, {}
-        return changed
+    @property
+    def changed_loads(self) -> dict[WorkerId, None]:
+        return self.changed
 
     def in_flight(self, worker: WorkerId) -> int:
         return self.loads[worker]
