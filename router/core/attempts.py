@@ -18,7 +18,7 @@ from typing import Final
 
 from router.core.cache.prefix_map import PrefixMap
 from router.core.clients.fairness import Fairness, Outstanding
-from router.core.clients.ledger import Bill, Ledger
+from router.core.clients.ledger import Ledger
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.in_flight import InFlight
 from router.core.fleet.worker_state import WorkerState
@@ -139,7 +139,9 @@ class Attempts:
         outputs, resumed = self._estimates.outputs, state.resumed_output
         reserved = round(outputs.reserved.remaining(request, resumed))
         expected = outputs.lengths.remaining(request, resumed)
-        bill = self._open_bill(state, part, worker_id, leg, size, cached)
+        # Only the first attempt that is charged pays for the prompt, and none that decodes.
+        pays_prompt = state.charged is None and leg is not Leg.DECODE
+        bill = self._ledger.open(part, worker_id, size, cached, pays_prompt=pays_prompt)
         charge = bill.change_from(charged)
         if leg is Leg.PREFILL:
             expected = 1.0
@@ -158,16 +160,6 @@ class Attempts:
             self.report_match_changes()
         blocks = self._blocks.expect(request, worker_id) if request.blocks else None
         return Attempt(worker, bill, run, flight, outstanding, blocks, part, leg=leg)
-
-    def _open_bill(
-        self, state: RequestState, part: Request, worker: WorkerId, leg: Leg, size: int, cached: int
-    ) -> Bill:
-        """Open the bill of an attempt. Only the first one that is charged pays for the prompt, of `size` tokens, and
-        none that decodes.
-        """
-        if state.charged is None and leg is not Leg.DECODE:
-            return self._ledger.open(part, worker, size, cached)
-        return self._ledger.open(part, worker, 0, 0, pays_prompt=False)
 
     def _add_load(
         self,
@@ -220,14 +212,14 @@ class Attempts:
             del self._unstreamed[state]
             unseen = True
         if sent or unseen:
+            if seen and attempt.leg is not Leg.PREFILL:
+                self._note_answered(state, now)
             if self._cluster.held:
                 worker.resume_start(attempt.flight, now, seen=seen)
             else:
                 worker.start(attempt.flight, now, seen=seen)
             if seen:
                 self._mirror.on_first_token(attempt.run, now)
-                if attempt.leg is not Leg.PREFILL:
-                    self._note_answered(state, now)
                 if state.suspects:
                     self._membership.blame_suspects(state, now)
         if not sent:

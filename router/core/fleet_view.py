@@ -1,6 +1,7 @@
 """The one view through which policies see the fleet and the prefix map."""
 
 from collections.abc import Collection
+from math import inf
 
 from router.core.cache.prefix_map import PrefixMap
 from router.core.fleet.cluster import Cluster
@@ -74,7 +75,7 @@ class SchedulerView:
         if self._cluster.has_roles and state.worker.hands_over_at_once and not self._cluster.can_decode(request.model):
             return False
         room = state.room - resumed_output
-        if self.input_tokens(request) <= room:
+        if room == inf or self.input_tokens(request) <= room:
             return True  # with nothing cached, so that its match need not be known yet
         return self.uncached_tokens(worker, request) <= room
 

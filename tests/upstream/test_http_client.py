@@ -41,7 +41,8 @@ async def answering(
     """Send a call to an engine that begins its answer, with a first block in the same packet if there is one."""
     async with scripted_engine() as engine:
         client = WorkerClient(engine.url, TIMEOUT_S)
-        sending = asyncio.create_task(client.send("POST", "/v1/x", {}, b"{}", timeouts or IdleTimeouts()))
+        call_in_time = timeouts or IdleTimeouts()
+        sending = asyncio.create_task(client.send("POST", "/v1/x", {}, b"{}", call_in_time, once=not first))
         call = await engine.call()
         block = b"%x\r\n%b\r\n" % (len(first), first) if first else b""
         await call.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + block)
@@ -51,6 +52,31 @@ async def answering(
         finally:
             response.close()
             client.close()
+
+
+async def test_the_headers_alone_wake_nobody() -> None:
+    """A call that may be sent again returns with the first bytes of the body, and with whatever else ends the wait."""
+    async with scripted_engine() as engine:
+        client = WorkerClient(engine.url, TIMEOUT_S)
+        for rest in (b"5\r\nfirst\r\n", b"0\r\n\r\n", None):
+            sending = asyncio.create_task(client.send("POST", "/v1/x", {}, b"{}", IdleTimeouts()))
+            call = await engine.call()
+            await call.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            done, _ = await asyncio.wait([sending], timeout=0.1)
+            assert not done
+            if rest is None:
+                call.reset()
+            else:
+                await call.raw(rest)
+            async with asyncio.timeout(TIMEOUT_S):
+                response = await sending
+                if rest is None:
+                    with pytest.raises(WorkerBroke):
+                        await response.read()
+                else:
+                    assert await response.read() == (b"first" if b"first" in rest else b"")
+            response.close()
+        client.close()
 
 
 async def finished(pushing: "asyncio.Task[None]") -> None:

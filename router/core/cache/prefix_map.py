@@ -148,11 +148,11 @@ class PrefixMap:
         """Return the match by the tree alone. The watch of a queued request knows what workers hold of it, and most
         changes of the tree concern other requests.
         """
-        request, watched, worth = lookup.request, self._watches.get(lookup.request.id), self.mirror.common_worth
-        if watched is None or watched.worker is not None or worth is None or len(request.prompts) != 1:
+        request, watched = lookup.request, self._watches.get(lookup.request.id)
+        if watched is None or watched.worker is not None or len(request.prompts) != 1:
             return self._match_in_tokens(request, self.tree)
-        watch, version = watched.prompts[0], self._estimates.version
-        if watch.hashes is not request.prompts[0].hashes:
+        watch, version, worth = watched.prompts[0], self._estimates.version, self.mirror.common_worth
+        if worth is None or watch.hashes is not request.prompts[0].hashes:
             return self._match_in_tokens(request, self.tree)
         held, known = watch.group.held.by_worker, lookup.in_tree_for
         if known is None or known[0] is not held or known[1] != worth or known[2] != version:

@@ -138,9 +138,11 @@ class Ledger:
         through wrong predictions is bounded: while its predicted cached tokens in flight exceed the limit, further
         input is reserved as if it was not cached, and refunded when the engine's usage shows that it was.
 
-        `pays_prompt`: as in `Bill`.
+        `pays_prompt`: as in `Bill`; if not, nothing is reserved.
         """
         account = self._accounts[request.client]
+        if not pays_prompt:
+            input_tokens = cached_tokens = 0
         trusted = min(cached_tokens, max(0, self._limit - account.trusted))
         tokens = Tokens(input_tokens - trusted, trusted, 0)
         bill = Bill(account, request.id, request.client, worker, request.model, pays_prompt, tokens, trusted)

@@ -10,6 +10,7 @@ of rows: beyond it, of the oldest day, the row that was used least recently is a
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from operator import sub
 from typing import Final
 
 from router.core.model.request import ClientId
@@ -39,13 +40,13 @@ class _Day:
         """Count usage. Returns whether its row is new."""
         key = used.client, used.model
         row = self.rows.get(key)
-        self.rows[key] = used if row is None else row.plus(used)
+        self.rows[key] = used if row is None else _sum(row, used)
         self.pieces = None
         return row is None
 
     def take_back(self, used: DailyUsage, key: Key) -> None:
         """Subtract usage from a row, and drop that if nothing is left."""
-        left = self.rows[key].minus(used)
+        left = _difference(self.rows[key], used)
         self.pieces = None
         if any(left.counts):
             self.rows[key] = left
@@ -143,3 +144,27 @@ class UsageDays:
                 day.pieces = tuple(map(UsageRows, in_rows(day.rows.values())))
             pieces += day.pieces
         return pieces
+
+
+def _sum(row: DailyUsage, used: DailyUsage) -> DailyUsage:
+    """Return the sum, field by field, under the day, client and model of the row."""
+    return DailyUsage(
+        row.day,
+        row.client,
+        row.model,
+        row.calls + used.calls,
+        row.input_tokens + used.input_tokens,
+        row.cached_tokens + used.cached_tokens,
+        row.output_tokens + used.output_tokens,
+        row.estimated_input + used.estimated_input,
+        row.estimated_output + used.estimated_output,
+    )
+
+
+def _difference(row: DailyUsage, used: DailyUsage) -> DailyUsage:
+    """Return the difference, field by field and not below 0, under the day, client and model of the row. A part of the
+    input stays no larger than the input.
+    """
+    left = DailyUsage(*row[:3], *[max(0, count) for count in map(sub, row.counts, used.counts)])
+    cached, estimated = min(left.cached_tokens, left.input_tokens), min(left.estimated_input, left.input_tokens)
+    return left._replace(cached_tokens=cached, estimated_input=estimated)

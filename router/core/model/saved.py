@@ -6,7 +6,6 @@ Each part of the core with state to save produces pieces and takes them back; `s
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from operator import sub
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from router.core.model.cost import Tokens
@@ -92,28 +91,6 @@ class DailyUsage(NamedTuple):
     def counts(self) -> tuple[int, ...]:
         """All fields but the day, the client and the model."""
         return self[3:]
-
-    def plus(self, other: "DailyUsage") -> "DailyUsage":
-        """Return the sum, field by field, under this day, client and model."""
-        return DailyUsage(
-            self.day,
-            self.client,
-            self.model,
-            self.calls + other.calls,
-            self.input_tokens + other.input_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.output_tokens + other.output_tokens,
-            self.estimated_input + other.estimated_input,
-            self.estimated_output + other.estimated_output,
-        )
-
-    def minus(self, other: "DailyUsage") -> "DailyUsage":
-        """Return the difference, field by field and not below 0, under this day, client and model. A part of the input
-        stays no larger than the input.
-        """
-        left = DailyUsage(*self[:3], *[max(0, count) for count in map(sub, self.counts, other.counts)])
-        cached, estimated = min(left.cached_tokens, left.input_tokens), min(left.estimated_input, left.input_tokens)
-        return left._replace(cached_tokens=cached, estimated_input=estimated)
 
 
 @dataclass(frozen=True, slots=True)

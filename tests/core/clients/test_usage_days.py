@@ -1,7 +1,6 @@
 """Usage by day: what is settled counts on its day, old days are dropped, and no token leaves the others unseen."""
 
 from collections.abc import Iterable
-from functools import reduce
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +39,7 @@ def rows(days: UsageDays) -> list[DailyUsage]:
 
 def totals(found: Iterable[DailyUsage]) -> tuple[int, ...]:
     """Return the sum of each count over these rows."""
-    return reduce(DailyUsage.plus, found, DailyUsage(0, OTHERS, "")).counts
+    return tuple(map(sum, zip(DailyUsage(0, OTHERS, "").counts, *[row.counts for row in found], strict=True)))
 
 
 def ledger_of(day: int) -> Ledger:
