@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.api.answer.sse import EventSplitter, event_data, plain_event
+from router.api.answer.sse import PLAIN_EVENT, EventSplitter, event_data
 from router.api.answer.stream_reader import StreamReader, is_chunk
 from router.api.answer.usage import token_count
 from router.api.body import fields as read
@@ -175,9 +175,9 @@ class Rewriter:
         try:
             chunk = orjson.loads(data)
         except orjson.JSONDecodeError:
-            return plain_event(data)
+            return PLAIN_EVENT % data
         if not isinstance(chunk, dict) or chunk.get("choices") is None or not is_chunk(chunk):
-            return plain_event(data)  # the reader detects the error
+            return PLAIN_EVENT % data  # the reader detects the error
         choices, usage = chunk["choices"], chunk.get("usage")
         self.started = self.started or bool(choices)
         rewritten = {**self._continuation.head, "choices": [new for each in choices for new in self._choice(each)]}
@@ -186,7 +186,7 @@ class Rewriter:
         if isinstance(usage, dict):
             rewritten["usage"] = self._usage(usage)
         try:
-            return plain_event(orjson.dumps(rewritten))
+            return PLAIN_EVENT % orjson.dumps(rewritten)
         except orjson.JSONEncodeError:  # orjson parses more levels than it serialises
             raise WorkerBroke("A worker's answer is nested too deeply.") from None
 
@@ -228,9 +228,9 @@ def last_events(call: Call, reader: StreamReader, reason: str | None) -> bytes:
     if reason is not None:
         empty = {"delta": {"content": ""}} if call.path == chat.PATH else {"text": ""}
         choice = {"index": 0, **empty, "logprobs": None, "finish_reason": reason}
-        events.append(plain_event(orjson.dumps({**head, "choices": [choice]})))
+        events.append(PLAIN_EVENT % orjson.dumps({**head, "choices": [choice]}))
     if counts is not None and not reader.has_final_usage:
-        events.append(plain_event(orjson.dumps({**head, "choices": [], "usage": counts})))
+        events.append(PLAIN_EVENT % orjson.dumps({**head, "choices": [], "usage": counts}))
     if not reader.done:
-        events.append(plain_event(b"[DONE]"))
+        events.append(PLAIN_EVENT % b"[DONE]")
     return b"".join(events)

@@ -30,11 +30,6 @@ class AnswerStream:
         self.unsent = b""
         """What `relay` has not sent yet, and is to be sent together with the end of the answer."""
 
-    @property
-    def started(self) -> bool:
-        """Whether this worker has sent its first token."""
-        return self._reader.started if self._rewriter is None else self._rewriter.started
-
     async def relay(
         self,
         exchange: Exchange,
@@ -48,6 +43,7 @@ class AnswerStream:
         yet. Raises what `read` raises.
         """
         reader, upstream = self._reader, self._upstream
+        of_this_worker = reader if self._rewriter is None else self._rewriter
         counted = False
         while not reader.broken and (ready := await self.read()) is not None:
             self.unsent += ready
@@ -55,7 +51,7 @@ class AnswerStream:
             if self.unsent and not complete and not waits:
                 block, self.unsent = self.unsent, b""
                 await exchange.stream(headers, block)
-            if not counted and self.started and not waits:
+            if not counted and of_this_worker.started and not waits:
                 counted = True
                 upstream.begin_stream()
                 on_first_token()
@@ -76,7 +72,8 @@ class AnswerStream:
         if not block:
             return None
         ready = self._feed(block)
-        self._count(block, ready)
+        if not ready or self._held_blocks:
+            self._count(block, ready)
         return ready
 
     async def push(self, writer: StreamWriter) -> None:

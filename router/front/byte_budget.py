@@ -147,11 +147,12 @@ class UnreadBytes:
     the answer waits for the client, and so does the engine.
     """
 
-    __slots__ = ("_hold", "_sent", "_transport")
+    __slots__ = ("_hold", "_sent", "_transport", "owner")
 
     def __init__(self, budget: ByteBudget, transport: asyncio.WriteTransport, owner: str) -> None:
         """`owner`: whose part of the budget counts, until `charge_to` changes it."""
         self._hold = budget.hold(owner)
+        self.owner = owner
         self._transport = transport
         self._sent = 0
         """Bytes that were unread at `start`, plus those sent since."""
@@ -159,6 +160,7 @@ class UnreadBytes:
     def charge_to(self, owner: str) -> None:
         """Count against this owner, who made the call in flight."""
         self._hold.transfer(owner)
+        self.owner = owner
 
     def start(self) -> None:
         """Start counting, because the client reads too slowly, unless already started."""

@@ -23,7 +23,7 @@ from router.auth.admission import Admission, AdmissionTicket
 from router.auth.identity import Identity
 from router.channel.client import SchedulerClient
 from router.core.model.block_key import BlockKey
-from router.core.model.prompt_key import PromptHasher
+from router.core.model.prompt_key import PromptHasher, PromptKey
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.errors import MethodNotAllowed, RouterError, ShuttingDown
 from router.front.byte_budget import ByteBudget, Hold
@@ -161,20 +161,24 @@ class Gateway:
         arrived = self._scheduler_client.clock()
         sender = Sender(exchange.headers, exchange.address, hold.owner)
         call, served = await self._parser.parse(family, exchange.head, body, sender, exchange.deployment)
+        keys = tuple([prompt.key for prompt in call.prompts])
+        # Estimated at four bytes per token of text. The engine's usage corrects the rate limit later.
+        tokens = sum([key.size // 4 if key.tokens is None else key.tokens for key in keys])
+        held = len(call.body) + sum([len(key.hashes) for key in keys])
         identity = ticket.identity or await self._admission.identify(exchange.headers, call.user, exchange.address)
         if exchange.record is not None:
             exchange.record.note_call(identity.client, call.model)
-        await self._admission.admit(ticket, identity, call.model, _input_tokens(call), call.adapters)
+        await self._admission.admit(ticket, identity, call.model, tokens, call.adapters)
         keeper = worker = None
         if call.storage != NOT_STORED:
             owner = self._response_owner(exchange)
             keeper = await self._responses.keeper(call, owner, ticket)
             worker = await self._responses.worker_of_previous(call, owner)
-        hold.set(len(call.body) + sum([len(prompt.key.hashes) for prompt in call.prompts]))
+        hold.set(held)
         blocks: tuple[BlockKey, ...] = ()
         if served.block_sizes and family.tokenizable:
             blocks = await self._block_keys(call.path, call.body, call.model)
-        request = self._request(exchange, call, served, identity, blocks, worker)
+        request = self._request(exchange, call, keys, served, identity, blocks, worker)
         overhead = self._scheduler_client.clock() - arrived
         relay = Relay(
             request,
@@ -198,6 +202,7 @@ class Gateway:
         self,
         exchange: Exchange,
         call: Call,
+        keys: tuple[PromptKey, ...],
         served: ServedModel,
         identity: Identity,
         blocks: tuple[BlockKey, ...],
@@ -205,12 +210,13 @@ class Gateway:
     ) -> Request:
         if RequestId(exchange.request_id) in self._scheduler_client:
             exchange.request_id = new_request_id()
+        retry_key = exchange.headers.get(b"idempotency-key")
         label = UNLABELLED if self._session_labels is None else self._session_labels.read(exchange, call)
         return Request(
             id=RequestId(exchange.request_id),
             client=identity.client,
             model=call.model,
-            prompts=tuple([prompt.key for prompt in call.prompts]),
+            prompts=keys,
             output_limit=None if call.output_limit is None else min(call.output_limit, TOKEN_COUNT_LIMIT),
             streamed=bool(call.streamed),
             weight=identity.weight,
@@ -227,16 +233,14 @@ class Gateway:
             session=label.session,
             parent=label.parent,
             last_of_session=label.last,
-            retry_key=_retry_key(exchange, call.body),
+            retry_key=_retry_key(retry_key, exchange.path, call.body) if retry_key else None,
         )
 
 
-def _retry_key(exchange: Exchange, body: bytes) -> bytes | None:
-    """Return what only a repetition of the same call has, too; None if the client gave no key for that."""
-    if not (given := exchange.headers.get(b"idempotency-key")):
-        return None
+def _retry_key(given: bytes, path: str, body: bytes) -> bytes:
+    """Return what only a repetition of the same call has, too, with the key that the client gave for that."""
     digest = blake2b(digest_size=RETRY_KEY_BYTES)
-    for part in (given, exchange.path.encode(), body):
+    for part in (given, path.encode(), body):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.digest()
 
@@ -244,8 +248,3 @@ def _retry_key(exchange: Exchange, body: bytes) -> bytes | None:
 def _budget_owner(identity: Identity | None, address: str | None) -> str:
     """Return the owner whose budget a call counts against: an authenticated client, otherwise the address."""
     return address or "" if identity is None or identity.anonymous else f"client {identity.client}"
-
-
-def _input_tokens(call: Call) -> int:
-    """Estimate the input tokens, for text at four bytes per token. The engine's usage corrects the rate limit later."""
-    return sum([prompt.key.size // 4 if prompt.key.tokens is None else prompt.key.tokens for prompt in call.prompts])

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from router.api.answer.stream_reader import StreamReader
 from router.api.body.call import Call
-from router.api.body.edits import NO_FIELDS, AddedFields
+from router.api.body.edits import NO_FIELDS
 from router.api.continuation import Rewriter, last_events
 from router.api.endpoints.responses import ResponseReader
 from router.api.families import Family, Reader
@@ -138,7 +138,7 @@ class Relay:
                         assignment, settings.policy, self._scheduler_client.clock() - submitted
                     )
                 before = failed
-                worker = self._connections[assignment.worker]
+                worker = self._connections.by_id[assignment.worker]
                 outcome = self._mismatch(worker) or await self._take_leg(assignment, worker, headers, settings)
                 if outcome is None:
                     return
@@ -340,7 +340,7 @@ class Relay:
                 self._outgoing,
                 self._reader,
                 prefill,
-                self._connections[prefill.worker],
+                self._connections.by_id[prefill.worker],
                 assignment.worker,
                 self._scheduler_client,
                 self._handoffs,
@@ -371,15 +371,13 @@ class Relay:
         """Send the call to a worker and relay the answer. Returns None if that ended the request."""
         if self._outgoing.continuation is None:
             self._reader = None
-        if (sent := self._outgoing.path_and_body(worker, self._reader)) is None:
-            return FailedAttempt(Fault.CALL, False)
-        path, body = sent
         timeouts = assignment.timeouts
         first = timeouts.first_token if self._call.streamed else timeouts.whole
         idle_timeouts = IdleTimeouts(first, timeouts.between_tokens)
-        added = self._call.additions.wanted & worker.accepted.get(path, NO_FIELDS)
         try:
-            upstream = self._upstream = await self._send(worker, path, body, added, idle_timeouts)
+            upstream = self._upstream = await self._send(worker, idle_timeouts)
+            if upstream is None:
+                return FailedAttempt(Fault.CALL, False)
             headers += to_the_client(upstream.headers)
             if upstream.status == 200 and self._is_stream(upstream):
                 return await self._relay_stream(upstream, worker, assignment, headers)
@@ -396,13 +394,16 @@ class Relay:
         finally:
             self._close_upstream()
 
-    async def _send(
-        self, worker: ConnectedWorker, path: str, body: bytes, added: AddedFields, idle_timeouts: IdleTimeouts
-    ) -> WorkerResponse:
+    async def _send(self, worker: ConnectedWorker, idle_timeouts: IdleTimeouts) -> WorkerResponse | None:
         """Send the call, with what a prefill worker keeps for it, or how the two meet, if anything.
 
-        Raises FetchTooLate if what is kept may be gone before this worker reads the call.
+        Returns None if the rest of an answer cannot be asked for. Raises FetchTooLate if what is kept may be gone
+        before this worker reads the call.
         """
+        if (sent := self._outgoing.path_and_body(worker, self._reader)) is None:
+            return None
+        path, body = sent
+        added = self._call.additions.wanted & worker.accepted.get(path, NO_FIELDS)
         if self._legs is not None:
             finish = self._legs.decode_body
             return await self._outgoing.send(worker, path, body, added, finish, idle_timeouts, once=False)

@@ -258,7 +258,7 @@ class PromptTokenizer:
 
     def _is_adapter(self, model: str) -> bool:
         """Whether a model is an adapter of another model: its engine does not share blocks between the two."""
-        return any(model in worker.card.parents for worker in self._connections)
+        return any(model in worker.card.parents for worker in self._connections.by_id.values())
 
     async def _ask_worker(self, tokenize_request: Mapping[str, Any], model: str) -> list[int]:
         """Return the token ids that the /tokenize of a worker with this model answers.
@@ -283,7 +283,9 @@ class PromptTokenizer:
         return ids
 
     def _workers_with(self, model: str) -> Iterator[ConnectedWorker]:
-        return (worker for worker in self._connections if worker.card.healthy and model in worker.card.models)
+        return (
+            worker for worker in self._connections.by_id.values() if worker.card.healthy and model in worker.card.models
+        )
 
 
 def _chat(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[list[int]] | None:

@@ -1,7 +1,7 @@
 """The workers as one front knows them: a copy of the directory, and the connections to them."""
 
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, Self
@@ -85,19 +85,10 @@ class WorkerConnections:
         self.aliases: Mapping[str, str] = dict(aliases or {})
         self._connect_timeout = connect_timeout
         self._workers: dict[WorkerId, ConnectedWorker] = {}
+        self.by_id: Final[Mapping[WorkerId, ConnectedWorker]] = self._workers
+        """The workers. Read-only."""
         self._models: dict[str, ServedModel] = {}
         """The models that any worker lists, as far as they were asked for since the workers last changed."""
-
-    def __contains__(self, worker: WorkerId) -> bool:
-        return worker in self._workers
-
-    def __getitem__(self, worker: WorkerId) -> ConnectedWorker:
-        """Raises KeyError for an unknown worker."""
-        return self._workers[worker]
-
-    def __iter__(self) -> Iterator[ConnectedWorker]:
-        """Iterate over the workers, in the order in which they were added."""
-        return iter(self._workers.values())
 
     def apply(self, change: WorkerChanged | WorkerRemoved) -> None:
         """Add, update or remove a worker. Nothing is in flight at one that is removed."""
@@ -119,11 +110,11 @@ class WorkerConnections:
 
     def _client(self, url: str) -> WorkerClient:
         """Return the client of a URL, which all its ranks use."""
-        clients = (worker.client for worker in self if worker.card.url == url)
+        clients = (worker.client for worker in self._workers.values() if worker.card.url == url)
         return next(clients, None) or WorkerClient(url, self._connect_timeout)
 
     def _close_unused(self, client: WorkerClient) -> None:
-        if all(worker.client is not client for worker in self):
+        if all(worker.client is not client for worker in self._workers.values()):
             client.close()
 
     def served(self, model: str) -> ServedModel | None:
@@ -133,9 +124,9 @@ class WorkerConnections:
         """
         if (served := self._models.get(model)) is not None:
             return served
-        cards = [worker.card for worker in self if model in worker.card.models]
+        cards = [worker.card for worker in self._workers.values() if model in worker.card.models]
         if not cards:
-            return None if any(worker.card.models for worker in self) else UNLISTED
+            return None if any(worker.card.models for worker in self._workers.values()) else UNLISTED
         vocabularies = [card.vocabulary for card in cards if card.vocabulary is not None]
         sizes = frozenset([card.block_tokens for card in cards if card.block_tokens is not None])
         ranked = frozenset([card.engine for card in cards if card.has_ranks])
@@ -151,7 +142,7 @@ class WorkerConnections:
         """
         served = Counter(
             model
-            for worker in self
+            for worker in self._workers.values()
             if worker.card.healthy
             for model in sorted(worker.card.models - worker.card.parents.keys())
         )

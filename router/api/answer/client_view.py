@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.api.answer.sse import event_data, plain_data, plain_event, with_data
+from router.api.answer.sse import PLAIN_EVENT, event_data, plain_data, with_data
 from router.api.body.call import COMPLETIONS, Call
 from router.api.body.edits import Addition
 from router.api.body.json_object import cut_member, load, replace_member
@@ -149,7 +149,7 @@ class LastChunks:
 def _with_fingerprint(events: bytes, value: bytes) -> bytes:
     """Put a fingerprint, as JSON, into one event or several plain ones."""
     if (plain := plain_data(events)) is not None:
-        return b"".join([plain_event(_with_member(data, value)) for data in plain])
+        return b"".join([PLAIN_EVENT % _with_member(data, value) for data in plain])
     data = event_data(events)
     return events if data is None else with_data(events, _with_member(data, value))
 

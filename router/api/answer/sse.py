@@ -12,6 +12,8 @@ from router.errors import WorkerBroke
 EVENT_LIMIT: Final = 16 * 2**20
 """Bytes of one event at most. Events with log probabilities or long tool calls stay far below."""
 
+PLAIN_EVENT: Final = b"data: %b\n\n"
+"""An event with one data line, which must not contain a line end."""
 BLANK: Final = frozenset({b"\n\n", b"\r\n\r\n"})
 """Empty events. They are recognised by a lookup, as a worker may send very many."""
 _FIELDS: Final = frozenset({b"", b"data", b"event", b"id", b"retry"})
@@ -87,11 +89,6 @@ def plain_data(block: bytes) -> list[bytes] | None:
     return data if b"".join(data).find(b"\n") < 0 else None
 
 
-def plain_event(data: bytes) -> bytes:
-    """An event with one data line. `data` must not contain a line end."""
-    return b"data: %b\n\n" % data
-
-
 def event_data(event: bytes) -> bytes | None:
     """The `data` lines of one event, joined by LF. None if it has no such line, like a comment."""
     if plain := plain_data(event):
@@ -109,7 +106,7 @@ def is_event(event: bytes) -> bool:
 def with_data(event: bytes, data: bytes) -> bytes:
     """Replace the data lines of `event`, in the place of the last one. Other lines and the line ends stay."""
     if plain_data(event) and b"\n" not in data:
-        return plain_event(data)
+        return PLAIN_EVENT % data
     mark = _BOM if event.startswith(_BOM) else b""
     lines = event.removeprefix(_BOM).splitlines(keepends=True)
     last = max(index for index, line in enumerate(lines) if _data_of(line) is not None)

@@ -14,7 +14,7 @@ import orjson
 from router.api.answer.answer_record import Choices, TokenRecord, UsageTally
 from router.api.answer.client_view import LastChunks, UsageSplice
 from router.api.answer.fast_path import ChunkRun, CommonChunks
-from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event, plain_data, plain_event
+from router.api.answer.sse import BLANK, EVENT_LIMIT, PLAIN_EVENT, EventSplitter, event_data, is_event, plain_data
 from router.api.answer.usage import read_usage, token_count
 from router.api.body.call import Call
 from router.api.body.json_object import load, read_object, text_or_empty
@@ -80,6 +80,7 @@ class StreamReader:
             passed = self._pass_events(block)
         elif common is not None and (run := common.single_run(block)) is not None:
             self._unread.append(run)
+            self.started = True
             if self._held is None:
                 self.has_delivered = True
                 passed = run.client_bytes
@@ -89,7 +90,7 @@ class StreamReader:
             passed = self._pass_plain(plain)
         else:
             passed = self._pass_events(block)
-        if not self.started or len(self._unread) >= UNREAD_LIMIT:
+        if len(self._unread) >= UNREAD_LIMIT:
             self._read()
         return passed
 
@@ -101,12 +102,13 @@ class StreamReader:
                 break
             if isinstance(part, ChunkRun):
                 self._unread.append(part)
+                self.started = True
                 if part.finish_reason is not None and self._hold_last(part.client_bytes):
                     continue
                 passed.append(self._deliver(part.client_bytes))
             elif (chunk := self._queue_chunk(part)) is not None:
                 visible = self._splice.filter_data(part, chunk) if chunk else part
-                passed.append(self._deliver_chunk(b"" if visible is None else plain_event(visible), chunk))
+                passed.append(self._deliver_chunk(b"" if visible is None else PLAIN_EVENT % visible, chunk))
         return b"".join(passed)
 
     def _pass_events(self, block: bytes) -> bytes:
@@ -139,6 +141,7 @@ class StreamReader:
             self.broken = True
             return None
         self._unread.append(chunk)
+        self.started = self.started or bool(chunk.get("choices"))
         if self._held is None and (data.find(b'"error"') >= 0 or data.find(b'"abort"') >= 0):
             self._hold_if_failed(chunk)
         return chunk
@@ -273,7 +276,6 @@ class StreamReader:
             return
         if self._first_chunk is None:
             self._first_chunk = runs[0].client_bytes.partition(b"\n\n")[0].removeprefix(b"data: ")
-        self.started = True
         text = _load_text(b"".join([run.text for run in runs]))
         reason, uncounted = None, 0
         for run in runs:
@@ -303,7 +305,6 @@ class StreamReader:
         if self._first_chunk is None:
             self._first_chunk = chunk
             self._token_record.set_prompt(chunk.get("prompt_token_ids"))
-        self.started = True
         for choice in choices:
             index = choice.get("index", 0)
             has_output = self._choices.add_choice(index, choice)
@@ -314,6 +315,7 @@ class StreamReader:
     @property
     def head(self) -> dict[str, Any] | None:
         """The members of the first chunk that describe the whole answer: id, object, creation time and model."""
+        self._read()
         first = load(self._first_chunk) or {} if isinstance(self._first_chunk, bytes) else self._first_chunk
         return first and {name: first[name] for name in HEAD_MEMBERS if isinstance(first.get(name), str | int)}
 

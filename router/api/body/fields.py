@@ -146,6 +146,27 @@ def objects(value: object) -> list[Fields]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
+def messages(fields: Fields) -> list[Fields]:
+    """The messages of a chat; empty if there are none, which an engine refuses in its own words. Raises BadRequest."""
+    given = fields.get("messages")
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise wrong_type("messages", "a list")
+    for index, message in enumerate(given):
+        if not isinstance(message, dict):
+            raise wrong_type(f"messages[{index}]", "an object")
+    return given
+
+
+def output_limit(fields: Fields) -> int | None:
+    """The larger of the two limits of a chat, as engines differ in which of the two names takes precedence."""
+    max_completion_tokens, max_tokens = count(fields, "max_completion_tokens"), count(fields, "max_tokens")
+    if max_completion_tokens is None or max_tokens is None:
+        return max_tokens if max_completion_tokens is None else max_completion_tokens
+    return max(max_completion_tokens, max_tokens)
+
+
 def dump(value: object, param: str) -> bytes:
     """Serialise a parsed value compactly, in the client's order of members. Raises BadRequest if nested too deeply."""
     try:

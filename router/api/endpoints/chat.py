@@ -1,12 +1,12 @@
 """POST /v1/chat/completions."""
 
-from typing import Any, Final
+from typing import Final
 
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
 from router.api.body.call import Call, ResumeMode
 from router.api.body.edits import additions, requested_usage
-from router.api.body.fields import Fields, largest_id
+from router.api.body.fields import largest_id
 from router.api.body.restrictions import chat_computed_anew_by, is_for_one_engine, resume_mode_of
 from router.core.model.prompt_key import PromptHasher
 
@@ -25,8 +25,8 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     streamed = read.flag(fields, "stream")
     ids_wanted = read.flag(fields, "return_token_ids")
     adapters = read.adapters(fields)
-    messages = _messages(fields)
-    limit = _output_limit(fields)
+    messages = read.messages(fields)
+    limit = read.output_limit(fields)
     session, largest = read.session_members(fields), largest_id(fields)
     usage = requested_usage(fields)
     computed_anew_by, whole = chat_computed_anew_by(fields), is_for_one_engine(fields, choices)
@@ -55,24 +55,3 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),
         whole=whole,
     )
-
-
-def _messages(fields: Fields) -> list[dict[str, Any]]:
-    """The messages; empty if there are none, which an engine refuses in its own words. Raises BadRequest."""
-    messages = fields.get("messages")
-    if messages is None:
-        return []
-    if not isinstance(messages, list):
-        raise read.wrong_type("messages", "a list")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise read.wrong_type(f"messages[{index}]", "an object")
-    return messages
-
-
-def _output_limit(fields: Fields) -> int | None:
-    """The larger of the two limits, as engines differ in which of the two names takes precedence."""
-    max_completion_tokens, max_tokens = read.count(fields, "max_completion_tokens"), read.count(fields, "max_tokens")
-    if max_completion_tokens is None or max_tokens is None:
-        return max_tokens if max_completion_tokens is None else max_completion_tokens
-    return max(max_completion_tokens, max_tokens)

@@ -328,12 +328,12 @@ class WorkerState:
     def remove(self, flight: InFlight, now: float, *, computed: bool) -> None:
         """Remove a request that ended. `computed`: whether the engine computed any of it, instead of refusing it."""
         self._account_until(now)
-        self.service_rate.on_place_freed(now)
         self.in_flight.remove(flight, now)
         if flight.started and (placed := self.in_flight.next_placeless()) is not None and not placed.streamed:
             placed.decoding_since = now + self.service_rate.prefill_seconds(placed.uncached_tokens)
         if self.health.trust is not None:
             self.health.on_end(flight)
+        self.service_rate.on_place_freed(now)
         if computed and not flight.streamed:
             self.service_rate.observe_unseen_end(flight.uncached_tokens)
         self._refresh_load()

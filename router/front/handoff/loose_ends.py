@@ -93,7 +93,7 @@ class LooseEnds:
         timeouts = IdleTimeouts(ABORT_SECONDS, ABORT_SECONDS)
         with suppress(RouterError, KeyError):  # KeyError: the worker has left meanwhile
             body = abort_body(abort_id)
-            upstream = await self._connections[worker].forward(ABORT_PATH, body, RequestId(abort_id), timeouts)
+            upstream = await self._connections.by_id[worker].forward(ABORT_PATH, body, RequestId(abort_id), timeouts)
             try:
                 await upstream.read_beginning(2**16, lambda _: True)
             finally:

@@ -60,7 +60,7 @@ class PromptReleases:
         """Return whether a worker gives a sign of life within `RELEASE_SECONDS`: an answer at this path."""
         timeouts = IdleTimeouts(RELEASE_SECONDS, RELEASE_SECONDS)
         try:
-            upstream = await self._connections[worker].forward(
+            upstream = await self._connections.by_id[worker].forward(
                 path, b"", RequestId("d2lpm-alive"), timeouts, method="GET"
             )
         except (RouterError, KeyError):  # KeyError: it has left meanwhile
@@ -76,14 +76,14 @@ class PromptReleases:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _decode_worker(self, model: str, failed: WorkerId | None) -> WorkerId | None:
-        cards = [worker.card for worker in self._connections]
+        cards = [worker.card for worker in self._connections.by_id.values()]
         able = [card.id for card in cards if card.role is Role.DECODE and card.healthy and model in card.models]
         return min(able, key=lambda worker: worker == failed, default=None)
 
     async def _send(self, worker: WorkerId, params: bytes) -> None:
         timeouts = IdleTimeouts(RELEASE_SECONDS, RELEASE_SECONDS)
         with suppress(RouterError, KeyError):  # KeyError: the worker has left meanwhile
-            upstream = await self._connections[worker].forward(
+            upstream = await self._connections.by_id[worker].forward(
                 COMPLETIONS, release_body(params), RequestId("d2lpm-release"), timeouts
             )
             try:

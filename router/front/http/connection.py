@@ -218,7 +218,8 @@ class ClientConnection(HttpToolsProtocol):
         self._active = cycle
         # The second write fails if the client has disconnected; then the calls behind this one are not started.
         self.transport.holds_next = not self.pipeline and not self._early_bytes
-        self._unread.charge_to(self._address)
+        if self._unread.owner != self._address:  # that of the call before
+            self._unread.charge_to(self._address)
         if not cycle.more_body:
             self._connections.mark_busy(self, self._address)
         # Not kept in `cycle.send`: a call that refers to itself would wait for the garbage collector.

@@ -160,7 +160,9 @@ class BackgroundResponses:
         """Send a call about the response to its worker, and return status and body. Raises WorkerError."""
         path = f"{PATH}/{quote(run.response, safe='')}{subpath}"
         outline, idle_timeouts = Outline(), IdleTimeouts(CHECK_TIMEOUT, CHECK_TIMEOUT)
-        upstream = await self._connections[run.worker].forward(path, b"", run.request, idle_timeouts, method=method)
+        upstream = await self._connections.by_id[run.worker].forward(
+            path, b"", run.request, idle_timeouts, method=method
+        )
         try:
             while block := await upstream.read():
                 outline.feed(block)

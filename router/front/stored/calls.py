@@ -70,7 +70,7 @@ class ResponseCalls:
 
     async def _worker_of(self, response: str, owner: ClientId) -> WorkerId:
         worker = await self._scheduler_client.ask(FindResponse(response, owner))
-        if worker is None or worker not in self._connections:
+        if worker is None or worker not in self._connections.by_id:
             raise UnknownResponse(response)
         return worker
 
@@ -78,7 +78,7 @@ class ResponseCalls:
         """Answer a call about a response. Raises UnknownResponse or WorkerError."""
         worker = await self._worker_of(response, owner)
         head = exchange.head
-        upstream = await self._connections[worker].forward(
+        upstream = await self._connections.by_id[worker].forward(
             *(request_target(head), body, RequestId(exchange.request_id), SILENCE),
             method=head.method,
             content_type=head.content_type or "application/json",

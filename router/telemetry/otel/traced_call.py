@@ -71,7 +71,7 @@ class Tracing(NamedTuple):
 
     def card_of(self, worker: WorkerId | None) -> WorkerCard | None:
         """Return what is known of a worker; None if it has left."""
-        return self.connections[worker].card if worker is not None and worker in self.connections else None
+        return self.connections.by_id[worker].card if worker is not None and worker in self.connections.by_id else None
 
 
 @dataclass(frozen=True, slots=True)
