@@ -26,7 +26,7 @@ class AnswerStream:
         self._held_blocks = 0
         """Blocks since the last complete event."""
         self._writer: StreamWriter | None = None
-        """Where `push` passes blocks on to."""
+        """Where blocks are passed on to as they arrive; None while they must be read."""
         self.unsent = b""
         """What `relay` has not sent yet, and is to be sent together with the end of the answer."""
 
@@ -44,8 +44,8 @@ class AnswerStream:
         """
         reader, upstream = self._reader, self._upstream
         of_this_worker = reader if self._rewriter is None else self._rewriter
-        counted = False
-        while not reader.broken and (ready := await self.read()) is not None:
+        counted, writer = False, None
+        while not reader.broken and (ready := await self.read(writer)) is not None:
             self.unsent += ready
             waits, complete = held_back is not None and held_back(), upstream.exhausted
             if self.unsent and not complete and not waits:
@@ -57,34 +57,29 @@ class AnswerStream:
                 on_first_token()
             if complete:
                 break
-            if counted and not self.unsent and (writer := exchange.stream_writer()) is not None:
-                await self.push(writer)
+            writer = exchange.stream_writer() if counted and not self.unsent else None
         self.unsent += self.close()
 
-    async def read(self) -> bytes | None:
-        """Read a block and return what the client gets of it; None at the end of the answer.
+    async def read(self, writer: StreamWriter | None = None) -> bytes | None:
+        """Return what the client gets of the next block; None at the end of the answer.
+
+        `writer`: blocks are passed on to it in the turn of the event loop in which they arrive, until one must be
+        returned. That is the last block, one that comes while the client does not read, and one after two that
+        completed no event, as blocks that are too small are gathered.
 
         Raises WorkerBroke, WorkerHung, and Refused or NoRoom if the bytes of an incomplete event have no room.
         """
+        upstream = self._upstream
         if self._held_blocks > SMALL_BLOCKS:
-            await self._upstream.gather()
-        block = await self._upstream.read()
+            await upstream.gather()
+        self._writer = None if self._held_blocks else writer
+        block = await (upstream.read() if self._writer is None else upstream.push(self._pass_on))
         if not block:
-            return None
+            return None if block is not None else b""  # `_pass_on` has stopped it
         ready = self._feed(block)
         if not ready or self._held_blocks:
             self._count(block, ready)
         return ready
-
-    async def push(self, writer: StreamWriter) -> None:
-        """Pass blocks on in the turn of the event loop in which they arrive, until one must be read by `read`.
-
-        That is the last block, one that comes while the client does not read, and one after two that completed no
-        event: `read` gathers blocks that are too small. Raises what `read` raises.
-        """
-        if not self._held_blocks:
-            self._writer = writer
-            await self._upstream.push(self._pass_on)
 
     def _pass_on(self, block: bytes) -> bool:
         writer = self._writer

@@ -155,22 +155,29 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return block
 
-    async def push(self, sink: Callable[[bytes], bool]) -> None:
-        """Call `sink` with each block in the turn of the event loop in which it arrives.
+    async def push(self, sink: Callable[[bytes], bool]) -> bytes | None:
+        """Call `sink` with each block in the turn of the event loop in which it arrives. Then return, as `read` does,
+        what is left: a block that `sink` declined by returning False, or the last one of the answer.
 
-        Return when a block is left for `read`: one that `sink` declined by returning False, or the last one of the
-        answer; when `stop_push` is called; and when `read` would raise. Raises what `sink` raises.
+        Returns None after `stop_push`. Raises what `read` and `sink` raise.
         """
-        if self._blocks or self._body_complete or self._lost:
-            return
-        self._sink = sink
-        try:
-            await self._wait_for_data()
-        finally:
-            self._sink = None
+        if not (self._blocks or self._body_complete or self._lost):
+            self._sink = sink
+            try:
+                await self._wait_for_data()
+                if not self._pushes:
+                    return None
+            finally:
+                self._sink = None
+        return await self.read()
+
+    @property
+    def _pushes(self) -> bool:
+        """Whether blocks go to the sink of `push`."""
+        return self._sink is not None
 
     def stop_push(self) -> None:
-        """Make `push` return."""
+        """Make `push` return None."""
         self._sink = None
         self._wake_reader()
 

@@ -57,6 +57,7 @@ VOCABULARY: Final[Mapping[str, str]] = {
     "match": "Return how much of a prompt each worker holds.",
     "input_tokens": "Return the size of a request's input in tokens.",
     "admits": "Return whether a worker has room for a request, or for so many uncached input tokens.",
+    "room": "Return the most uncached input tokens with which a request may go to a worker.",
     "in_flight": "Return how many requests are in flight.",
     "deficit": "Return a client's deficit.",
     "of": "Return the part that belongs to the argument.",

@@ -341,6 +341,7 @@ class CrumblingWorker:
         self.gathered += 1
 
     async def push(self, _sink: Callable[[bytes], bool]) -> None:
+        """Return nothing, as if the push was stopped at once."""
         self.pushed += 1
 
 
@@ -370,13 +371,10 @@ async def test_blocks_are_read_and_not_pushed_while_an_event_is_incomplete() -> 
     """Such blocks are read, since otherwise every second one of many small blocks would pass without a wait for more
     bytes.
     """
-    worker = CrumblingWorker([b"xx", b"event"])
+    worker, writer = CrumblingWorker([b"xx", b"event"]), cast(StreamWriter, object())
     stream = AnswerStream(
         cast(WorkerResponse, worker), cast(Reader, WholeEvents()), None, ByteBudget(10_000).hold("owner")
     )
-    pushed = []
-    for _ in range(2):
-        await stream.read()
-        await stream.push(cast(StreamWriter, None))
-        pushed.append(worker.pushed)
-    assert pushed == [0, 1]
+    assert await stream.read() == b""
+    assert (await stream.read(writer), worker.pushed) == (b"event", 0)
+    assert (await stream.read(writer), worker.pushed) == (b"", 1)

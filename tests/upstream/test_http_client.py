@@ -79,14 +79,14 @@ async def test_the_headers_alone_wake_nobody() -> None:
         client.close()
 
 
-async def finished(pushing: "asyncio.Task[None]") -> None:
-    """Wait until the push has returned; raises what it raises."""
+async def finished(pushing: "asyncio.Task[bytes | None]") -> bytes | None:
+    """Return what the push returns; raises what it raises."""
     async with asyncio.timeout(TIMEOUT_S):
-        await pushing
+        return await pushing
 
 
-async def test_blocks_are_pushed_until_the_last_which_is_read() -> None:
-    """The blocks before the last go to the sink; one that arrives with the end of the answer is left for `read`."""
+async def test_blocks_are_pushed_until_the_last_which_is_returned() -> None:
+    """The blocks before the last go to the sink, and not the one that arrives with the end of the answer."""
     async with answering() as (call, response):
         sink = Sink()
         pushing = asyncio.create_task(response.push(sink))
@@ -94,34 +94,33 @@ async def test_blocks_are_pushed_until_the_last_which_is_read() -> None:
             await call.write(data[len(b"".join(sink.blocks)) :])
             await sink.received(data)
         await call.raw(b"4\r\nlast\r\n0\r\n\r\n")
-        await finished(pushing)
+        assert await finished(pushing) == b"last"
         assert b"".join(sink.blocks) == b"onetwo"
-        assert (await response.read(), await response.read()) == (b"last", b"")
+        assert await response.read() == b""
 
 
-async def test_a_declined_block_is_read() -> None:
-    """A block that the sink declines is lost neither for `read` nor for the sink that comes after it."""
+async def test_a_declined_block_is_returned() -> None:
+    """A block that the sink declines is not lost, and the sink that comes after it gets the next one."""
     async with answering() as (call, response):
         sink = Sink()
         sink.accepts = False
         pushing = asyncio.create_task(response.push(sink))
         await call.write(b"declined")
-        await finished(pushing)
-        assert (sink.blocks, await response.read()) == ([], b"declined")
+        assert (sink.blocks, await finished(pushing)) == ([], b"declined")
         sink.accepts = True
         pushing = asyncio.create_task(response.push(sink))
         await call.write(b"taken")
         await sink.received(b"taken")
         response.stop_push()
-        await finished(pushing)
+        assert await finished(pushing) is None
 
 
 async def test_nothing_is_pushed_while_a_block_waits_to_be_read() -> None:
     """A block that arrived before `push` comes first."""
     async with answering(first=b"first") as (_, response):
         sink = Sink()
-        await finished(asyncio.create_task(response.push(sink)))
-        assert (sink.blocks, await response.read()) == ([], b"first")
+        assert await finished(asyncio.create_task(response.push(sink))) == b"first"
+        assert sink.blocks == []
 
 
 async def test_an_error_of_the_sink_is_raised_by_push() -> None:
@@ -138,16 +137,15 @@ async def test_an_error_of_the_sink_is_raised_by_push() -> None:
 
 
 async def test_a_worker_that_breaks_off_ends_the_push() -> None:
-    """`push` returns, and the next `read` raises the error."""
+    """`push` raises the error."""
     async with answering() as (call, response):
         sink = Sink()
         pushing = asyncio.create_task(response.push(sink))
         await call.write(b"part")
         await sink.received(b"part")
         call.reset()
-        await finished(pushing)
         with pytest.raises(WorkerBroke):
-            await response.read()
+            await finished(pushing)
 
 
 async def test_silence_counts_from_the_last_pushed_block() -> None:
@@ -160,9 +158,8 @@ async def test_silence_counts_from_the_last_pushed_block() -> None:
             await call.write(b"x")
             await sink.received(b"x" * (number + 1))
             await asyncio.wait([pushing], timeout=0.5)
-        await finished(pushing)
         with pytest.raises(WorkerHung):
-            await response.read()
+            await finished(pushing)
 
 
 @pytest.mark.parametrize("leave", ["close", "stop_push"])
