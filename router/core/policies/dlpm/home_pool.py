@@ -234,10 +234,7 @@ class HomePool:
 
     def _watch_narrowly(self, waiting: PooledRequest) -> None:
         """Look no more at changes that leave a request its homes and its place among others; see `keeps_place`."""
-        if waiting.leaves_home_at is not None or len(waiting.homes) not in (0, MOST_HOMES):
-            return
-        # Without homes, what was known may be out of date: as estimates change, a short match begins to count.
-        if waiting.homes or waiting.keeps_place(self._view.watch(waiting.request, waiting.able)):
+        if waiting.leaves_home_at is None and len(waiting.homes) in (0, MOST_HOMES):
             self._view.watch_narrowly(waiting.request, waiting.homes, waiting.able)
 
     def _refresh_match(self, waiting: PooledRequest) -> None:
@@ -323,7 +320,9 @@ class HomePool:
         """Let any worker take a request. At home it still goes first."""
         waiting.leaves_home_at = None
         self._enter_free(waiting)
-        self._watch_narrowly(waiting)
+        # Without homes, what was known may be out of date: as estimates change, a short match begins to count.
+        if waiting.homes or waiting.keeps_place(self._view.watch(waiting.request, waiting.able)):
+            self._watch_narrowly(waiting)
 
     def _enter_free(self, waiting: PooledRequest) -> None:
         route = waiting.request.route
