@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 BODY: Json = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 250}
 HEAVY_CALLS = 12
-BACKLOG = 60
+BACKLOG = 90
 LEARNED_SECONDS = 120.0
 """A bound: some seconds are usual on two idle cores."""
 
