@@ -39,6 +39,8 @@ from router.core.model.events import (
     Event,
     Failed,
     Finished,
+    FrontAway,
+    FrontBack,
     HandoffLost,
     Held,
     Prefilled,
@@ -123,6 +125,8 @@ class FrontLink:
         """Whether its connection is lost and it may come back."""
         self.seems_dead = False
         """Whether it is away and has closed the connection itself, as the end of a process does."""
+        self.is_set_aside = False
+        """Whether it is away for so long that its requests hold no room at workers."""
         self._host = host
         self._report: list[FrontMessage] = []
         """What the front has reported so far of what earlier runs had."""
@@ -374,9 +378,22 @@ class SchedulerHost:
                 opened.withdrawn = True
                 self.feed(Cancelled(name))
 
+    def set_aside(self, front: FrontLink) -> None:
+        """Let workers have room as if they did not have the requests of a front that is away for long."""
+        front.is_set_aside = True
+        self.feed(FrontAway(self._running(front)))
+
+    def _running(self, front: FrontLink) -> tuple[RequestId, ...]:
+        """Return the requests of a front that workers have."""
+        attempts = self.scheduler.attempts
+        return tuple(name for name, opened in self._open.items() if opened.front is front and name in attempts)
+
     def queue_again(self, front: FrontLink) -> None:
         """Give the scheduler back what was taken from it while a front was away."""
         front.is_away = front.seems_dead = False
+        if front.is_set_aside:
+            front.is_set_aside = False
+            self.feed(FrontBack(self._running(front)))
         for opened in list(self._open.values()):
             if opened.front is front and opened.withdrawn and not opened.repeats:
                 opened.withdrawn = False

@@ -1,8 +1,10 @@
 """What the scheduler of a cluster keeps of a front whose connection breaks, until it is back or counts as dead.
 
 Its running requests go on, as the front streams them without the scheduler. Those that wait are taken from the
-scheduler meanwhile, for they would only hold a place at a worker. When the front is back, both ends send again what the
-other has missed (`Unconfirmed`).
+scheduler meanwhile, for they would only hold a place at a worker. After `ROOM_SECONDS` the running ones hold no room
+either: nobody reports their ends, and if the fronts of another part of the network were away, their calls would fill
+the workers for the scheduler's own part. When the front is back, both ends send again what the other has missed
+(`Unconfirmed`).
 """
 
 import asyncio
@@ -18,6 +20,8 @@ log = logging.getLogger(__name__)
 
 ENDED_SECONDS: Final = 10.0
 """Seconds in which a front may come back that has closed the connection, as the end of its process does."""
+ROOM_SECONDS: Final = 2.0
+"""Seconds for which the running requests of a front that is away hold room at their workers."""
 LOST_SECONDS: Final = 60.0
 """Seconds in which a front may come back whose connection broke otherwise: for so long it tries."""
 
@@ -66,7 +70,7 @@ class KnownFront:
         """Whether what it had is settled."""
         self._connection: FrontConnection | None = connection
         self._unconfirmed = Unconfirmed()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timers: list[asyncio.TimerHandle] = []
         self._host = host
         self.link: Final = host.connect(self._deliver, name.front, name.session, name.replica)
 
@@ -101,7 +105,7 @@ class KnownFront:
         left, self._connection = self._connection, connection
         if left is not None:
             left.abort()
-        self._cancel_timer()
+        self._cancel_timers()
         connection.write(encode(Continued(self.link.messages)))
         for payload in missed:
             connection.write(payload)
@@ -120,11 +124,15 @@ class KnownFront:
         log.warning("%s is away", self.link.name)
         self.link.seems_dead = ended
         self._host.withdraw_waiting(self.link)
-        self._timer = asyncio.get_running_loop().call_later(ENDED_SECONDS if ended else LOST_SECONDS, self._give_up)
+        loop = asyncio.get_running_loop()
+        self._timers = [
+            loop.call_later(ROOM_SECONDS, self._host.set_aside, self.link),
+            loop.call_later(ENDED_SECONDS if ended else LOST_SECONDS, self._give_up),
+        ]
 
     def close(self) -> None:
         """Settle what the front has left, and cut its connection."""
-        self._cancel_timer()
+        self._cancel_timers()
         self.is_closed = True
         left, self._connection = self._connection, None
         if left is not None:
@@ -135,10 +143,9 @@ class KnownFront:
         log.error("%s has not come back; its calls count as cancelled", self.link.name)
         self.close()
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
 
     def _deliver(self, message: SchedulerMessage) -> None:
         payload = encode(message)

@@ -15,7 +15,7 @@ from router.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE_SECONDS: Final = 10
+KEEP_ALIVE_SECONDS: Final = 5
 """Seconds after which a connection is given up whose other end's machine is gone."""
 BACKLOG: Final = 1024
 MOST_UNPROVEN: Final = 256

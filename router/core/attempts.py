@@ -13,6 +13,7 @@ prefilled request is charged for output only, and a second prefill is free. That
 at once: that of the prompt is closed first.
 """
 
+from collections.abc import Iterable
 from math import inf
 from typing import Final
 
@@ -289,6 +290,15 @@ class Attempts:
             output = min(output, state.request.output_limit - state.charged_output)
         self._mirror.set_output(attempt.run, output)
         return output
+
+    def set_aside(self, states: Iterable[RequestState], now: float, *, aside: bool) -> None:
+        """Leave the attempts of these requests out of their workers' loads, as nobody reports on them, or count them
+        again.
+        """
+        for state in states:
+            for attempt in (state.prefill, state.attempt):
+                if attempt is not None:
+                    attempt.worker.set_aside(attempt.flight, now, aside=aside)
 
     def finish(self, state: RequestState, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> bool:
         """End an attempt whose answer is complete. Returns False, and changes nothing, if no worker has the request."""

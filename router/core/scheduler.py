@@ -76,6 +76,8 @@ from router.core.model.events import (
     Fault,
     Finished,
     Forgotten,
+    FrontAway,
+    FrontBack,
     HandoffLost,
     Held,
     Prefilled,
@@ -266,8 +268,8 @@ class Scheduler:
                 self._take_from_worker(event, now)
             case Ticked() | DayBegan():
                 self._pass_time(event, now)
-            case Held() | Resumed() | Released():
-                self._take_over(event, now)
+            case Held() | Resumed() | Released() | FrontAway() | FrontBack():
+                self._follow_fronts(event, now)
             case Credited() | Forgotten():
                 self.clients.apply(event)
             case _:
@@ -333,9 +335,12 @@ class Scheduler:
             state.add_charged(carried.earlier)
         return state
 
-    def _take_over(self, event: Held | Resumed | Released, now: float) -> None:
-        """Go on with the requests of an earlier run."""
+    def _follow_fronts(self, event: Held | Resumed | Released | FrontAway | FrontBack, now: float) -> None:
+        """Go on with the requests that fronts have of an earlier run, or while their fronts are away."""
         match event:
+            case FrontAway(requests) | FrontBack(requests):
+                states = [state for name in requests if (state := self._requests.get(name)) is not None]
+                self._attempts.set_aside(states, now, aside=isinstance(event, FrontAway))
             case Held(charged):
                 self.cluster.held = True
                 for row in charged:

@@ -88,6 +88,34 @@ async def test_what_waits_is_sent_nowhere_while_its_front_is_away(tmp_path: Path
         await until(lambda: leader.host.at_rest)
 
 
+async def test_the_calls_of_a_front_that_is_away_for_long_hold_no_room(tmp_path: Path) -> None:
+    """A worker whose only place such a call has takes the call of another front. Both are charged, also the first once
+    its front is back, which takes its place again until it ends.
+    """
+    async with leader_of(tmp_path) as leader, AsyncExitStack() as stack:
+        away, other = Front(leader, 1), Front(leader, 2)
+        await away.open()
+        await other.open()
+        await stack.enter_async_context(other.channel)
+        await away.client.submit(REQUEST)
+        waiting = other.client.submit(NEXT)
+        await until(lambda: leader.host.scheduler.waiting == 1)
+        away.break_off()
+        assert (await waiting).worker == "w"
+        other.client.settle(Finished(NEXT.id, Usage(7, 1)))
+        await until(lambda: leader.host.open_requests == 1)
+        await stack.enter_async_context(away.channel)
+        await until(lambda: leader.server.fronts == 2)
+        third = other.client.submit(replace(NEXT, id=RequestId("c")))
+        await until(lambda: leader.host.scheduler.waiting == 1)
+        away.client.settle(Finished(REQUEST.id, Usage(5, 3)))
+        assert (await third).worker == "w"
+        other.client.settle(Finished(RequestId("c"), Usage(7, 1)))
+        await until(lambda: leader.host.at_rest)
+        accounts = leader.host.scheduler.ledger.accounts
+        assert [accounts[each.client].served.output for each in (REQUEST, NEXT)] == [3, 2]
+
+
 async def test_a_front_whose_place_is_taken_is_settled_and_does_not_come_back(tmp_path: Path) -> None:
     """Its process was started again; should it live on all the same, it ends."""
     async with leader_of(tmp_path) as leader:

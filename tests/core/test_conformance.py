@@ -34,6 +34,8 @@ from router.core.model.events import (
     Failed,
     Fault,
     Finished,
+    FrontAway,
+    FrontBack,
     Progressed,
     Returned,
     Started,
@@ -118,6 +120,8 @@ class Running:
     output: int = 0
     failed: tuple[WorkerId, ...] = ()
     started: bool = False
+    front_away: bool = False
+    """Whether its worker has room as if it did not have this request."""
 
     @property
     def unstarted(self) -> bool:
@@ -168,11 +172,15 @@ class Fleet(RuleBasedStateMachine):
         size = self.scheduler.estimates.input_tokens(request) + output
         assert 0 <= command.cached_tokens < size
         uncached = size - command.cached_tokens
-        there = [running for running in self.running.values() if running.worker == command.worker]
+        there = self.counted_at(command.worker)
         unstarted = [running.uncached for running in there if running.unstarted]
         assert len(there) < WINDOW.requests
         assert not unstarted or sum(unstarted) + uncached <= WINDOW.unstarted_tokens
         self.running[request.id] = Running(request, command.worker, size, uncached, output, output, failed)
+
+    def counted_at(self, worker: WorkerId) -> list[Running]:
+        """Return the requests that take room at a worker."""
+        return [each for each in self.running.values() if each.worker == worker and not each.front_away]
 
     def end(self, request: RequestId) -> None:
         self.waiting.pop(request, None)
@@ -310,6 +318,22 @@ class Fleet(RuleBasedStateMachine):
         self.end(request)
         self.feed(Cancelled(request, usage))
 
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def lose_front(self, data: st.DataObject) -> None:
+        """The front of some requests is away; events about them may still be on their way."""
+        gone = data.draw(st.lists(st.sampled_from(list(self.running)), min_size=1))
+        for request in gone:
+            self.running[request].front_away = True
+        self.feed(FrontAway(tuple(gone)))
+
+    @rule(data=st.data())
+    def find_front(self, data: st.DataObject) -> None:
+        away = [request for request, running in self.running.items() if running.front_away]
+        for request in away:
+            self.running[request].front_away = False
+        self.feed(FrontBack((*away, data.draw(st.sampled_from(self.ended)))))
+
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def cancel_waiting(self, data: st.DataObject) -> None:
@@ -369,7 +393,7 @@ class Fleet(RuleBasedStateMachine):
         # An unstreamed answer may be estimated to have started, and is charged for output from then on.
         assert {request for request, it in unstarted.items() if it.request.streamed} <= set(reserved) <= {*unstarted}
         for state in scheduler.cluster:
-            there = [running for running in self.running.values() if running.worker == state.worker.id]
+            there = self.counted_at(state.worker.id)
             shown = [running.uncached for running in there if running.unstarted]
             silent = [running.uncached for running in there if not running.request.streamed]
             assert state.load.requests == len(there)
@@ -411,7 +435,7 @@ class Fleet(RuleBasedStateMachine):
             state = self.scheduler.cluster[worker]
             load = state.load
             barred = worker in self.scheduler.cluster.ejected
-            assert barred or state.health.trusted or load.requests, "nothing will ever show that it is well again"
+            assert barred or state.health.trusted or state.running, "nothing will ever show that it is well again"
             if load.requests < WINDOW.requests and not load.unstarted and state.has_room and not barred:
                 assert policy.properties.pooled or not self.scheduler.backlog.length(worker)
                 able = [r for r in self.waiting.values() if r.model in facts.models and r.worker in (None, worker)]

@@ -25,6 +25,8 @@ from router.core.model.events import (
     Failed,
     Fault,
     Finished,
+    FrontAway,
+    FrontBack,
     HandoffLost,
     Held,
     Prefilled,
@@ -691,6 +693,10 @@ class SplitFleet(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         self.scene.feed(HandoffLost(data.draw(st.sampled_from(self.of_leg(Leg.DECODE)))))
+
+    @rule(away=st.booleans())
+    def lose_or_find_front(self, *, away: bool) -> None:
+        self.scene.feed((FrontAway if away else FrontBack)(tuple(self.running())))
 
     @precondition(lambda self: self.scene.scheduler.live)
     @rule(data=st.data())

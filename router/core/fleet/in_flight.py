@@ -190,6 +190,7 @@ class InFlightTable:
         "_dispatches",
         "_placeless",
         "_start_guesses",
+        "aside",
         "context_tokens",
         "guessed",
         "head_since",
@@ -203,6 +204,8 @@ class InFlightTable:
 
     def __init__(self) -> None:
         self.requests: dict[InFlight, None] = {}
+        self.aside: dict[InFlight, None] = {}
+        """Those of the requests that nobody reports on, as their front is away. They do not count in the load."""
         self.unstarted_tokens = 0
         self.kv_tokens = 0
         """KV tokens held by started requests, without those shared with others."""
@@ -340,7 +343,22 @@ class InFlightTable:
         self.guessed += guessed
         self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens += flight.new_tokens
-        self.kv_forecast.start_growth(flight.hold)
+        if flight not in self.aside:
+            self.kv_forecast.start_growth(flight.hold)
+
+    def set_aside(self, flight: InFlight) -> None:
+        """Leave a request out of the load."""
+        if flight in self.requests and flight not in self.aside:
+            self.aside[flight] = None
+            self.kv_forecast.remove(flight.hold)
+
+    def bring_back(self, flight: InFlight) -> None:
+        """Count a request in the load again, if it was set aside."""
+        if flight in self.aside:
+            del self.aside[flight]
+            hold, held = flight.hold, flight.new_tokens + flight.output
+            growth = remaining_beyond(hold.growth, hold.most, flight.output)
+            flight.hold = self.kv_forecast.add(hold.request, held, growth, hold.most)
 
     def remove(self, flight: InFlight, now: float) -> None:
         """Remove a request that ended."""
@@ -356,7 +374,10 @@ class InFlightTable:
             self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens -= flight.output
         self.context_tokens -= flight.context_tokens
-        self.kv_forecast.remove(flight.hold)
+        if flight in self.aside:
+            del self.aside[flight]
+        else:
+            self.kv_forecast.remove(flight.hold)
 
     def load(
         self, now: float, seconds_per_token: float | None, low_tokens: float, next_output: float, kv_limit: float
@@ -372,7 +393,19 @@ class InFlightTable:
             ahead, low_at = self._prefill_left(now, seconds_per_token, low_tokens)
         peak = self.kv_forecast.peak(next_output, kv_limit)
         load = Load(len(self.requests), len(self.waiting), self.unstarted_tokens, ahead, self.guessed, peak)
-        return load, min(self.next_guess, low_at)
+        return self._without_aside(load) if self.aside else load, min(self.next_guess, low_at)
+
+    def _without_aside(self, load: Load) -> Load:
+        """Return the load without the requests that are set aside; the forecast leaves them out already."""
+        unstarted = [flight for flight in self.aside if not flight.started]
+        tokens = sum([flight.uncached_tokens for flight in unstarted])
+        return load._replace(
+            requests=load.requests - len(self.aside),
+            unstarted=load.unstarted - len(unstarted),
+            unstarted_tokens=load.unstarted_tokens - tokens,
+            ahead_tokens=max(0.0, load.ahead_tokens - tokens),
+            guessed=load.guessed - sum([flight.guessed for flight in self.aside]),
+        )
 
     def _prefill_left(self, now: float, seconds_per_token: float, low_tokens: float) -> tuple[float, float]:
         """Return the unstarted tokens left to compute, and when no more are left than `low_tokens`.

@@ -338,6 +338,12 @@ class WorkerState:
             self.service_rate.observe_unseen_end(flight.uncached_tokens)
         self._refresh_load()
 
+    def set_aside(self, flight: InFlight, now: float, *, aside: bool) -> None:
+        """Leave a request in flight out of the load, as nobody reports on it, or count it again."""
+        self._account_until(now)
+        (self.in_flight.set_aside if aside else self.in_flight.bring_back)(flight)
+        self._refresh_load()
+
     def set_kv_capacity(self, kv_tokens: int) -> None:
         """Set the capacity of the KV cache in tokens, as the engine reported it."""
         self.worker = replace(self.worker, kv_tokens=kv_tokens)
@@ -443,7 +449,8 @@ class WorkerState:
 
         A worker that computes a long prompt in silence is not taken to hang, judging by its own prefill time.
         """
-        if self.silent or not self._silence_seconds or not self.in_flight.requests:
+        in_flight = self.in_flight
+        if self.silent or not self._silence_seconds or len(in_flight) == len(in_flight.aside):
             return inf
         prefill = self.in_flight.unstarted_tokens * self.service_rate.seconds_per_token
         return self._last_alive + max(self._silence_seconds, SILENCE_PREFILLS * prefill)

@@ -196,6 +196,25 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontAway:
+    """The connection to a front is broken, so that nobody reports how its requests go on or that they have ended.
+
+    Until `FrontBack`, or until they end, workers have room as if they did not have these requests.
+    """
+
+    requests: tuple[RequestId, ...]
+    """Its requests that workers have; the others are cancelled until it is back."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontBack:
+    """A front that was away reports on its requests again."""
+
+    requests: tuple[RequestId, ...]
+    """Those of its requests that workers have."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerJoined:
     """A worker may be sent requests from now on. For a known worker, its facts are replaced."""
 
@@ -372,6 +391,8 @@ Event = (
     | Held
     | Resumed
     | Released
+    | FrontAway
+    | FrontBack
     | WorkerJoined
     | WorkerReported
     | WorkerAnswered

@@ -18,7 +18,7 @@ from router.cluster.store import ClusterStore, store_address
 from tests.chaos.clients import Crowd, Outcome, ask_all, make_clients
 from tests.chaos.kills import accounts
 from tests.chaos.leftovers import at_rest
-from tests.chaos.processes import get_json, running_workers, until
+from tests.chaos.processes import get_json, router_processes, running_workers, until
 from tests.chaos.reading import Ending
 from tests.cluster.replicas.network import Network
 from tests.cluster.replicas.replicas import LOOPBACK, OPERATOR, Cluster, Replica, cut_connections, running_cluster
@@ -45,8 +45,8 @@ class Load:
 
     def __init__(self, cluster: Cluster) -> None:
         self.began = time.monotonic()
-        self.cut: list[tuple[int, float]] = []
-        """Which replica's front was killed, and when."""
+        self.cut: list[tuple[int, float, float]] = []
+        """Which replica's front was killed, when, and when it was gone: until then its clients sent it calls."""
         self.faults: list[tuple[float, float]] = []
         """When each fault began, and when the cluster was whole again."""
         self.crowds = [Crowd(replica.server.url, self.now) for replica in cluster.replicas]
@@ -88,9 +88,10 @@ class Load:
         """The calls that a killed front took with it."""
         return [
             outcome
-            for number, at in self.cut
+            for number, killed, gone in self.cut
             for outcome in self.crowds[number].outcomes
-            if outcome.verdict.ending is Ending.WRONG and outcome.sent <= at <= outcome.ended <= at + CUT_SECONDS
+            if outcome.verdict.ending is Ending.WRONG
+            if outcome.sent <= gone and killed <= outcome.ended <= gone + CUT_SECONDS
         ]
 
     def refused(self) -> list[Outcome]:
@@ -210,6 +211,11 @@ async def test_a_store_that_dies_and_comes_back_empty_loses_nothing(tmp_path: Pa
         await until(partial(says_unreachable, http, url, 0.0))
 
 
+async def is_gone(replica: Replica, pid: int) -> bool:
+    """Return whether a front has ended."""
+    return router_processes(replica.server.pid).get("front-1") != pid
+
+
 async def is_degraded(http: aiohttp.ClientSession, url: str) -> bool:
     """Return whether `/ready` says that the store does not answer."""
     async with http.get(f"{url}/ready") as response:
@@ -264,7 +270,10 @@ async def test_the_death_of_a_front_harms_only_its_own_calls(tmp_path: Path) -> 
     async with loaded(tmp_path) as (cluster, load):
         leader = await cluster.leader()
         victim = other(cluster, leader)
-        load.cut.append((list(cluster.replicas).index(victim), load.now()))
+        number, pid = list(cluster.replicas).index(victim), victim.pid("front-1")
         with load.fault():
-            victim.signal("front-1", SIGKILL)
+            killed = load.now()
+            os.kill(pid, SIGKILL)
+            await until(partial(is_gone, victim, pid))
+            load.cut.append((number, killed, load.now()))
             await cluster.whole()
