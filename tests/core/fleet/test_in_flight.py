@@ -2,7 +2,11 @@
 
 from math import inf
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from router.core.fleet.in_flight import InFlight, InFlightTable
+from router.core.model.load import Load
 from router.core.model.request import RequestId
 
 
@@ -123,3 +127,30 @@ def test_a_guess_for_an_ended_request_delays_no_other() -> None:
     second = made.add(RequestId("b"), 10, 2.0, streamed=False, had_place=True)
     made.guess_at(second, 3.0)
     assert made.next_guess == 3.0
+
+
+@given(st.lists(st.tuples(st.sampled_from(["start", "aside", "back", "remove"]), st.integers(0, 3)), max_size=20))
+def test_what_is_set_aside_counts_for_nothing_in_the_load(moves: list[tuple[str, int]]) -> None:
+    """The load is that of a table which has only the other requests; once nothing is left, it is empty."""
+    made, flights = table_of(silent=2, streamed=2)
+    for move, number in moves:
+        flight = flights[number]
+        match move:
+            case "start" if flight in made.waiting:
+                made.start(flight, 1.0, guessed=number < 2)
+            case "aside":
+                made.set_aside(flight)
+            case "back":
+                made.bring_back(flight)
+            case "remove" if flight in made.requests:
+                made.remove(flight, 2.0)
+    counted = [flight for flight in made.requests if flight not in made.aside]
+    unstarted = [flight for flight in counted if not flight.started]
+    load, _ = made.load(3.0, None, 0.0, 0.0, 0.0)
+    guessed = sum(flight.guessed for flight in counted)
+    tokens = 10 * len(unstarted)
+    assert load == Load(len(counted), len(unstarted), tokens, tokens, guessed, 10 * len(counted))
+    for flight in list(made.requests):
+        made.remove(flight, 4.0)
+    assert made.load(5.0, None, 0.0, 0.0, 0.0)[0] == Load()
+    assert not made.aside
