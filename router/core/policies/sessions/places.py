@@ -16,8 +16,6 @@ class Loss(StrEnum):
     OVERFULL = "overfull"
     AHEAD = "ahead"
     """Its client had been served more than another one will have been after a whole turn."""
-    UNUSED = "unused"
-    """Its worker had nothing to do, for longer than it takes to compute both it and another one."""
     WORKER = "worker"
     """Its worker left, or lost its cache."""
     ENDED = "ended"

@@ -7,15 +7,12 @@ from typing import Final, NamedTuple
 from router.core.clients.sessions.session import Session, SessionClient
 from router.core.model.request import WorkerId
 from router.core.policies.context import FleetView
-from router.core.policies.sessions.bound_calls import BoundCalls
 from router.core.policies.sessions.paused_calls import PausedCalls
 from router.core.policies.sessions.places import Loss, Places
 from router.core.policies.sessions.pools import SessionPool, SessionPools
 
 PATIENCE: Final = 8
 """How many sessions may pass one that does not fit yet."""
-SWAP_PREFILLS: Final = 2.0
-"""What it costs that a session takes the place of another: both contexts are computed, here taken as equally long."""
 
 
 class Outlook(NamedTuple):
@@ -27,8 +24,6 @@ class Outlook(NamedTuple):
     """Whether at one of them nothing is reserved but for cold sessions."""
     overfull: bool
     """Whether one of them has more reserved than its KV cache holds."""
-    unused: bool
-    """Whether one of them has nothing to do."""
 
 
 class SessionAdmission:
@@ -40,7 +35,6 @@ class SessionAdmission:
         pools: SessionPools,
         places: Places,
         paused: PausedCalls,
-        bound: BoundCalls,
         *,
         fill: float,
         claim: float,
@@ -53,23 +47,20 @@ class SessionAdmission:
         self._pools = pools
         self._places = places
         self._paused = paused
-        self._bound = bound
         self._fill = fill
 
-    def admitted(self, now: float) -> Iterator[tuple[Session, WorkerId]]:
+    def admitted(self) -> Iterator[tuple[Session, WorkerId]]:
         """Yield the waiting sessions that get places, in order, as far as they fit, each with the worker that has room
         for it. The caller gives each its place before it asks for the next one.
         """
         blocked: dict[Session, None] = {}
         kept: dict[WorkerId, None] = {}
-        while (found := self._next(blocked, kept, now)) is not None:
+        while (found := self._next(blocked, kept)) is not None:
             yield found
             for each in blocked:
                 each.passed += 1
 
-    def _next(
-        self, blocked: dict[Session, None], kept: dict[WorkerId, None], now: float
-    ) -> tuple[Session, WorkerId] | None:
+    def _next(self, blocked: dict[Session, None], kept: dict[WorkerId, None]) -> tuple[Session, WorkerId] | None:
         """Find room for the first waiting session that fits and is not blocked. Returns it with its worker.
 
         `blocked`: the sessions that do not fit. `kept`: the workers at which room is kept for such sessions.
@@ -81,11 +72,11 @@ class SessionAdmission:
             if session in blocked:
                 continue
             outlook = outlooks[self._pools(session.model)]
-            gives_way = outlook.overfull or outlook.unused or richest > session.client.account
+            gives_way = outlook.overfull or richest > session.client.account
             gives_way = gives_way or most_served > self._claimed(session)
             worker = None
             if gives_way or outlook.empty or session.reserved <= outlook.most:
-                worker = self._worker_for(session, kept, now)
+                worker = self._worker_for(session, kept)
             if worker is not None:
                 return session, worker
             if len(blocked) == PATIENCE:
@@ -108,7 +99,7 @@ class SessionAdmission:
         rooms = [(room - self._places.reserved(worker), worker) for worker, room in self._rooms(session, kept)]
         return max(rooms)[1] if rooms else None
 
-    def _worker_for(self, session: Session, kept: Mapping[WorkerId, None], now: float) -> WorkerId | None:
+    def _worker_for(self, session: Session, kept: Mapping[WorkerId, None]) -> WorkerId | None:
         """Return a worker at which a waiting session fits, after others have lost their places there if need be; first
         one that still holds most of it. None if it fits nowhere.
         """
@@ -123,9 +114,6 @@ class SessionAdmission:
                 return worker
         for _, _, worker, room in rooms:
             if self._take_spent(session, worker, room):
-                return worker
-        for _, _, worker, room in rooms:
-            if self._take_unused(session, worker, room, now):
                 return worker
         return None
 
@@ -157,35 +145,6 @@ class SessionAdmission:
             self._places.revoke(loser, Loss.TURN if loser.turn_left <= 0.0 else early)
         return True
 
-    def _take_unused(self, session: Session, worker: WorkerId, room: float, now: float) -> bool:
-        """Make room for a session at a worker that has nothing to do, as `_take_cold`: by the places of those that have
-        been idle for as long as it takes to compute their contexts again and those of as large ones, longest first.
-
-        Until then it is cheaper to wait for their next calls, and from then on it may not be: whatever these sessions
-        do, the worker loses at most twice what it had to (as in the ski-rental problem).
-        """
-        if not self.is_unused(worker):
-            return False
-        losers = [each for each in self._places.at(worker) if each.hot and self._swap_at(each, worker) <= now]
-        losers.sort(key=_idle_since)
-        if not (enough := self._enough(session, worker, room, losers)):
-            return False
-        for loser in enough:
-            self._places.revoke(loser, Loss.UNUSED)
-        return True
-
-    def _swap_at(self, session: Session, worker: WorkerId) -> float:
-        """Return when a session's place can go to any other if its worker has nothing to do; infinite with a call."""
-        if session.calls:
-            return inf
-        return session.idle_since + SWAP_PREFILLS * self._view.prefill_seconds(worker, session.context)
-
-    def next_swap(self, now: float) -> float:
-        """Return when the next place at a worker that has nothing to do can go to any session that waits."""
-        unused = [worker for worker, _ in self._places if self.is_unused(worker)]
-        times = [self._swap_at(session, worker) for worker in unused for session in self._places.at(worker)]
-        return min([time for time in times if time > now], default=inf)
-
     def _enough(
         self, session: Session, worker: WorkerId, room: float, losers: Iterable[Session]
     ) -> list[Session] | None:
@@ -201,12 +160,6 @@ class SessionAdmission:
                     self._places.revoke(self._places.coldest(worker), Loss.IDLE)
                 return enough
         return None
-
-    def is_unused(self, worker: WorkerId) -> bool:
-        """Return whether a worker has nothing to do: no call is in flight there, and none waits for it. One whose
-        session has just got its place waits until it is dispatched.
-        """
-        return not (self._view.in_flight(worker) or self._bound.at(worker))
 
     def is_overfull(self, worker: WorkerId) -> bool:
         """Return whether more is reserved at a worker than its KV cache holds. Contexts may grow beyond `fill`."""
@@ -271,7 +224,7 @@ class SessionAdmission:
 
     def _outlook(self, pool: SessionPool) -> Outlook:
         """Return what a waiting session can hope for at the workers of a pool."""
-        most, empty, overfull, unused = -inf, False, False, False
+        most, empty, overfull = -inf, False, False
         for worker in pool.workers:
             capacity = self._view.kv_tokens(worker)
             if capacity is None:
@@ -281,12 +234,7 @@ class SessionAdmission:
             most = max(most, room - reserved + cold)
             empty = empty or reserved == cold
             overfull = overfull or reserved > capacity
-            unused = unused or self.is_unused(worker)
-        return Outlook(most, empty, overfull, unused)
-
-
-def _idle_since(session: Session) -> float:
-    return session.idle_since
+        return Outlook(most, empty, overfull)
 
 
 def _account(client: SessionClient) -> float:

@@ -16,9 +16,6 @@ what it will grow by in one worker's KV cache, and holds back the calls of those
   first; or to a client with less service, once its turn is spent, or its worker is overfull, or its own client has been
   served more than the other one will have been after one. A turn is `turn` times the cost of its context, and begins
   when its first prefill is over: a session that has just been computed again is used before it is evicted again.
-- *Unused.* Where a worker has nothing to do, the idle limit is what it takes to compute the session's context and one
-  as large: places save computing, and there is no use in saving what nobody asks for. Such a worker's places
-  go to one waiting session, whose call is then work, and to the next once there is nothing to do again.
 - *Overfull.* A worker may have more reserved than its KV cache holds, because contexts grow beyond `fill`, or because
   sessions got their places while the gate was open. Once all that is hot exceeds the whole KV cache of the fleet, a
   next call there counts as one that waits: either others lose their places, or it does. Until then the contexts still
@@ -41,7 +38,6 @@ from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.model.saved import Counters, Groups
 from router.core.policies.base import Choice, Policy, PolicyFactory
 from router.core.policies.context import PolicyContext
-from router.core.policies.sessions.bound_calls import BoundCalls
 from router.core.policies.sessions.hot_sessions import HotSessions
 from router.core.policies.sessions.paused_calls import PausedCalls
 from router.core.policies.sessions.places import Loss, Places
@@ -71,10 +67,11 @@ class SessionGate(Policy):
         self._clients = self.table.clients
         self._hot = HotSessions(self.table, self.places, self._pools, parameters)
         claim = (1.0 + parameters.turn) * context.cost.extend
-        self._bound = BoundCalls()
         self._admission = SessionAdmission(
-            context.view, self._pools, self.places, self.paused, self._bound, fill=parameters.fill, claim=claim
+            context.view, self._pools, self.places, self.paused, fill=parameters.fill, claim=claim
         )
+        self._bound: dict[RequestId, Request] = {}
+        """The calls that wait in the inner policy for the worker of their session only, each as it arrived."""
         self._sessions: dict[RequestId, Session] = {}
         """The session of each live call that has one."""
         self._inside = 0
@@ -82,8 +79,6 @@ class SessionGate(Policy):
         self._changed = False
         """Whether anything has happened since the last look at the waiting sessions that may let one of them in."""
         self._most_admitted = 0
-        self._next_swap = inf
-        """When a place at a worker that has nothing to do can go to a session that waits, in seconds."""
 
     def is_open(self, model: str, now: float) -> bool:
         """Return whether calls to this model go to the policy as they arrive."""
@@ -141,7 +136,7 @@ class SessionGate(Policy):
         self.inner.enqueue(request, now)
 
     def _let_in_at(self, request: Request, worker: WorkerId, now: float) -> None:
-        self._bound.add(request, worker)
+        self._bound[request.id] = request
         self._let_in(replace(request, worker=worker), now)
 
     def _pause(self, session: Session, request: Request, now: float) -> None:
@@ -161,8 +156,7 @@ class SessionGate(Policy):
             self._changed = True
             return
         self._inside -= 1
-        if self._bound.remove(request) is not None:
-            self._changed = True  # its worker may have nothing to do now
+        self._bound.pop(request, None)
         self.inner.withdraw(request, now)
 
     def next(self, now: float) -> Choice | None:
@@ -173,7 +167,7 @@ class SessionGate(Policy):
         if not self._inside or (choice := self.inner.next(now)) is None:
             return None
         self._inside -= 1
-        self._bound.remove(choice.request.id)
+        self._bound.pop(choice.request.id, None)
         self._follow(choice.request, choice.worker, now)
         return choice
 
@@ -224,8 +218,6 @@ class SessionGate(Policy):
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
         self.inner.request_ended(request, worker)
-        if len(self.paused) and self._view.in_flight(worker) <= 1:  # this one still counts
-            self._changed = True
 
     def answer_ended(self, request: Request, answers: tuple[PromptKey, ...], ended_turn: bool | None) -> None:
         self.inner.answer_ended(request, answers, ended_turn)
@@ -251,15 +243,10 @@ class SessionGate(Policy):
             self._forget_session(session)
             return
         self._hot.rest(session, now)
-        # Nothing else of a call's end lets a waiting session in: room, or sessions that can lose their places, now or
-        # at the next swap. That needs no `request_ended` at the same time: the call may wait for another worker.
+        # Nothing else of a call's end lets a waiting session in: room, or sessions that can lose their places.
         worker = session.worker
-        if session.client.spent or worker is None or self._admission.is_overfull(worker) or self._is_unused(worker):
+        if session.client.spent or worker is None or self._admission.is_overfull(worker):
             self._changed = True
-
-    def _is_unused(self, worker: WorkerId) -> bool:
-        """Return whether a worker has nothing to do while sessions wait."""
-        return len(self.paused) > 0 and self._admission.is_unused(worker)
 
     def _is_ahead(self, client: SessionClient) -> bool:
         """Return whether a client has been served more than one that waits."""
@@ -273,16 +260,15 @@ class SessionGate(Policy):
             self._changed = True
 
     def _advance(self, now: float) -> None:
-        """Find the sessions that have been idle for longer than the limit, or than their workers can wait for them."""
-        if self._hot.remove_cold(now) or now >= self._next_swap:
+        """Find the sessions that have been idle for longer than the limit."""
+        if self._hot.remove_cold(now):
             self._changed = True
-            self._next_swap = inf
 
     @property
     def next_deadline(self) -> float:
-        """The earliest of the inner policy's deadline, the end of the next idle limit, and the next swap."""
+        """The earlier of the inner policy's deadline and the end of the next idle limit."""
         deadline = self.inner.next_deadline if self._inside else inf
-        return min(deadline, self._hot.next_deadline, self._next_swap) if len(self.paused) else deadline
+        return min(deadline, self._hot.next_deadline) if len(self.paused) else deadline
 
     # Places
 
@@ -324,9 +310,8 @@ class SessionGate(Policy):
         """Give places to waiting sessions, in order, as far as they fit."""
         if any(self._hot.fit(pool, now) for pool in self._pools):
             self._let_all_in(now)
-        for session, worker in self._admission.admitted(now):
+        for session, worker in self._admission.admitted():
             self._give_place(session, next(iter(session.paused.values())), worker, now)
-        self._next_swap = self._admission.next_swap(now) if len(self.paused) else inf
 
     def _let_all_in(self, now: float) -> None:
         """Let the paused calls in whose gate is open."""
@@ -363,7 +348,7 @@ class SessionGate(Policy):
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
         left = self.inner.worker_left(worker, now)
         self._inside -= len(left)
-        orphans = [self._bound.remove(request.id) or request for request in left]
+        orphans = [self._bound.pop(request.id, request) for request in left]
         self._hot.find_pools_anew()
         for session in tuple(self.places.at(worker)):
             self._displace(session)
@@ -403,7 +388,6 @@ class SessionGate(Policy):
         self.paused.check_integrity(sessions)
         self.places.check_integrity(sessions)
         self._hot.check_integrity()
-        self._bound.check_integrity()
         for client in self._clients.values():
             own = [each for each in sessions if each.client is client]
             assert set(client.sessions) == set(own), f"{client.name}: {len(client.sessions)} sessions"

@@ -14,9 +14,7 @@ class SessionParameters:
     fill: float = 0.92
     """The share of a worker's KV cache in which sessions get places. Their contexts can grow beyond it."""
     idle: float = 40.0
-    """Seconds without a call after which a session can lose its place to any that waits; where its worker has nothing
-    to do, fewer if its context is computed sooner.
-    """
+    """Seconds without a call after which a session can lose its place to any that waits."""
     idle_after_turn: float = 5.0
     """The same if its last answer ended the turn, or it has made only one call."""
     turn: float = 2.0
