@@ -305,10 +305,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Wake the reader. An answer without a length is complete here if the worker closed without an error."""
-        self._lost = True
+        aborted, self._lost = self._lost, True
         self._cancel_check()
         if (
             error is None
+            and not aborted
             and self._head_complete
             and not {b"content-length", b"transfer-encoding"} & self.headers.keys()
         ):

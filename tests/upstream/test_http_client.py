@@ -162,6 +162,25 @@ async def test_silence_counts_from_the_last_pushed_block() -> None:
             await finished(pushing)
 
 
+@pytest.mark.parametrize("block", [b"", b"first"], ids=["head", "block"])
+async def test_an_answer_without_a_length_is_not_complete_when_it_times_out(block: bytes) -> None:
+    """Only the worker ends such an answer by closing the connection. After a timeout the call fails."""
+    async with scripted_engine() as engine:
+        client = WorkerClient(engine.url, TIMEOUT_S)
+        sending = asyncio.create_task(client.send("POST", "/v1/x", {}, b"{}", IdleTimeouts(0.2, 0.2)))
+        call = await engine.call()
+        await call.raw(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + block)
+        async with asyncio.timeout(TIMEOUT_S):
+            response = await sending
+            response.begin_stream()
+            if block:
+                assert await response.read() == block
+            with pytest.raises(WorkerHung):
+                await response.read()
+        response.close()
+        client.close()
+
+
 @pytest.mark.parametrize("leave", ["close", "stop_push"])
 async def test_a_push_that_was_left_takes_nothing_more(leave: Literal["close", "stop_push"]) -> None:
     """After the call is closed or the push stopped, later blocks do not reach the sink."""
