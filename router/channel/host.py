@@ -383,6 +383,10 @@ class SchedulerHost:
         front.is_set_aside = True
         self.feed(FrontAway(self._running(front)))
 
+    def _set_aside_again(self, front: FrontLink) -> None:
+        if front.is_set_aside:
+            self.set_aside(front)
+
     def _running(self, front: FrontLink) -> tuple[RequestId, ...]:
         """Return the requests of a front that workers have."""
         attempts = self.scheduler.attempts
@@ -528,6 +532,8 @@ class SchedulerHost:
         if prefill is not None:
             cached_tokens, timeouts = prefill.cached_tokens, _one_after_the_other(prefill.timeouts, timeouts)
         opened.replied = True
+        if opened.front.is_set_aside:  # a retry, which nobody can begin before the front is back
+            asyncio.get_running_loop().call_soon(self._set_aside_again, opened.front)
         own = opened.own_name
         known_as = None if own == request else request
         opened.front.deliver(Assignment(own, worker, cached_tokens, timeouts, known_as, leg, prefill, placement))

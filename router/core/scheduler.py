@@ -643,7 +643,8 @@ class Scheduler:
 
     def _requeue(self, requests: Sequence[Request], now: float) -> None:
         """Enqueue at the policy again the requests that it gave up, or reject those that no worker serves any more."""
-        self._newly_queued = True
+        waiters = self._queue_limits.waiters
+        self._newly_queued |= any(request.id not in waiters for request in requests)
         for request in requests:
             if self.cluster.candidates(request):
                 self.policy.enqueue(request, now)

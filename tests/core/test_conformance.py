@@ -250,7 +250,7 @@ class Fleet(RuleBasedStateMachine):
         full = len(self.waiting) >= TIGHT.waiting.requests
         in_use = self.scheduler.cluster.in_use
         able = [worker for worker in self.workers.values() if pin is None or (worker.id == pin and in_use(pin))]
-        served = any(model in worker.models for worker in able)
+        served = any(model in worker.models for worker in able) or self.scheduler.cluster.bound_comes_back(request)
         self.waiting[request.id] = request
         commands = self.feed(Arrived(request))
         refused = [command.request for command in commands if isinstance(command, Reject)]
@@ -385,7 +385,7 @@ class Fleet(RuleBasedStateMachine):
             run for cache in scheduler.mirror.caches.values() for run in cache.runs
         }
         assert {attempt.flight for attempt in attempts} == {
-            flight for state in scheduler.cluster for flight in state.running
+            flight for state in scheduler.cluster for flight in (*state.running, *state.in_flight.aside)
         }
         reserved = [bill.request for bill in scheduler.ledger.bills if not bill.started]
         unstarted = {request: it for request, it in self.running.items() if not it.started}
@@ -405,7 +405,11 @@ class Fleet(RuleBasedStateMachine):
         """A worker's context tokens are the whole contexts of what is in flight there; a drained fleet has none."""
         attempts = self.scheduler.attempts
         for state in self.scheduler.cluster:
-            there = {name: running for name, running in self.running.items() if running.worker == state.worker.id}
+            there = {
+                name: running
+                for name, running in self.running.items()
+                if running.worker == state.worker.id and not running.front_away
+            }
             # The output of an unstreamed answer is estimated until it ends, and begins anew after a retry.
             contexts = [
                 running.input_tokens
@@ -435,7 +439,7 @@ class Fleet(RuleBasedStateMachine):
             state = self.scheduler.cluster[worker]
             load = state.load
             barred = worker in self.scheduler.cluster.ejected
-            assert barred or state.health.trusted or state.running, "nothing will ever show that it is well again"
+            assert barred or state.health.trusted or load.requests, "nothing will ever show that it is well again"
             if load.requests < WINDOW.requests and not load.unstarted and state.has_room and not barred:
                 assert policy.properties.pooled or not self.scheduler.backlog.length(worker)
                 able = [r for r in self.waiting.values() if r.model in facts.models and r.worker in (None, worker)]

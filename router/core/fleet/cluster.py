@@ -385,7 +385,7 @@ class Cluster:
     def forget_if_gone(self, state: WorkerState) -> None:
         """Forget a worker that has left if nothing runs there any more."""
         worker = state.worker.id
-        if state.left and not state.running and worker in self._states:
+        if state.left and not (state.running or state.in_flight.aside) and worker in self._states:
             del self._states[worker]
             self._outputs.remove(state.mean_output, worker)
             self._routes.pop(worker, None)

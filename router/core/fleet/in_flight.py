@@ -87,6 +87,11 @@ class KvPeakForecast:
         self.remove(hold)
         self._insert(hold, self.clock + hold.growth, hold.tokens - self.clock)
 
+    def bring_back(self, hold: KvHold, grown: int) -> None:
+        """Add a request again that was removed and has grown by so many tokens in all."""
+        more = remaining_beyond(hold.growth, hold.most, grown)
+        self._insert(hold, self.clock + more, hold.tokens + grown - self.clock)
+
     def remove(self, hold: KvHold) -> None:
         """Remove a request."""
         self._take_out(bisect_left(self._spans, hold.span))
@@ -205,7 +210,7 @@ class InFlightTable:
     def __init__(self) -> None:
         self.requests: dict[InFlight, None] = {}
         self.aside: dict[InFlight, None] = {}
-        """Those of the requests that nobody reports on, as their front is away. They do not count in the load."""
+        """Requests that nobody reports on, as their front is away. They are in none of the sums."""
         self.unstarted_tokens = 0
         self.kv_tokens = 0
         """KV tokens held by started requests, without those shared with others."""
@@ -289,7 +294,8 @@ class InFlightTable:
     def count_output(self, flight: InFlight, tokens: int) -> None:
         """Add output tokens of a request; a negative number takes back an estimate that was too high."""
         flight.output += tokens
-        self.context_tokens += tokens
+        if flight not in self.aside:
+            self.context_tokens += tokens
 
     def next_placeless(self) -> InFlight | None:
         """Remove and return the first request without a place in the batch, because one became free; None if there is
@@ -305,7 +311,8 @@ class InFlightTable:
         """Record that a request's first token was seen, unless it was before."""
         if not flight.first_token_seen:
             flight.first_token_seen, flight.first_token_at = True, now
-            self.seen_answers += flight.answers
+            if flight not in self.aside:
+                self.seen_answers += flight.answers
 
     def without_first_token(self) -> Iterator[InFlight]:
         """Return the requests whose first token was not seen, the latest first."""
@@ -343,25 +350,13 @@ class InFlightTable:
         self.guessed += guessed
         self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens += flight.new_tokens
-        if flight not in self.aside:
-            self.kv_forecast.start_growth(flight.hold)
-
-    def set_aside(self, flight: InFlight) -> None:
-        """Leave a request out of the load."""
-        if flight in self.requests and flight not in self.aside:
-            self.aside[flight] = None
-            self.kv_forecast.remove(flight.hold)
-
-    def bring_back(self, flight: InFlight) -> None:
-        """Count a request in the load again, if it was set aside."""
-        if flight in self.aside:
-            del self.aside[flight]
-            hold, held = flight.hold, flight.new_tokens + flight.output
-            growth = remaining_beyond(hold.growth, hold.most, flight.output)
-            flight.hold = self.kv_forecast.add(hold.request, held, growth, hold.most)
+        self.kv_forecast.start_growth(flight.hold)
 
     def remove(self, flight: InFlight, now: float) -> None:
         """Remove a request that ended."""
+        if flight in self.aside:
+            del self.aside[flight]
+            return
         del self.requests[flight]
         if flight.first_token_seen:
             self.seen_answers -= flight.answers
@@ -374,10 +369,30 @@ class InFlightTable:
             self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens -= flight.output
         self.context_tokens -= flight.context_tokens
-        if flight in self.aside:
-            del self.aside[flight]
+        self.kv_forecast.remove(flight.hold)
+
+    def set_aside(self, flight: InFlight, now: float) -> None:
+        """Leave a request out, as if it had ended, until it is brought back."""
+        self.remove(flight, now)
+        self.aside[flight] = None
+
+    def bring_back(self, flight: InFlight, now: float) -> None:
+        """Count a request again that was set aside, as far as it has come."""
+        del self.aside[flight]
+        self.requests = _with(self.requests, flight)
+        if flight.started:
+            self.guessed += flight.guessed
+            self.kv_tokens += flight.new_tokens
         else:
-            self.kv_forecast.remove(flight.hold)
+            self.waiting = _with(self.waiting, flight)
+            self.unstarted_tokens += flight.uncached_tokens
+            if next(iter(self.waiting)) is flight:
+                self.head_since = now
+        if flight.first_token_seen:
+            self.seen_answers += flight.answers
+        self.kv_tokens += flight.output
+        self.context_tokens += flight.context_tokens
+        self.kv_forecast.bring_back(flight.hold, flight.output)
 
     def load(
         self, now: float, seconds_per_token: float | None, low_tokens: float, next_output: float, kv_limit: float
@@ -393,19 +408,7 @@ class InFlightTable:
             ahead, low_at = self._prefill_left(now, seconds_per_token, low_tokens)
         peak = self.kv_forecast.peak(next_output, kv_limit)
         load = Load(len(self.requests), len(self.waiting), self.unstarted_tokens, ahead, self.guessed, peak)
-        return self._without_aside(load) if self.aside else load, min(self.next_guess, low_at)
-
-    def _without_aside(self, load: Load) -> Load:
-        """Return the load without the requests that are set aside; the forecast leaves them out already."""
-        unstarted = [flight for flight in self.aside if not flight.started]
-        tokens = sum([flight.uncached_tokens for flight in unstarted])
-        return load._replace(
-            requests=load.requests - len(self.aside),
-            unstarted=load.unstarted - len(unstarted),
-            unstarted_tokens=load.unstarted_tokens - tokens,
-            ahead_tokens=max(0.0, load.ahead_tokens - tokens),
-            guessed=load.guessed - sum([flight.guessed for flight in self.aside]),
-        )
+        return load, min(self.next_guess, low_at)
 
     def _prefill_left(self, now: float, seconds_per_token: float, low_tokens: float) -> tuple[float, float]:
         """Return the unstarted tokens left to compute, and when no more are left than `low_tokens`.
@@ -427,3 +430,12 @@ class InFlightTable:
         """Update `head_since` if the first unstarted request is leaving."""
         if next(iter(self.waiting)) is leaving:
             self.head_since = now
+
+
+def _with(flights: dict[InFlight, None], flight: InFlight) -> dict[InFlight, None]:
+    """Return the requests and one more, in the order of their dispatch."""
+    return dict.fromkeys(sorted([*flights, flight], key=_number))
+
+
+def _number(flight: InFlight) -> int:
+    return flight.number

@@ -213,6 +213,9 @@ class WorkerState:
         if seen:
             self.succeeded(flight, now)
         self._account_until(now)
+        if flight in self.in_flight.aside:
+            flight.started, flight.guessed = True, not seen
+            return
         if seen and not flight.first_token_seen:
             # Prefill, not decode steps, produced the first token of each answer.
             self._unaccounted_seen_tokens -= flight.answers
@@ -253,7 +256,8 @@ class WorkerState:
         """Add output tokens that an earlier run has seen."""
         self.in_flight.count_output(flight, output_tokens)
         flight.earlier_output += output_tokens
-        self.in_flight.kv_tokens += output_tokens
+        if flight not in self.in_flight.aside:
+            self.in_flight.kv_tokens += output_tokens
 
     def min_computed_tokens(self, flight: InFlight, input_tokens: int) -> int:
         """Return how many of a request's `input_tokens` were computed at least, judging by the time of its first token.
@@ -289,6 +293,8 @@ class WorkerState:
         )
         if output_tokens:
             self.in_flight.count_output(flight, output_tokens)
+        if flight in self.in_flight.aside:
+            return
         self._unaccounted_cost += cost
         self._unaccounted_tokens += output_tokens
         if flight.first_token_seen:
@@ -339,10 +345,25 @@ class WorkerState:
         self._refresh_load()
 
     def set_aside(self, flight: InFlight, now: float, *, aside: bool) -> None:
-        """Leave a request in flight out of the load, as nobody reports on it, or count it again."""
-        self._account_until(now)
-        (self.in_flight.set_aside if aside else self.in_flight.bring_back)(flight)
-        self._refresh_load()
+        """Leave a request in flight out of all counts, as nobody reports on it, or count it again.
+
+        One whose outcome was to show whether the worker is well shows nothing any more.
+        """
+        in_flight = self.in_flight
+        if aside and flight in in_flight.requests:
+            self._account_until(now)
+            in_flight.set_aside(flight, now)
+            self.health.on_end(flight)
+            self._refresh_load()
+        elif not aside and flight in in_flight.aside:
+            self._account_until(now)
+            if not in_flight.requests:
+                self._last_alive = now
+            in_flight.bring_back(flight, now)
+            if not (flight.started or flight.streamed):
+                prefill = self.service_rate.prefill_seconds(in_flight.unstarted_tokens)
+                in_flight.guess_at(flight, now + EARLY_PREFILL_SHARE * prefill)
+            self._refresh_load()
 
     def set_kv_capacity(self, kv_tokens: int) -> None:
         """Set the capacity of the KV cache in tokens, as the engine reported it."""
@@ -449,8 +470,7 @@ class WorkerState:
 
         A worker that computes a long prompt in silence is not taken to hang, judging by its own prefill time.
         """
-        in_flight = self.in_flight
-        if self.silent or not self._silence_seconds or len(in_flight) == len(in_flight.aside):
+        if self.silent or not self._silence_seconds or not self.in_flight.requests:
             return inf
         prefill = self.in_flight.unstarted_tokens * self.service_rate.seconds_per_token
         return self._last_alive + max(self._silence_seconds, SILENCE_PREFILLS * prefill)

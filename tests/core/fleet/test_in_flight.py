@@ -138,19 +138,24 @@ def test_what_is_set_aside_counts_for_nothing_in_the_load(moves: list[tuple[str,
         match move:
             case "start" if flight in made.waiting:
                 made.start(flight, 1.0, guessed=number < 2)
-            case "aside":
-                made.set_aside(flight)
-            case "back":
-                made.bring_back(flight)
-            case "remove" if flight in made.requests:
+            case "aside" if flight in made.requests:
+                made.set_aside(flight, 1.0)
+            case "back" if flight in made.aside:
+                made.bring_back(flight, 1.0)
+            case "remove" if flight in made.requests or flight in made.aside:
                 made.remove(flight, 2.0)
-    counted = [flight for flight in made.requests if flight not in made.aside]
-    unstarted = [flight for flight in counted if not flight.started]
-    load, _ = made.load(3.0, None, 0.0, 0.0, 0.0)
-    guessed = sum(flight.guessed for flight in counted)
-    tokens = 10 * len(unstarted)
-    assert load == Load(len(counted), len(unstarted), tokens, tokens, guessed, 10 * len(counted))
-    for flight in list(made.requests):
+    alone, _ = table_of()
+    for flight in made.requests:
+        same = alone.add(flight.hold.request, 10, 0.0, streamed=flight.streamed, had_place=True)
+        if flight.started:
+            alone.start(same, 1.0, guessed=flight.guessed)
+    alone.head_since = made.head_since
+    for seconds_per_token in (None, 0.5):
+        assert (
+            made.load(3.0, seconds_per_token, 5.0, 0.0, 0.0)[0] == alone.load(3.0, seconds_per_token, 5.0, 0.0, 0.0)[0]
+        )
+    assert (made.kv_tokens, made.context_tokens) == (alone.kv_tokens, alone.context_tokens)
+    for flight in [*made.requests, *made.aside]:
         made.remove(flight, 4.0)
     assert made.load(5.0, None, 0.0, 0.0, 0.0)[0] == Load()
     assert not made.aside
