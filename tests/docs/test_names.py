@@ -40,7 +40,6 @@ VOCABULARY: Final[Mapping[str, str]] = {
     "charge": "Add a cost to a count that limits or measures a client; a negative cost is a refund.",
     "refill": "Add quanta until someone who waits is eligible.",
     "take": "Use up a part of what is limited.",
-    "start": "Note that the prefill of one request is over.",
     "end": "Close the record of one attempt.",
     "apply": "Change the state as an event demands.",
     "record": "Note one observation.",
