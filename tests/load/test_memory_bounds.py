@@ -312,7 +312,7 @@ async def test_crumbs_are_gathered_before_they_are_read() -> None:
     """Many tiny blocks cost as much as one large block."""
     async with scripted_engine() as engine:
         worker = WorkerClient(engine.url, connect_timeout=5.0)
-        pending = asyncio.ensure_future(worker.send("POST", "/x", {}, b"{}"))
+        pending = asyncio.ensure_future(worker.send("POST", "/x", {}, b"{}", once=True))  # returns with the headers
         call = await engine.call()
         await call.begin()
         upstream = await pending
