@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
+from types import SimpleNamespace
 from typing import Final
 
 import aiohttp
@@ -32,13 +33,18 @@ class Outcome:
     verdict: Verdict
     received: int = 0
     """Output tokens of a stream that the client has received."""
+    reused: bool = False
+    """Whether it was sent over a connection that an earlier call had used."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a stream is."""
+    """How far a call is."""
 
     tokens: int = 0
+    """Output tokens received, of a stream."""
+    reused: bool = False
+    """Whether it was sent over a connection that an earlier call had used."""
 
 
 class Client:
@@ -81,8 +87,13 @@ class Crowd:
         """Set when no more calls are to begin."""
         self._url = url
         self._clock = clock
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), headers=headers
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers=headers,
+            trace_configs=[trace],
         )
 
     def now(self) -> float:
@@ -109,7 +120,7 @@ class Crowd:
             verdict = Verdict(Ending.VANISHED) if stays is not None else Verdict(Ending.WRONG, "no end")
         except aiohttp.ClientError as error:
             verdict = Verdict(Ending.WRONG, f"cut: {error!r}")
-        self.outcomes.append(Outcome(ask, name, sent, self._clock(), verdict, progress.tokens))
+        self.outcomes.append(Outcome(ask, name, sent, self._clock(), verdict, progress.tokens, progress.reused))
         return verdict.ending
 
     async def _follow(self, client: Client, ask: Ask, name: str, progress: Progress) -> Verdict:
@@ -117,7 +128,8 @@ class Crowd:
         client.waiting += 1
         waits = True
         try:
-            async with self._http.post(self._url + ask.path, data=ask.body, headers=headers) as response:
+            url = self._url + ask.path
+            async with self._http.post(url, data=ask.body, headers=headers, trace_request_ctx=progress) as response:
                 reading = Reading(ask, response.status)
                 async for block in response.content.iter_any():
                     tokens = reading.feed(block)
@@ -133,6 +145,10 @@ class Crowd:
                 return verdict
         finally:
             client.waiting -= waits
+
+
+async def _note_reuse(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    context.trace_request_ctx.reused = True
 
 
 def make_clients(seed: int, number: int, greedy: int, vanishing: float = 0.0) -> list[Client]:

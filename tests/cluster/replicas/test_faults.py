@@ -91,7 +91,8 @@ class Load:
             for number, killed, gone in self.cut
             for outcome in self.crowds[number].outcomes
             if outcome.verdict.ending is Ending.WRONG
-            if outcome.sent <= gone and killed <= outcome.ended <= gone + CUT_SECONDS
+            if killed <= outcome.ended <= gone + CUT_SECONDS
+            if outcome.sent <= gone or outcome.reused  # a client may not have noticed yet that a connection is cut
         ]
 
     def refused(self) -> list[Outcome]:
@@ -107,7 +108,7 @@ class Load:
         """The calls that did not complete, and neither a refusal nor a killed front explains it."""
         explained = {id(outcome) for outcome in (*self.broken(), *self.refused())}
         return [
-            f"{outcome.request} {outcome.sent:.2f}-{outcome.ended:.2f}: {outcome.verdict.why}"
+            f"{outcome.request} {outcome.sent:.2f}-{outcome.ended:.2f} reused={outcome.reused}: {outcome.verdict.why}"
             for outcome in self.outcomes
             if outcome.verdict.ending is not Ending.COMPLETE and id(outcome) not in explained
         ]
