@@ -13,7 +13,6 @@ prefilled request is charged for output only, and a second prefill is free. That
 at once: that of the prompt is closed first.
 """
 
-from collections.abc import Iterable
 from math import inf
 from typing import Final
 
@@ -291,14 +290,17 @@ class Attempts:
         self._mirror.set_output(attempt.run, output)
         return output
 
-    def set_aside(self, states: Iterable[RequestState], now: float, *, aside: bool) -> None:
-        """Leave the attempts of these requests out of their workers' loads, as nobody reports on them, or count them
-        again.
-        """
-        for state in states:
-            for attempt in (state.prefill, state.attempt):
-                if attempt is not None:
-                    attempt.worker.set_aside(attempt.flight, now, aside=aside)
+    def set_aside(self, state: RequestState, now: float) -> None:
+        """Leave the attempts of a request out of its workers' loads, as nobody reports on them."""
+        for attempt in (state.prefill, state.attempt):
+            if attempt is not None:
+                attempt.worker.set_aside(attempt.flight, now)
+
+    def bring_back(self, state: RequestState, now: float) -> None:
+        """Count the attempts of a request again that were set aside."""
+        for attempt in (state.prefill, state.attempt):
+            if attempt is not None:
+                attempt.worker.bring_back(attempt.flight, now)
 
     def finish(self, state: RequestState, usage: Usage | None, answers: tuple[PromptKey, ...], now: float) -> bool:
         """End an attempt whose answer is complete. Returns False, and changes nothing, if no worker has the request."""

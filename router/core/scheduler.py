@@ -339,8 +339,10 @@ class Scheduler:
         """Go on with the requests that fronts have of an earlier run, or while their fronts are away."""
         match event:
             case FrontAway(requests) | FrontBack(requests):
-                states = [state for name in requests if (state := self._requests.get(name)) is not None]
-                self._attempts.set_aside(states, now, aside=isinstance(event, FrontAway))
+                follow = self._attempts.set_aside if isinstance(event, FrontAway) else self._attempts.bring_back
+                for name in requests:
+                    if (state := self._requests.get(name)) is not None:
+                        follow(state, now)
             case Held(charged):
                 self.cluster.held = True
                 for row in charged:

@@ -11,8 +11,8 @@ import pytest
 from router.channel.client import SchedulerClient
 from router.channel.front_channel import FrontChannel
 from router.channel.socket import ChannelClosed, UnixRoute
-from router.core.model.events import Finished
-from router.core.model.request import ClientId, Request, RequestId, Usage
+from router.core.model.events import Fault, Finished, Returned, WorkerJoined
+from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
 from tests.channel.test_epochs import REQUEST, Leader
 from tests.support.running import until
 
@@ -48,6 +48,15 @@ async def leader_of(folder: Path) -> AsyncIterator[Leader]:
         yield leader
 
 
+async def two_fronts(leader: Leader, stack: AsyncExitStack) -> tuple[Front, Front]:
+    """Open two fronts, of which the second connects again whenever its connection breaks."""
+    first, second = Front(leader, 1), Front(leader, 2)
+    await first.open()
+    await second.open()
+    await stack.enter_async_context(second.channel)
+    return first, second
+
+
 async def test_what_was_on_its_way_arrives_over_the_next_connection(tmp_path: Path) -> None:
     """The end of the running request and the arrival of another one are sent again, and each is handled once."""
     async with leader_of(tmp_path) as leader, AsyncExitStack() as stack:
@@ -69,10 +78,7 @@ async def test_what_was_on_its_way_arrives_over_the_next_connection(tmp_path: Pa
 async def test_what_waits_is_sent_nowhere_while_its_front_is_away(tmp_path: Path) -> None:
     """What runs goes on, others are served meanwhile, and what waited is queued again when the front is back."""
     async with leader_of(tmp_path) as leader, AsyncExitStack() as stack:
-        away, other = Front(leader, 1), Front(leader, 2)
-        await away.open()
-        await other.open()
-        await stack.enter_async_context(other.channel)
+        away, _ = await two_fronts(leader, stack)
         await away.client.submit(REQUEST)
         waiting = away.client.submit(NEXT)
         await until(lambda: leader.host.scheduler.waiting == 1)
@@ -93,10 +99,7 @@ async def test_the_calls_of_a_front_that_is_away_for_long_hold_no_room(tmp_path:
     its front is back, which takes its place again until it ends.
     """
     async with leader_of(tmp_path) as leader, AsyncExitStack() as stack:
-        away, other = Front(leader, 1), Front(leader, 2)
-        await away.open()
-        await other.open()
-        await stack.enter_async_context(other.channel)
+        away, other = await two_fronts(leader, stack)
         await away.client.submit(REQUEST)
         waiting = other.client.submit(NEXT)
         await until(lambda: leader.host.scheduler.waiting == 1)
@@ -114,6 +117,25 @@ async def test_the_calls_of_a_front_that_is_away_for_long_hold_no_room(tmp_path:
         await until(lambda: leader.host.at_rest)
         accounts = leader.host.scheduler.ledger.accounts
         assert [accounts[each.client].served.output for each in (REQUEST, NEXT)] == [3, 2]
+
+
+async def test_a_retry_of_a_front_that_is_away_for_long_holds_no_room(tmp_path: Path) -> None:
+    """A call that its worker has returned is sent again while its front is away, and leaves the place to others."""
+    async with leader_of(tmp_path) as leader, AsyncExitStack() as stack:
+        away, other = await two_fronts(leader, stack)
+        leader.host.feed(WorkerJoined(Worker(WorkerId("v"), frozenset({"m"}))))
+        returned = (await away.client.submit(REQUEST)).worker
+        held = (await other.client.submit(NEXT)).worker
+        retry = asyncio.ensure_future(away.client.resubmit(Returned(REQUEST.id, accepted=False, fault=Fault.ERROR)))
+        await until(lambda: leader.host.scheduler.waiting == 1)
+        away.break_off()
+        third = other.client.submit(replace(NEXT, id=RequestId("c")))
+        assert (await third).worker == returned
+        await until(lambda: leader.host._links[0].is_set_aside)
+        fourth = other.client.submit(replace(NEXT, id=RequestId("d")))
+        other.client.settle(Finished(NEXT.id, Usage(7, 1)))
+        assert (await fourth).worker == held
+        retry.cancel()
 
 
 async def test_a_front_whose_place_is_taken_is_settled_and_does_not_come_back(tmp_path: Path) -> None:

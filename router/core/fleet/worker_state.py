@@ -215,6 +215,8 @@ class WorkerState:
         self._account_until(now)
         if flight in self.in_flight.aside:
             flight.started, flight.guessed = True, not seen
+            if seen:
+                self.in_flight.mark_first_token(flight, now)
             return
         if seen and not flight.first_token_seen:
             # Prefill, not decode steps, produced the first token of each answer.
@@ -344,18 +346,20 @@ class WorkerState:
             self.service_rate.observe_unseen_end(flight.uncached_tokens)
         self._refresh_load()
 
-    def set_aside(self, flight: InFlight, now: float, *, aside: bool) -> None:
-        """Leave a request in flight out of all counts, as nobody reports on it, or count it again.
-
-        One whose outcome was to show whether the worker is well shows nothing any more.
+    def set_aside(self, flight: InFlight, now: float) -> None:
+        """Leave a request in flight out of all counts, as nobody reports on it. If its outcome was to show whether the
+        worker is well, it shows nothing any more. Needless if it is left out already.
         """
-        in_flight = self.in_flight
-        if aside and flight in in_flight.requests:
+        if flight in self.in_flight.requests:
             self._account_until(now)
-            in_flight.set_aside(flight, now)
+            self.in_flight.set_aside(flight, now)
             self.health.on_end(flight)
             self._refresh_load()
-        elif not aside and flight in in_flight.aside:
+
+    def bring_back(self, flight: InFlight, now: float) -> None:
+        """Count a request again that was set aside; needless if it was not."""
+        in_flight = self.in_flight
+        if flight in in_flight.aside:
             self._account_until(now)
             if not in_flight.requests:
                 self._last_alive = now

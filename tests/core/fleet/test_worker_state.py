@@ -4,6 +4,7 @@ from math import inf
 
 import pytest
 
+from router.core.fleet.health import HealthRules
 from router.core.fleet.in_flight import EARLY_PREFILL_SHARE, InFlight
 from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN
 from router.core.fleet.window import FixedWindow, LearnedWindow, Window
@@ -217,3 +218,22 @@ def test_only_calls_count_as_the_last_sign_of_a_worker() -> None:
     scene.start(scene.arrive("ada", "document"))
     scene.progress(next(iter(scene.dispatched)), 3)
     assert scene.scheduler.cluster.last_sign(WorkerId("w1")) == 5.0
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_worker_whose_calls_are_all_set_aside_is_idle(comes_back: bool) -> None:
+    """The time in which nobody reports on them counts as no silence once one comes back or another call is sent."""
+    rules = HealthRules(silence=30.0)
+    state = WorkerState(Worker(W1, frozenset(["llama"])), LearnedWindow(), WorkerIndex(), rules)
+    flight = state.add(A, 10, 100, 0.0, streamed=True)
+    state.set_aside(flight, 1.0)
+    state.advance(100.0)
+    assert not state.silent
+    if comes_back:
+        state.bring_back(flight, 100.0)
+    else:
+        state.add(B, 10, 100, 100.0, streamed=True)
+    state.advance(101.0)
+    assert not state.silent
+    state.advance(200.0)
+    assert state.silent
