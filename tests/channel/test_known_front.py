@@ -135,6 +135,7 @@ async def test_a_retry_of_a_front_that_is_away_for_long_holds_no_room(tmp_path: 
         fourth = other.client.submit(replace(NEXT, id=RequestId("d")))
         other.client.settle(Finished(NEXT.id, Usage(7, 1)))
         assert (await fourth).worker == held
+        assert REQUEST.id in leader.host.scheduler.attempts, "the front was given up instead"
         retry.cancel()
 
 
