@@ -8,7 +8,7 @@ bodies that one owner has sent.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -147,8 +147,7 @@ class ParseSlots:
     """One thread for costly bodies up to `LONG_BYTES`, one for longer bodies, and turns for long answers."""
 
     def __init__(self) -> None:
-        self._short = ParseThread()
-        self._long = ParseThread()
+        self._short, self._long = (ParseThread(ThreadPoolExecutor(1, "parse")) for _ in range(2))
         self._answer_turns = RoundRobinLock()
 
     async def run(self, owner: str, size: int, work: Callable[[], T]) -> T:
@@ -168,14 +167,22 @@ class ParseSlots:
 class ParseThread:
     """One thread that owners use in turn."""
 
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
+    def __init__(self, executor: Executor) -> None:
+        """`executor`: has one thread."""
+        self._executor = executor
         self._turns = RoundRobinLock()
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
-        """Run `work` in the thread and return its result. Cancelling stops it only before it has started."""
+        """Run `work` in the thread and return its result. Cancelling stops it only before it has started.
+
+        Raises RuntimeError if the thread cannot be started.
+        """
         await self._turns.acquire(owner)
-        running = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        except RuntimeError:
+            self._turns.release()
+            raise
         running.add_done_callback(lambda _: self._turns.release())
         try:
             return await running

@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from threading import Event
@@ -22,7 +23,7 @@ from router.core.model.request import RequestId
 from router.front.byte_budget import Hold
 from router.front.exchange import Exchange
 from router.front.outgoing import OutgoingCall
-from router.front.parsing import INLINE_BYTES, LONG_BYTES, BodyParser, ParseSlots, RoundRobinLock, Sender
+from router.front.parsing import INLINE_BYTES, LONG_BYTES, BodyParser, ParseSlots, ParseThread, RoundRobinLock, Sender
 from router.upstream.connections import UNLISTED, ConnectedWorker, ServedModel, WorkerConnections
 from router.upstream.http_client import IdleTimeouts, WorkerResponse
 from tests.support.running import TIMEOUT_S, until
@@ -222,3 +223,14 @@ async def test_a_lock_given_to_a_cancelled_waiter_goes_to_the_next() -> None:
     async with asyncio.timeout(TIMEOUT_S):
         await next_one
     assert cancelled.cancelled()
+
+
+async def test_a_body_whose_thread_cannot_start_lets_the_next_one_have_its_turn() -> None:
+    """A machine without free threads costs that call alone."""
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()  # refuses work with the error of a thread that cannot start
+    thread = ParseThread(executor)
+    for owner in ("first", "next"):
+        with pytest.raises(RuntimeError):
+            async with asyncio.timeout(TIMEOUT_S):
+                await thread.run(owner, bytes)
