@@ -1,4 +1,4 @@
-"""The router's peers in `python -m bench profile`: a worker whose answers are made beforehand, and a client.
+"""Peers of a router whose cost is measured: a worker whose answers are made beforehand, and a client.
 
 Each is a process of its own that costs little, so that both cores of a small machine suffice: python -m
 bench.lab.micro.canned_peers worker GAP_MS, or client PORT STREAMS SECONDS.
@@ -7,7 +7,8 @@ bench.lab.micro.canned_peers worker GAP_MS, or client PORT STREAMS SECONDS.
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+import time
+from statistics import median
 from typing import Any, Final
 
 CHUNKS: Final = 16
@@ -102,32 +103,32 @@ PAGES: Final = {
 
 
 async def _drive(port: int, streams: int, seconds: float) -> None:
-    """Keep this many chats open; print a line when the measurement begins, and how many ended when it is over."""
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-
-    clients = [asyncio.create_task(_chat_on(port, number, streams, count)) for number in range(streams)]
+    """Keep this many chats open; print a line when the measurement begins, and how many ended when it is over, with
+    the milliseconds that the median one took.
+    """
+    took = list[float]()
+    clients = [asyncio.create_task(_chat_on(port, number, streams, took)) for number in range(streams)]
     await asyncio.sleep(WARM_UP_SECONDS)
-    before = done
+    before = len(took)
     print("measuring", flush=True)
     await asyncio.sleep(seconds)
-    print(done - before, flush=True)
+    measured = took[before:]
+    print(len(measured), 1000 * median(measured or [0.0]), flush=True)
     for client in clients:
         client.cancel()
     await asyncio.gather(*clients, return_exceptions=True)
 
 
-async def _chat_on(port: int, number: int, step: int, count: Callable[[], None]) -> None:
-    """Send one chat after another over one connection."""
+async def _chat_on(port: int, number: int, step: int, took: list[float]) -> None:
+    """Send one chat after another over one connection. Appends the seconds of each."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         while True:
-            writer.write(_request(number % GROUPS, number))
+            request = _request(number % GROUPS, number)
+            sent = time.perf_counter()
+            writer.write(request)
             await reader.readuntil(b"data: [DONE]\n\n\r\n" + END)
-            count()
+            took.append(time.perf_counter() - sent)
             number += step
     finally:
         writer.close()

@@ -138,9 +138,9 @@ def _measure_client(port: int, load: Load, seconds: float, sampler: Sampler) -> 
         assert client.stdout is not None
         client.stdout.readline()
         before, sampler.on = time.process_time(), True
-        done = client.stdout.readline()
+        done, _, _ = client.stdout.readline().partition(" ")
         cpu_seconds, sampler.on = time.process_time() - before, False
-    if not done.strip().isdigit() or not int(done):
+    if not done.isdigit() or not int(done):
         raise ValueError("no chat was answered")
     return Measured(int(done), cpu_seconds, sampler.samples)
 

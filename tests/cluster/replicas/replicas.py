@@ -176,6 +176,7 @@ async def running_cluster(
     folder: Path,
     workers: Sequence[str],
     *flags: str,
+    count: int = REPLICAS,
     ports: Sequence[int] = (),
     network: Network | None = None,
     kubernetes: str = "",
@@ -183,16 +184,16 @@ async def running_cluster(
 ) -> AsyncIterator[Cluster]:
     """Run a store and replicas.
 
-    `folder`: for their logs; `workers`: URLs; `flags`: more of each replica; `ports`: where their fronts listen, by
-    default at new ones; `network`: None for loopback; `kubernetes`: the API that has the lease, if not the store;
-    `source`: as in `Server`.
+    `folder`: for their logs; `workers`: URLs; `flags`: more of each replica; `count`: how many replicas; `ports`: where
+    their fronts listen, by default at new ones; `network`: None for loopback; `kubernetes`: the API that has the lease,
+    if not the store; `source`: as in `Server`.
     """
     store = Store(await free_port(), LOOPBACK if network is None else network.store)
     secret = folder / "secret"
     secret.write_text("a secret of the tests")
     tls = replica_of(trustme.CA(), folder, "replica")
     replicas = []
-    for number in range(1, REPLICAS + 1):
+    for number in range(1, count + 1):
         host = f"127.0.0.{10 + number}" if network is None else network.address(number)
         lease = ("--cluster", "kubernetes", "--cluster-store", store.url, "--kubernetes-api", kubernetes)
         where = lease if kubernetes else ("--cluster", store.url)
