@@ -20,7 +20,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from router.core.clients.fairness import Outstanding
+from router.core.clients.fairness import Fairness, Outstanding
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.request import Leg, Request, RequestId, Role, WorkerId, decode_route
@@ -31,9 +31,13 @@ from router.core.requests import Handoff, RequestState
 class HandoffPool:
     """The requests that are prefilled and at no decode worker, the oldest first."""
 
-    def __init__(self, seconds: float) -> None:
-        """`seconds`: the greatest age of a hand-off that is sent to a decode worker."""
+    def __init__(self, seconds: float, fairness: Fairness) -> None:
+        """`seconds`: the greatest age of a hand-off that is sent to a decode worker.
+
+        `fairness`: counts a pooled request as outstanding until it is removed.
+        """
         self._seconds = seconds
+        self._fairness = fairness
         self._requests: dict[RequestState, Handoff] = {}
         self.requests: Final[Collection[RequestState]] = self._requests.keys()
         """Read-only view."""
@@ -52,9 +56,10 @@ class HandoffPool:
         """Let a prefilled request wait for a decode worker."""
         self._requests[state] = state.handoff = handoff
 
-    def remove(self, state: RequestState) -> Handoff:
+    def remove(self, state: RequestState) -> None:
         """Remove a request that is dispatched, lost or cancelled."""
-        return self._requests.pop(state)
+        handoff = self._requests.pop(state)
+        self._fairness.attempt_ended(state.request, handoff.worker, handoff.outstanding)
 
     def expired(self, now: float) -> list[RequestState]:
         """Return the requests that have waited for too long; they stay until they are removed."""

@@ -5,20 +5,25 @@ that counts an attempt (ledger, cache, load, gap bound, token blocks) has a reco
 made once, at the dispatch, and passed by reference until the attempt ends; no book looks an attempt up by an id.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Final
 
 from router.core.cache.cache_model import PinnedRun
 from router.core.cache.prefix_map import Lookup
 from router.core.clients.fairness import Outstanding
 from router.core.clients.ledger import Bill
+from router.core.clients.shares import Shares
+from router.core.clients.turns import Turns
 from router.core.clients.undelivered import UndeliveredCall
 from router.core.fleet.in_flight import InFlight
 from router.core.fleet.worker_state import WorkerState
 from router.core.kv_blocks.token_blocks import ExpectedBlocks
 from router.core.model.cost import Tokens
-from router.core.model.request import Leg, Request, WorkerId
+from router.core.model.events import ChargedRequest
+from router.core.model.request import Leg, Request, RequestId, WorkerId
+from router.core.policies.base import Policy
 
 
 class Stage(Enum):
@@ -119,3 +124,47 @@ class RequestState:
         self.charged_output = self.charged.output
         if self.request.streamed:
             self.resumed_output = self.charged_output
+
+
+def new_state(request: Request, now: float, carried: ChargedRequest | None = None) -> RequestState:
+    """Return the state of a request that begins now, or goes on after an earlier run of the scheduler charged `carried`
+    for it.
+    """
+    state = RequestState(request, now, Lookup(request))
+    if carried is not None and carried.earlier is not None:
+        state.add_charged(carried.earlier)
+    return state
+
+
+class RequestTable:
+    """Opens and closes live requests, for all who count them."""
+
+    def __init__(self, requests: dict[RequestId, RequestState], shares: Shares, turns: Turns, policy: Policy) -> None:
+        """`requests`: the live requests, which nobody else changes."""
+        self._states = requests
+        self.states: Final[Mapping[RequestId, RequestState]] = requests
+        self._shares = shares
+        self._turns = turns
+        self._policy = policy
+        self._follows_calls = policy.properties.follows_calls
+
+    def open_request(self, state: RequestState, now: float) -> None:
+        """Count a request as live and waiting: when it arrives, and again when its worker returned it."""
+        request = state.request
+        self._states[request.id] = state
+        state.answered = begun = state.resumed_output > 0
+        weight = self._shares.add_request(request)
+        if self._follows_calls:
+            self._policy.call_began(request, now)
+        if begun:
+            self._turns.request_resumed(request.client, weight, now)
+        else:
+            self._turns.request_opened(request.client, request.id, weight, state.waiting_since, now)
+
+    def close_request(self, request: Request, now: float) -> None:
+        """Drop a request from the live ones; the last step of its end."""
+        del self._states[request.id]
+        self._turns.request_closed(request.client, request.id, now)
+        if self._follows_calls:
+            self._policy.call_ended(request, now)
+        self._shares.remove_request(request.client)

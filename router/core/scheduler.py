@@ -44,15 +44,15 @@ commands can cross. When a worker returns a request, that attempt ends like any 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import inf
 from random import Random
 from typing import Final
 
 from router.core.attempts import Attempts
-from router.core.cache.prefix_map import Lookup, Oracle, PrefixMap
+from router.core.cache.prefix_map import Oracle, PrefixMap
+from router.core.carried_requests import CarriedRequests
 from router.core.clients.backlog import Backlog
-from router.core.clients.fairness import Fairness, Outstanding
+from router.core.clients.fairness import Fairness
 from router.core.clients.ledger import Ledger
 from router.core.clients.queue_limits import QueueLimits
 from router.core.clients.shares import Shares
@@ -60,7 +60,7 @@ from router.core.clients.undelivered import Undelivered
 from router.core.clients.usage_days import UsageDays
 from router.core.fleet.cluster import Cluster
 from router.core.fleet_view import SchedulerView
-from router.core.handoffs import HandoffPool, PrefillGate, rest_beside, rest_of, role_of
+from router.core.handoffs import HandoffPool, PrefillGate, rest_beside, rest_of
 from router.core.known_clients import KnownClients
 from router.core.membership import Membership, WorkerEvent
 from router.core.model.commands import Command, Refusal, Reject, WakeAt
@@ -87,14 +87,13 @@ from router.core.model.events import (
     Returned,
     Started,
     Ticked,
-    WorkerJoined,
     WorkerLeft,
 )
-from router.core.model.request import ClientId, Leg, Request, RequestId, Worker, WorkerId
+from router.core.model.request import ClientId, Leg, Request, RequestId, WorkerId
 from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
-from router.core.requests import Attempt, Handoff, RequestState
+from router.core.requests import Attempt, RequestState, RequestTable, new_state
 from router.core.retries import RetryQueue, RetryWorkers
 from router.core.scheduler_settings import SchedulerSettings
 
@@ -116,14 +115,13 @@ class Scheduler:
         """`oracle`: replaces the believed matches in simulations, see `PrefixMap`."""
         self.settings = settings
         self._requests: dict[RequestId, RequestState] = {}
+        """Changed by `RequestTable` only."""
         self.estimates = Estimates(measured_prefixes=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
         self.ledger = Ledger(settings.cached_in_flight, UsageDays(settings.usage_days, named=settings.named))
         outputs = self.estimates.outputs
         self.cluster = Cluster(
             settings.window, settings.health, settings.departed_limit, outputs, decode_alone=settings.decode_alone
         )
-        self.handoffs = HandoffPool(settings.handoff_seconds)
-        self._gate = PrefillGate(self.cluster, self.handoffs, settings.handoff_seconds)
         self.backlog = Backlog()
         self.prefixes = PrefixMap(
             settings.prefix_limit,
@@ -144,8 +142,10 @@ class Scheduler:
         self.policy = policy(context)
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
-        self._turns = self.fairness.turns
+        self.handoffs = HandoffPool(settings.handoff_seconds, self.fairness)
+        self._gate = PrefillGate(self.cluster, self.handoffs, settings.handoff_seconds)
         self._follows_calls = self.policy.properties.follows_calls
+        self._table = RequestTable(self._requests, self.shares, self.fairness.turns, self.policy)
         self.membership = Membership(self.cluster, self.prefixes, outputs, self.policy, self.fairness, self._requeue)
         self.clients = KnownClients(settings.client_limit, self.shares, self.ledger, self.fairness, self.policy)
         self.weights: Mapping[ClientId, float] = self.clients.weights
@@ -164,13 +164,20 @@ class Scheduler:
         self._retry_workers = RetryWorkers(self.cluster)
         self._retry_queue = RetryQueue(settings.health, settings.waiting.time_to_live)
         """Requests that workers returned; they are dispatched before all queued requests."""
+        self._carried = CarriedRequests(
+            self.cluster,
+            self.membership,
+            self.clients,
+            self.policy,
+            self._attempts,
+            self._table,
+            self._retry_queue,
+            self.handoffs,
+        )
         self._awaiting: dict[RequestId, Request] = {}
         """Queued requests that the policy does not know, as the one worker of each is ejected and comes back."""
         self._awaiting_changes = 0
         """How often the fleet had changed when they were looked at last."""
-        self._carried: dict[RequestId, tuple[ChargedRequest, ...]] = {}
-        """What an earlier run has charged for requests that were live when its state was saved and that have not been
-        reported yet."""
         self._undelivered = Undelivered()
         self._newly_queued = False
         """Whether this event gave the policy requests that it may dispatch before the queue limits have counted
@@ -227,8 +234,7 @@ class Scheduler:
         """Yield what each live request was charged, except those that were never charged, and what an earlier run has
         charged for those that have not been reported. Changes nothing.
         """
-        for carried in self._carried.values():
-            yield from carried
+        yield from self._carried.unreported()
         for name, state in self._requests.items():
             attempts = [attempt for attempt in (state.prefill, state.attempt) if attempt is not None]
             for attempt in attempts:
@@ -302,7 +308,7 @@ class Scheduler:
 
     def _enqueue(self, event: Arrived, now: float) -> None:
         request = event.request
-        carried = self._carried.pop(request.id, ()) if event.again else ()
+        carried = self._carried.take(request.id) if event.again else ()
         if carried and carried[0].worker is not None:
             self._take_back(request, carried, now)
             return
@@ -317,23 +323,16 @@ class Scheduler:
         if not (is_served or self.cluster.bound_comes_back(request)):
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
-            state = self._new_state(request, carried[0] if carried else None, now)
+            state = new_state(request, now, carried[0] if carried else None)
             if request.retry_key is not None and (paid := self._undelivered.take(request, now)) is not None:
                 state.pay(paid)
-            self._open(state, now, begun=state.resumed_output > 0)
+            self._table.open_request(state, now)
             self._retry_queue.arrivals += 1
             if is_served:
                 self._newly_queued = True
                 self.policy.enqueue(request, now)
             else:
                 self._awaiting[request.id] = request
-
-    def _new_state(self, request: Request, carried: ChargedRequest | None, now: float) -> RequestState:
-        """Return the state of a request that begins, or goes on after an earlier run charged this for it."""
-        state = RequestState(request, now, Lookup(request))
-        if carried is not None and carried.earlier is not None:
-            state.add_charged(carried.earlier)
-        return state
 
     def _follow_fronts(self, event: Held | Resumed | Released | FrontAway | FrontBack, now: float) -> None:
         """Go on with the requests that fronts have of an earlier run, or while their fronts are away."""
@@ -345,88 +344,19 @@ class Scheduler:
                         follow(state, now)
             case Held(charged):
                 self.cluster.held = True
-                for row in charged:
-                    self._carried[row.request] = (*self._carried.get(row.request, ()), row)
+                self._carried.note_charges(charged)
             case Resumed():
-                self._resume(event, self._pop_carried(event) if event.saved else None, now)
+                self._carried.resume(event, now)
             case Released(complete):
                 self.cluster.held = False
                 if complete:
-                    self._carried = {}
-
-    def _pop_carried(self, event: Resumed) -> ChargedRequest | None:
-        """Return what an earlier run has charged for an attempt, or for those before it."""
-        rows = self._carried.pop(event.request.id, ())
-        if len(rows) > 1:  # its partner follows
-            self._carried[event.request.id] = rows[1:]
-        return rows[0] if rows else None
+                    self._carried.forget_charges()
 
     def _take_back(self, request: Request, carried: Sequence[ChargedRequest], now: float) -> None:
         """Queue again a request that an earlier run meant for workers, but whose front never learned that."""
-        workers = [row.worker for row in carried if row.worker is not None]
-        partners = workers[::-1] if len(workers) > 1 else [None]
-        for row, worker, partner in zip(carried, workers, partners, strict=True):
-            self._resume(Resumed(request, worker, row.charged.cached, leg=row.leg, partner=partner), row, now)
+        self._carried.resume_all(request, carried, now)
         # Of the prompt, so that neither of two workers has computed anything.
         self._queue_retry(Returned(request.id, accepted=False, fault=Fault.FULL, leg=carried[0].leg), now)
-
-    def _resume(self, event: Resumed, carried: ChargedRequest | None, now: float) -> None:
-        """Take over a request that a worker has, for which an earlier run may have charged already.
-
-        A worker that is not present is counted as one that has left.
-        """
-        request, worker = event.request, event.worker
-        state = self._requests.get(request.id)
-        if state is None:
-            self.clients.remember(request.client, request.weight)
-            state = self._new_state(request, carried, now)
-            self._open(state, now, begun=state.resumed_output > 0)
-        elif state in self._retry_queue.requests:
-            self._retry_queue.remove(state)
-        elif state in self.handoffs:
-            self._leave_pool(state)
-        elif state.prefill is None or state.attempt is not None:
-            raise ValueError(f"request {request.id} is live")
-        state.handoff = Handoff(worker, now, Outstanding()) if event.leg is Leg.DECODE else None
-        present = worker in self.cluster and not self.cluster[worker].left
-        if not present:
-            role = role_of(event.leg)
-            self.membership.apply(WorkerJoined(Worker(worker, frozenset({request.model}), role=role)), now)
-        part = self._part(event)
-        self.policy.resume(part, worker, now)
-        self._attempts.resume(state, part if event.partner is not None else request, event, carried, now)
-        if not present:
-            self.membership.apply(WorkerLeft(worker), now)
-
-    def _part(self, event: Resumed) -> Request:
-        """Return the part of a request that its worker has, as the policy chooses workers for it."""
-        request = event.request
-        if event.leg is Leg.DECODE:
-            return rest_of(request) if event.partner is None else rest_beside(request)
-        return request if event.worker in self.cluster.candidates(request) else replace(request, whole=True)
-
-    def _open(self, state: RequestState, now: float, *, begun: bool) -> None:
-        """Count a request as live, when it arrives and again when its worker returns it. `begun`: whether a part of its
-        answer was streamed.
-        """
-        request = state.request
-        self._requests[request.id] = state
-        state.answered = begun
-        weight = self.shares.add_request(request)
-        if self._follows_calls:
-            self.policy.call_began(request, now)
-        if begun:
-            self._turns.request_resumed(request.client, weight, now)
-        else:
-            self._turns.request_opened(request.client, request.id, weight, state.waiting_since, now)
-
-    def _close(self, request: Request, now: float) -> None:
-        """Drop a request from the live ones; the last step of its end."""
-        del self._requests[request.id]
-        self._turns.request_closed(request.client, request.id, now)
-        if self._follows_calls:
-            self.policy.call_ended(request, now)
-        self.shares.remove_request(request.client)
 
     def _enforce_queue_limits(self, arrival: Request, now: float) -> None:
         """Queue an arrival that found no room at any worker, and reject the requests that then exceed a limit.
@@ -525,23 +455,18 @@ class Scheduler:
             if serving and not untried:
                 if state.untried(self.cluster.coming_back(rest.shared_route)):
                     continue
-                self._leave_pool(state)
-                self._close(state.request, now)
+                self.handoffs.remove(state)
+                self._table.close_request(state.request, now)
                 self._commands.append(Reject(state.request.id, Refusal.NO_RETRY))
             elif with_room := [worker for worker in untried if self.cluster[worker].admits(1)]:
-                self._leave_pool(state)
+                self.handoffs.remove(state)
                 worker = self.policy.resend(rest, with_room, now)
                 self._send(state, Choice(rest, worker, "prefilled"), now)
-
-    def _leave_pool(self, state: RequestState) -> None:
-        """Take a prefilled request out of the pool."""
-        handoff = self.handoffs.remove(state)
-        self.fairness.attempt_ended(state.request, handoff.worker, handoff.outstanding)
 
     def _give_up(self, lost: Sequence[RequestState]) -> None:
         """Let pooled requests be prefilled again, because what was kept of them is too old or gone."""
         for state in lost:
-            self._leave_pool(state)
+            self.handoffs.remove(state)
             state.handoff = None
             self._retry_queue.add_lost(state)
 
@@ -574,7 +499,7 @@ class Scheduler:
         if state is not None and self._attempts.finish(state, event.usage, event.answers, now):
             if self._follows_calls:
                 self.policy.answer_ended(state.request, event.answers, event.ended_turn)
-            self._close(state.request, now)
+            self._table.close_request(state.request, now)
 
     def _cancel(self, event: Cancelled, now: float) -> None:
         if (state := self._requests.get(event.request)) is None:
@@ -590,13 +515,13 @@ class Scheduler:
             self._attempts.cancel(state, state.attempt, event.usage, now)
             if state.charged_output:
                 self.estimates.outputs.answer_ended(state.request, state.charged_output)
-            self._close(state.request, now)
+            self._table.close_request(state.request, now)
         elif state in self._retry_queue.requests:
-            self._close(state.request, now)
+            self._table.close_request(state.request, now)
             self._retry_queue.remove(state)
         elif state in self.handoffs:
-            self._leave_pool(state)
-            self._close(state.request, now)
+            self.handoffs.remove(state)
+            self._table.close_request(state.request, now)
         else:
             self._remove_queued(state, now)
 
@@ -608,7 +533,7 @@ class Scheduler:
         if state is None or (attempt := state.attempt) is None:
             return None
         failed = self._attempts.fail(state, attempt, event, now)
-        self._close(state.request, now)
+        self._table.close_request(state.request, now)
         worker = failed.worker.worker.id
         self.membership.on_failure(worker, event.fault, now)
         return state, worker
@@ -621,7 +546,7 @@ class Scheduler:
         if state.handoff is not None and event.fault is Fault.ERROR and event.accepted:
             state.kept_in_vain = state.handoff.worker
         state.handoff = None
-        self._open(state, now, begun=state.resumed_output > 0)
+        self._table.open_request(state, now)
         may_retry = self._retry_queue.add(state, event, worker, now, in_use=self.cluster.in_use(worker))
         if not may_retry and not self.cluster.held:
             if len(state.suspects) == 1:
@@ -630,7 +555,7 @@ class Scheduler:
 
     def _reject_retry(self, state: RequestState, reason: Refusal, now: float) -> None:
         """Reject a returned request for good. What its attempts cost stays charged."""
-        self._close(state.request, now)
+        self._table.close_request(state.request, now)
         self._retry_queue.remove(state)
         self._commands.append(Reject(state.request.id, reason))
 
@@ -639,7 +564,7 @@ class Scheduler:
         if self._awaiting.pop(state.request.id, None) is None:
             self.policy.withdraw(state.request.id, now)
         self._queue_limits.leave(state.request.id, now, served=False)
-        self._close(state.request, now)
+        self._table.close_request(state.request, now)
         if state.paid is not None:
             self._undelivered.remember(state.request, state.paid)
 
@@ -654,7 +579,7 @@ class Scheduler:
                 self._awaiting[request.id] = request
             else:
                 self._queue_limits.leave(request.id, now, served=False)
-                self._close(request, now)
+                self._table.close_request(request, now)
                 self._commands.append(Reject(request.id, Refusal.NO_WORKER))
 
     def _requeue_awaiting(self, now: float) -> None:
