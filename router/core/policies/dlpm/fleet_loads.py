@@ -31,11 +31,7 @@ class LoadOrder:
         """Iterate in order. The order must not change meanwhile."""
         return iter(self._ordered)
 
-    def of(self, worker: WorkerId) -> LoadKey:
-        """Return a worker's key."""
-        return self._keys[worker]
-
-    def set(self, worker: WorkerId, load: int, tie: int) -> None:
+    def set(self, load: int, tie: int, worker: WorkerId) -> None:
         """Set a worker's key."""
         key, known = (load, tie, worker), self._keys.get(worker)
         if key != known:
@@ -91,6 +87,8 @@ class FleetLoads:
         self._longest_homes = LoadOrder()
         self._outdated: dict[WorkerId, None] = {}
         """The workers whose places by homes are not up to date. They change with every request and are seldom read."""
+        self._outdated_longest: dict[WorkerId, None] = {}
+        """The same of the longest homes, which are read only where nothing else may go."""
         self._dispatches = self._added = 0
 
     def add(self, worker: WorkerId) -> None:
@@ -106,6 +104,7 @@ class FleetLoads:
         self._by_homes.remove(worker)
         self._longest_homes.remove(worker)
         self._outdated.pop(worker, None)
+        self._outdated_longest.pop(worker, None)
 
     def dispatched(self, worker: WorkerId) -> None:
         """Note that a request is sent to a worker. The fleet then reports its load as changed."""
@@ -117,7 +116,7 @@ class FleetLoads:
         if (entry := self._workers.get(worker)) is None:
             return
         entry.at_home += change
-        self._outdated[worker] = None
+        self._outdated[worker] = self._outdated_longest[worker] = None
 
     @property
     def with_room(self) -> LoadOrder:
@@ -128,7 +127,7 @@ class FleetLoads:
     @property
     def longest_home_without_room(self) -> WorkerId | None:
         """The worker without room at which most requests wait at home; None if none wait at any."""
-        self._order_homes()
+        self._order_longest_homes()
         with_room = self._view.with_room
         return next(iter(self._longest_homes.least(lambda worker: worker not in with_room, 1)), None)
 
@@ -137,10 +136,10 @@ class FleetLoads:
     ) -> Iterable[WorkerId]:
         """Return those of these workers, `besides` others, that have the lowest load with what waits at home there."""
         self._take_changes()
-        self._order_homes()
         if len(workers) > FEW:
+            self._order_homes()
             return self._by_homes.least(lambda worker: worker in workers and worker not in besides, count)
-        keys = [self._by_homes.of(worker) for worker in workers if worker not in besides]
+        keys = [self._homes_key(worker) for worker in workers if worker not in besides]
         return [worker for _, _, worker in nsmallest(count, keys)]
 
     def _take_changes(self) -> None:
@@ -156,16 +155,25 @@ class FleetLoads:
         if in_flight is None:
             self._with_room.remove(worker)
         else:
-            self._with_room.set(worker, in_flight, entry.last_dispatch)
+            self._with_room.set(in_flight, entry.last_dispatch, worker)
         self._outdated[worker] = None
 
     def _order_homes(self) -> None:
-        """Bring the orders by homes up to date."""
+        """Bring the order by loads with what waits at home up to date."""
         for worker in self._outdated:
-            if (entry := self._workers.get(worker)) is not None:
-                self._by_homes.set(worker, entry.at_home + self._view.in_flight(worker), entry.joined)
-                if entry.at_home:
-                    self._longest_homes.set(worker, -entry.at_home, entry.added)
-                else:
-                    self._longest_homes.remove(worker)
+            self._by_homes.set(*self._homes_key(worker))
         self._outdated.clear()
+
+    def _homes_key(self, worker: WorkerId) -> LoadKey:
+        entry = self._workers[worker]
+        return entry.at_home + self._view.in_flight(worker), entry.joined, worker
+
+    def _order_longest_homes(self) -> None:
+        """Bring the order by what waits at home up to date."""
+        for worker in self._outdated_longest:
+            entry = self._workers[worker]
+            if entry.at_home:
+                self._longest_homes.set(-entry.at_home, entry.added, worker)
+            else:
+                self._longest_homes.remove(worker)
+        self._outdated_longest.clear()
