@@ -195,18 +195,30 @@ class AgentSessions(TracedExperiment):
 
 
 def _growths(rows: Sequence[Row]) -> list[str]:
-    """Return what more sessions of the first client bring it, and leave the others with sessions, by policy."""
+    """Return what more sessions of the first client bring it, what its max-min share grows by, and what the others with
+    sessions are left with, by policy.
+    """
     few, many = [
-        {row.labels["policy"]: row for row in rows if row.labels["load"] == _crowd(heavy)} for heavy in HEAVY_SESSIONS
+        {row.labels["policy"]: row.values["clients"] for row in rows if row.labels["load"] == _crowd(heavy)}
+        for heavy in HEAVY_SESSIONS
     ]
-    lines = ["", "| policy | service with the most sessions over that with the fewest | of the others |"]
-    lines.append("| --- | --- | --- |")
+    heads = ("policy", "service with the most sessions over that with the fewest", "max-min share", "of the others")
+    lines = ["", f"| {' | '.join(heads)} |", "| --- | --- | --- | --- |"]
     for policy in (policy for policy in many if policy in few):
-        pairs = list(zip(few[policy].values["clients"], many[policy].values["clients"], strict=True))
+        pairs = list(zip(few[policy], many[policy], strict=True))
         own = [_over(_ys(more)[0], _ys(fewer)[0]) for fewer, more in pairs]
         others = [_over(sum(_ys(more)[1:-1]), sum(_ys(fewer)[1:-1])) for fewer, more in pairs]
-        lines.append(f"| {policy} | {', '.join(own)} | {', '.join(others)} |")
+        shares = ["-"]
+        if UNCONTENDED in few and UNCONTENDED in many:
+            fewer_shares = _first_shares(few[policy], few[UNCONTENDED])
+            shares = list(map(_over, _first_shares(many[policy], many[UNCONTENDED]), fewer_shares))
+        lines.append(f"| {policy} | {', '.join(own)} | {', '.join(shares)} | {', '.join(others)} |")
     return lines if len(lines) > 3 else []
+
+
+def _first_shares(served: Sequence[Value], wanted: Sequence[Value]) -> Sequence[float]:
+    """Return the first client's max-min share with each seed."""
+    return [max_min(sum(_ys(own)), _ys(most))[0] for own, most in zip(served, wanted, strict=True)]
 
 
 def _over(more: float, fewer: float) -> str:
@@ -254,13 +266,19 @@ def _computed_again(record: Record) -> int:
     return max(0, record.input_tokens - (record.cached_tokens or 0) - (record.fresh_tokens or 0))
 
 
-def over_max_min(served: Sequence[float], wanted: Sequence[float]) -> Sequence[float]:
-    """Return what each client was served over its max-min share of all that was served."""
-    left, shares = sum(served), [0.0] * len(wanted)
+def max_min(total: float, wanted: Sequence[float]) -> Sequence[float]:
+    """Divide a total: nobody gets more than it wants, and those that want more than they get all get the same."""
+    left, shares = total, [0.0] * len(wanted)
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     for position, number in enumerate(order):
         shares[number] = min(wanted[number], left / (len(order) - position))
         left -= shares[number]
+    return shares
+
+
+def over_max_min(served: Sequence[float], wanted: Sequence[float]) -> Sequence[float]:
+    """Return what each client was served over its max-min share of all that was served."""
+    shares = max_min(sum(served), wanted)
     return [own / share if share else 1.0 for own, share in zip(served, shares, strict=True)]
 
 

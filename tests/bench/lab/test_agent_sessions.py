@@ -78,8 +78,24 @@ def test_the_digest_says_what_more_sessions_bring() -> None:
         Row({"load": f"{heavy} beside 3 each", "policy": "gate"}, {"clients": [clients(*seed) for seed in seeds]})
         for heavy, seeds in zip(HEAVY_SESSIONS, (((2, 4, 4), (5, 1, 1)), ((3, 2, 2), (10, 2, 1))), strict=True)
     )
-    assert AgentSessions().digest([few, many])[-1] == "| gate | 1.50, 2.00 | 0.50, 1.50 |"
+    assert AgentSessions().digest([few, many])[-1] == "| gate | 1.50, 2.00 | - | 0.50, 1.50 |"
     assert not any("fewest" in line for line in AgentSessions().digest([few]))
+
+
+def test_the_digest_says_what_more_sessions_bring_to_a_share() -> None:
+    """A client that wants more, where the others want little, has a larger share: growth is beside that of the share,
+    which nobody need have got, and which is of all that the policy served.
+    """
+    rows = [
+        Row({"load": f"{heavy} beside 3 each", "policy": policy}, {"clients": [clients(*served)]})
+        for heavy, by_policy in zip(
+            HEAVY_SESSIONS,
+            ({"uncontended": (5, 3), "gate": (4, 4)}, {"uncontended": (50, 3), "gate": (12, 1)}),
+            strict=True,
+        )
+        for policy, served in by_policy.items()
+    ]
+    assert AgentSessions().digest(rows)[-1] == "| gate | 3.00 | 2.00 | 0.25 |"
 
 
 def clients(*served: int) -> Sequence[tuple[float, float]]:
