@@ -73,7 +73,8 @@ def control_plane(
     app.include_router(_models(directory))
     app.include_router(_usage(usage))
     store = None if cluster is None else lambda: cluster.report().store
-    app.include_router(_health(directory, report, reports, drain, drained, store))
+    app.include_router(_health(directory, report, drain, drained, store))
+    app.include_router(_workers(directory, reports, drained))
     if cluster is not None:
         check_key = None if operations is None else needs_key(operations.settings)
         app.include_router(cluster_routes(cluster, check_key, NEEDS_KEY))
@@ -153,7 +154,6 @@ def _usage(usage: UsageLookup) -> APIRouter:
 def _health(
     directory: WorkerDirectory,
     report: Callable[[], Awaitable[FairnessReport]],
-    reports: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
     drain: Drain,
     drained: Collection[WorkerId],
     store: Callable[[], str] | None,
@@ -197,6 +197,16 @@ def _health(
             raise NoWorker("No worker is alive.")
         state = "ok" if store is None else store()
         return {"workers": alive} if state == "ok" else {"workers": alive, "degraded": f"store {state}"}
+
+    return routes
+
+
+def _workers(
+    directory: WorkerDirectory,
+    reports: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
+    drained: Collection[WorkerId],
+) -> APIRouter:
+    routes = APIRouter()
 
     @routes.get("/workers", responses=NEEDS_KEY)
     async def workers() -> dict[str, Any]:

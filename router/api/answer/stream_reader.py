@@ -308,9 +308,9 @@ class StreamReader:
         for choice in choices:
             index = choice.get("index", 0)
             has_output = self._choices.add_choice(index, choice)
-            self._tally.add_chunk(index, usage, has_output)
             self._token_record.set_prompt(choice.get("prompt_token_ids"))
             self._token_record.add_list(choice.get("token_ids"), text=has_output)
+            self._tally.add_chunk(index, usage, has_output)
 
     @property
     def head(self) -> dict[str, Any] | None:
