@@ -46,8 +46,6 @@ class QueuedPolicy(Policy):
         erase debts."""
         self._present_orders: dict[WorkerId, Order] = {}
         """The queues of the workers that are present."""
-        self._loads: dict[WorkerId, int] = {}
-        """Requests that wait for each worker or run on it."""
         self._waiting: dict[RequestId, WaitingRequest] = {}
         self._passing_through: Choice | None = None
         """A request that need not wait. The call of `next` that follows its arrival returns it."""
@@ -85,7 +83,6 @@ class QueuedPolicy(Policy):
         return self._send(Choice(request, placed.worker, placed.why), now).worker
 
     def resume(self, request: Request, worker: WorkerId, now: float) -> None:
-        self._loads[worker] += 1
         self._placement.resume(request, worker)
         self._orders[worker].resume(request, now)
 
@@ -95,14 +92,17 @@ class QueuedPolicy(Policy):
 
     def _send(self, choice: Choice, now: float) -> Choice:
         """Dispatch a request that was placed and did not wait."""
-        self._loads[choice.worker] += 1
         self._placement.request_dispatched(choice.request.id, now)
         self._orders[choice.worker].request_dispatched(choice.request, now)
         return choice
 
     def withdraw(self, request: RequestId, now: float) -> None:
-        self._loads[self._waiting[request].placed.worker] -= 1
-        self._remove_from_queue(request, now)
+        waiting = self._waiting.pop(request)
+        worker = waiting.placed.worker
+        self._placement.unplace(request)
+        self._orders[worker].remove(request)
+        self._cold[worker].pop(request, None)
+        self._backlog.remove(worker, waiting.request.client, now)
 
     def next(self, now: float) -> Choice | None:
         if self._passing_through is not None:
@@ -132,7 +132,7 @@ class QueuedPolicy(Policy):
             return None
         why = self._waiting[turn.request.id].placed.why
         self._placement.request_dispatched(turn.request.id, now)
-        self._remove_from_queue(turn.request.id, now)
+        self.withdraw(turn.request.id, now)
         order.request_dispatched(turn.request, now)
         return Choice(turn.request, worker, why, turn.passed)
 
@@ -181,19 +181,9 @@ class QueuedPolicy(Policy):
         """Add a request to the queue that it was placed in."""
         self._waiting[request.id] = WaitingRequest(request, placed)
         self._orders[placed.worker].push(request)
-        self._loads[placed.worker] += 1
         self._backlog.add(placed.worker, request.client, now)
         if self._placement.locality:
             self._view.promise(request, placed.worker, now)
-
-    def _remove_from_queue(self, request: RequestId, now: float) -> None:
-        """Remove a withdrawn or dispatched request from its queue."""
-        waiting = self._waiting.pop(request)
-        worker = waiting.placed.worker
-        self._placement.unplace(request)
-        self._orders[worker].remove(request)
-        self._cold[worker].pop(request, None)
-        self._backlog.remove(worker, waiting.request.client, now)
 
     def request_charged(self, charge: Charge) -> None:
         self._placement.request_charged(charge)
@@ -203,7 +193,6 @@ class QueuedPolicy(Policy):
         self._orders[worker].request_started(request)
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
-        self._loads[worker] -= 1
         self._placement.request_ended(request.id)
         self._orders[worker].request_ended(request)
 
@@ -217,7 +206,6 @@ class QueuedPolicy(Policy):
     def _order_of(self, worker: WorkerId) -> Order:
         if worker not in self._orders:
             self._orders[worker] = self._new_order(worker)
-            self._loads[worker] = 0
             self._cold[worker] = {}
         return self._orders[worker]
 
@@ -250,7 +238,7 @@ class QueuedPolicy(Policy):
 
     def forget_worker(self, worker: WorkerId) -> None:
         self._placement.forget_worker(worker)
-        for kept in (self._orders, self._loads, self._cold):
+        for kept in (self._orders, self._cold):
             kept.pop(worker, None)
 
     def saved(self) -> Iterator[Counters | Groups]:
@@ -281,7 +269,8 @@ class QueuedPolicy(Policy):
             self._view.release()
         matched = self._view.expected_match(request)
         size = self._view.input_tokens(request)
+        orders, in_flight = self._orders, self._view.in_flight
         return [
-            Candidate(worker, cached := matched.get(worker, 0), size - cached, self._loads[worker])
+            Candidate(worker, cached := matched.get(worker, 0), size - cached, len(orders[worker]) + in_flight(worker))
             for worker in self._view.able(request)
         ]

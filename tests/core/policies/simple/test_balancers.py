@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.model.events import FrontAway, FrontBack
 from router.core.model.request import WorkerId
 from router.core.policies.base import Candidate
 from router.core.policies.simple.balancers import lightest
@@ -24,6 +25,19 @@ def test_lightest_has_the_lowest_load(loads: list[int], turn: int) -> None:
     chosen = [lightest(candidates, turn + step) for step in range(equals)]
     assert {candidate.load for candidate in chosen} == {min(loads)}
     assert len({candidate.worker for candidate in chosen}) == equals
+
+
+def test_calls_of_a_lost_front_are_no_load() -> None:
+    """Calls whose front is away count at no worker until it comes back."""
+    scene = Scene("least_requests", workers=W[:2])
+    first, second, third = (scene.arrive("ada", "document") for _ in range(3))
+    busy = scene.worker_of(third)
+    (other,) = {*W[:2]} - {busy}
+    away = tuple(each for each in (first, second, third) if scene.worker_of(each) == busy)
+    scene.feed(FrontAway(away))
+    assert scene.worker_of(scene.arrive("ada", "document")) == busy
+    scene.feed(FrontBack(away))
+    assert [scene.worker_of(scene.arrive("ada", "document")) for _ in range(2)] == [other, other]
 
 
 def test_round_robin_ignores_load_and_prefix() -> None:
