@@ -3,7 +3,8 @@
 A fleet has full windows and a queue: one request arrives, one ends, and the next is dispatched. The cost is the CPU
 time of the scheduler for the arrival and the dispatch. A short and a long queue take turns in the same process, so that
 their ratio is meaningful even on a noisy machine. So do a small fleet and larger ones, of which each worker's cache
-holds as much.
+holds as much. What a small fleet touches stays in the caches of the CPU, and most of what a large one touches does not.
+So the small one is measured once more with those caches emptied before each event.
 
 With agent sessions, the cost with the gate before the policy is compared with that without it (`session_cost`).
 
@@ -53,6 +54,10 @@ RANK_PLACES: Final = 16
 """Requests that a rank runs at once."""
 POOLS: Final = (50, 5000)
 """Waiting requests before the ranks."""
+CPU_CACHE_BYTES: Final = 64 * 2**20
+"""More than the caches of a CPU hold; reading as much empties them of all else."""
+COLD_TURNS: Final = 10
+"""One turn in as many is measured with cold caches: to empty them takes much longer than the turn."""
 ALIKE: Final = 5000
 """Waiting requests that share a prefix which a worker evicts."""
 
@@ -148,15 +153,20 @@ class Fleet:
             turns.append(self.turns(1))
         return median(self._timed.nanoseconds) / 1000, median(turns) / 1000
 
-    def turns(self, count: int) -> int:
-        """Run `count` arrivals and dispatches and return the CPU nanoseconds that they took."""
+    def turns(self, count: int, before_each: Callable[[], object] = lambda: None) -> int:
+        """Run `count` arrivals and dispatches and return the CPU nanoseconds that they took.
+
+        `before_each` is called before each event that is measured.
+        """
         spent = 0
         for _ in range(count):
             self._now += SECONDS_BETWEEN
             request = self._request()
             ended = self._running.pop(self._random.randrange(len(self._running)))
+            before_each()
             spent += self._handle(Arrived(request))
             self._handle(Started(ended))
+            before_each()
             spent += self._handle(Finished(ended, Usage(1024, 20, 512)))
         return spent
 
@@ -245,6 +255,16 @@ def compare_growth(settings: Mapping[str, Setting], rounds: int, turns: int) -> 
     }
 
 
+def cold_caches(setting: Setting, rounds: int, turns: int) -> tuple[float, float]:
+    """Return the median CPU microseconds of a turn with the CPU's caches emptied before each event, and the median
+    ratio to one without that.
+    """
+    fleet, filler = Fleet(setting), bytearray(b"x") * CPU_CACHE_BYTES
+    few = max(1, turns // COLD_TURNS)
+    spent = [(fleet.turns(few, lambda: filler.count(b"y")) / few, fleet.turns(turns) / turns) for _ in range(rounds)]
+    return median(cold for cold, _ in spent) / 1000, median(cold / warm for cold, warm in spent)
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this command's flags."""
     parser.add_argument("--policy", nargs="+", metavar="P", default=["d2lpm", "dlpm_home"], choices=[*POLICIES])
@@ -314,6 +334,8 @@ def run(options: argparse.Namespace) -> None:
         print(f"\nCPU time of an arrival and a dispatch in fleets of several sizes, {policy}")
         for name, (spent, ratio) in compare_growth(growth(policy), options.rounds, options.turns).items():
             print(f"{name:40}{spent:11.0f} us{ratio:8.2f}")
+        spent, ratio = cold_caches(next(iter(growth(policy).values())), options.rounds, options.turns)
+        print(f"{'the first, with cold CPU caches':40}{spent:11.0f} us{ratio:8.2f}")
         print(f"{f'a prefix of {ALIKE:,} waiting is evicted':40}{evictions(policy, options.rounds):11.1f} ms")
     if options.gate:
         print(f"\nCPU time of an arrival and a dispatch with {SESSIONS:,} agent sessions, {WAITING} waiting calls")

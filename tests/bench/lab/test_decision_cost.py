@@ -59,6 +59,18 @@ def test_a_choice_among_ranks_in_step_does_not_cost_more_with_a_longer_queue(pol
     assert long <= 1.5 * short
 
 
+def test_caches_are_emptied_before_each_event_that_is_measured() -> None:
+    """In each turn two events are measured, the arrival and the end, whose dispatch is part of it."""
+    fleet, emptied = Fleet(Setting("dlpm_home", 20, 5, 4, 1600, in_flight=8)), 0
+
+    def empty() -> None:
+        nonlocal emptied
+        emptied += 1
+
+    fleet.turns(TURNS, empty)
+    assert emptied == 2 * TURNS
+
+
 def test_the_gate_adds_at_most_half_to_a_decision() -> None:
     """With agent sessions of which many wait, an arrival and a dispatch take at most 1.5 times the calls that they take
     without the gate.
