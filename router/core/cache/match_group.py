@@ -19,29 +19,15 @@ NO_WORKER: Final = (None,)
 """Stands for the workers of a narrow watch that has none."""
 
 
-class Reach(NamedTuple):
-    """How far the workers of a group hold its prefix."""
-
-    least: int
-    """The fewest chunks that a worker holds which holds any; 0 if there is none."""
-    holders: int
-    """How many workers hold any."""
-
-
 class MatchGroup:
     """Watched prompts with the same longest held prefix."""
 
-    __slots__ = ("_able", "_changing", "_counts", "_ends", "_held", "_narrow", "_others", "_wide", "members", "prefix")
+    __slots__ = ("_able", "_counts", "_narrow", "_others", "_wide", "held", "members", "prefix")
 
     def __init__(self, prefix: bytes, held: HeldChunks) -> None:
         self.prefix = prefix
         """The hashes of the longest prefix of its prompts that any worker holds."""
-        self._ends = held.by_worker
-        """By worker, how many chunks it holds, if any."""
-        self._held: HeldChunks | None = held
-        """The same for others, who keep it: None since it changed, until it is asked for."""
-        self._changing: dict[WorkerId, int] | None = None
-        """The same as `_ends` while nobody else has it."""
+        self.held = held
         self.members: dict[MatchWatch, None] = {}
         self._wide: dict[MatchWatch, None] = {}
         """The members that every change concerns."""
@@ -52,29 +38,6 @@ class MatchGroup:
         self._others = len(held.by_worker)
         """How many other workers hold any of the prefix."""
         self._counts = Counter(held.by_worker.values())
-
-    @property
-    def held_now(self) -> HeldChunks:
-        """What the workers hold. A group changes more often than one of its requests is looked at, so what others
-        keep is made when they ask.
-        """
-        if self._held is None:
-            self._held, self._changing = HeldChunks(self._ends), None
-        return self._held
-
-    @property
-    def reach(self) -> Reach:
-        """How far the workers hold the prefix now."""
-        return Reach(min(self._counts, default=0), len(self._ends))
-
-    @property
-    def most(self) -> int:
-        """The most chunks that a worker holds."""
-        return max(self._counts, default=0)
-
-    def at(self, worker: WorkerId) -> int:
-        """Return how many chunks this worker holds."""
-        return self._ends.get(worker, 0)
 
     @property
     def depth(self) -> int:
@@ -121,7 +84,7 @@ class MatchGroup:
         if watch.narrow.able is not self._able:
             self._widen_all()
             self._able = watch.narrow.able
-            self._others = len(self._ends.keys() - self._able.keys())
+            self._others = len(self.held.by_worker.keys() - self._able.keys())
         for worker in watch.narrow.workers or NO_WORKER:
             self._narrow.setdefault(worker, {})[watch] = None
 
@@ -143,13 +106,12 @@ class MatchGroup:
             if not members:
                 del self._narrow[worker]
 
-    def concerned(self, worker: WorkerId, before: Reach, enough: float) -> Iterable["MatchWatch"]:
+    def concerned(self, worker: WorkerId, before: HeldChunks, enough: float) -> Iterable["MatchWatch"]:
         """Return the members that a worker's change concerns, which did not change the most that any worker holds.
 
         `enough`: as in `WatchIndex.gained`.
         """
-        now = self.reach
-        common = self._common(now)
+        now, common = self.held, self._common(self.held)
         if self._others or common != self._common(before):
             return self.members
         if min(before.least, now.least) < enough and (common or self.least_needed(self._narrow, worker) < enough):
@@ -160,16 +122,16 @@ class MatchGroup:
         """Return the least of the most chunks that any worker holds and of those that these hold, `besides` one. While
         some workers hold nothing, it does not matter whether less than that counts.
         """
-        held = self._ends
-        return min([self.most, *[held.get(each, 0) for each in workers if each not in (None, besides)]])
+        held = self.held.by_worker
+        return min([self.held.most, *[held.get(each, 0) for each in workers if each not in (None, besides)]])
 
     def all_hold_some(self, able: Mapping[WorkerId, object]) -> bool:
         """Return whether as many workers hold any of the prefix as there are in `able`."""
-        return len(self._ends) == len(able)
+        return len(self.held.by_worker) == len(able)
 
-    def _common(self, reach: Reach) -> int:
+    def _common(self, held: HeldChunks) -> int:
         """Return the chunks that all workers hold to which a narrow member may go, while no others hold any."""
-        return reach.least if reach.holders == len(self._able) else 0
+        return held.least if len(held.by_worker) == len(self._able) else 0
 
     def check_narrow(self) -> None:
         """Raise AssertionError if a member is not where a change that concerns it would find it."""
@@ -177,7 +139,7 @@ class MatchGroup:
             narrow = watch.narrow
             assert (narrow is None) == (watch in self._wide), "a watch is listed wrongly"
             assert narrow is None or narrow.able is self._able, "a narrow watch may go to other workers"
-        assert self._others == len(self._ends.keys() - self._able.keys()), "the other holders are miscounted"
+        assert self._others == len(self.held.by_worker.keys() - self._able.keys()), "the other holders are miscounted"
         found = {(watch, worker) for worker, members in self._narrow.items() for watch in members}
         expected = {
             (watch, worker) for watch in self.members if watch.narrow for worker in watch.narrow.workers or NO_WORKER
@@ -189,9 +151,7 @@ class MatchGroup:
         """Set how many chunks a worker holds. Returns the end that no worker has any more and the one that none had
         before; 0 if there is none.
         """
-        if (ends := self._changing) is None:
-            ends = self._ends = self._changing = {**self._ends}
-        self._held, counts = None, self._counts
+        ends, counts = {**self.held.by_worker}, self._counts
         before = ends.pop(worker, 0)
         if chunks:
             ends[worker] = chunks
@@ -202,6 +162,7 @@ class MatchGroup:
             counts[before] -= 1
             if not counts[before]:
                 del counts[before]
+        self.held = HeldChunks(ends)
         return (before if before not in counts else 0), (chunks if counts[chunks] == 1 else 0)
 
 

@@ -154,7 +154,7 @@ class PrefixMap:
         watch, version, worth = watched.prompts[0], self._estimates.version, self.mirror.common_worth
         if worth is None or watch.hashes is not request.prompts[0].hashes:
             return self._match_in_tokens(request, self.tree)
-        held, known = watch.group.held_now.by_worker, lookup.in_tree_for
+        held, known = watch.group.held.by_worker, lookup.in_tree_for
         if known is None or known[0] is not held or known[1] != worth or known[2] != version:
             lookup.in_tree = self._match_alike(request, held, worth) if held else {}
             lookup.in_tree_for = held, worth, version
@@ -324,9 +324,9 @@ class PrefixMap:
         """
         watches = self._watch(request, None)
         if len(watches) == 1:
-            held = watches[0].group.held_now.among(workers)
+            held = watches[0].group.held.among(workers)
         else:
-            held = HeldChunks(_sum([watch.group.held_now.by_worker for watch in watches])).among(workers)
+            held = HeldChunks(_sum([watch.group.held.by_worker for watch in watches])).among(workers)
         return self._apply_minimum(request, held)
 
     def watch_narrowly(self, request: Request, workers: Collection[WorkerId], able: Mapping[WorkerId, object]) -> None:
@@ -340,7 +340,7 @@ class PrefixMap:
         if others or request.computed_anew_by or self.mirror.uncached:
             return
         group = watch.group
-        needed = group.reach.least if group.all_hold_some(able) else group.least_needed(workers)
+        needed = group.held.least if group.all_hold_some(able) else group.least_needed(workers)
         if not self._match_minimum or self._surely_enough(request, needed):
             self._narrow_models[request.model] = None
             self._set_narrow(watch, Narrow(workers, able))
@@ -353,7 +353,7 @@ class PrefixMap:
 
     def watch_at(self, request: Request, worker: WorkerId) -> int:
         """Watch a request's match at one worker, and at no other, until `unwatch`. Returns the match in chunks."""
-        held = sum([watch.group.at(worker) for watch in self._watch(request, worker)])
+        held = sum([watch.group.held.at(worker) for watch in self._watch(request, worker)])
         return self._apply_minimum(request, HeldChunks({worker: held} if held else {})).at(worker)
 
     def chunks_held(self, request: Request, workers: Mapping[WorkerId, object]) -> HeldChunks:

@@ -72,7 +72,7 @@ class WatchIndex:
         for place, (chunk,) in enumerate(iter_unpack(f"{HASH_BYTES}s", hashes) if held else ()):
             if chunk in held:
                 for group in [*held[chunk]]:
-                    end = group.at(worker)
+                    end = group.held.at(worker)
                     if end and group.edge(end)[0] == chunk:
                         changed += self._set(group, worker, end - place - 1, enough)
         return changed
@@ -84,7 +84,7 @@ class WatchIndex:
             self._part(watch)
             target = self._groups.get(watch.hashes[end - HASH_BYTES : end])
             if target is None:
-                target = MatchGroup(watch.hashes[:end], group.held_now)
+                target = MatchGroup(watch.hashes[:end], group.held)
                 target.set(worker, end // HASH_BYTES)
                 self._open(target)
             self._join(watch, target)
@@ -93,7 +93,7 @@ class WatchIndex:
 
     def _set(self, group: MatchGroup, worker: WorkerId, chunks: int, enough: float) -> Iterable[MatchWatch]:
         """Set how many chunks of a group's prefix a worker holds. Returns the members that this concerns."""
-        before = group.reach
+        before = group.held
         gone, new = group.set(worker, chunks)
         if new:
             self._index(group, new)
@@ -109,7 +109,7 @@ class WatchIndex:
         for watch in members:
             self._part(watch)
         self._close(group)
-        shorter = MatchGroup(group.prefix[: group.most * HASH_BYTES], group.held_now)
+        shorter = MatchGroup(group.prefix[: group.held.most * HASH_BYTES], group.held)
         target = self._groups.get(shorter.last)
         if target is None:
             target = shorter
@@ -163,7 +163,7 @@ class WatchIndex:
         for last, group in self._groups.items():
             assert last == group.last, "a group is not where its prefix would find it"
             assert group.members, "a group is empty"
-            assert group.depth == group.most, "a group's prefix is not the longest that a worker holds"
+            assert group.depth == group.held.most, "a group's prefix is not the longest that a worker holds"
             assert all(watch.group is group and watch.hashes.startswith(group.prefix) for watch in group.members)
             group.check_narrow()
         edges = [(group, group.edge(chunks)) for group in self._groups.values() for chunks in group.ends]

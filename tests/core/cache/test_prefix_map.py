@@ -300,24 +300,6 @@ def test_what_may_no_longer_count_concerns_a_narrow_watch(workers: int, tokens: 
         assert bool(held.take_changes()) is learned
 
 
-def test_what_a_watch_returned_stays_as_it_was() -> None:
-    """Whoever compares two matches needs the earlier one: later changes, of which several follow a look, are not made
-    in it.
-    """
-    held = prefixes()
-    watched, everywhere = request("xxyy"), dict.fromkeys(WORKERS)
-    held.insert(MODEL, [key("xxyy")], W1, 0.0)
-    returned = [held.watch(watched, everywhere)]
-    expected = [{W1: 4}]
-    for worker, chunks in ((W2, 2), (W1, 1), (W1, 3)):
-        held.insert(MODEL, [key("xx")], W2, 1.0)
-        held.mirror.evict(worker, chunks * CHUNK_TOKENS)
-        returned.append(held.watch(watched, everywhere))
-        expected.append(dict(held.chunks_held(watched, everywhere).by_worker))
-    assert [each.by_worker for each in returned] == expected
-    assert len({tuple(sorted(each.items())) for each in expected}) > 2
-
-
 def test_an_unwatched_request_is_not_reported() -> None:
     """A request that is no longer watched is not reported, even if its match changed before."""
     held = prefixes()
