@@ -74,17 +74,17 @@ class Scene:
         self._began = time.monotonic()
         self.crowds = [
             (Client(name, Random(f"{name} {number}"), greedy=True, times=TIMES), self._crowd(name, replica.server.url))
-            for name in WEIGHTS
             for number, replica in enumerate(cluster.replicas)
+            for name in WEIGHTS
         ]
 
     def _crowd(self, name: str, url: str) -> Crowd:
         return Crowd(url, lambda: time.monotonic() - self._began, {NAMED_BY: name})
 
     async def run(self) -> None:
-        """Call until `end`."""
+        """Call until `end`. The clients begin together: what runs before both wait would count as the first one's."""
         try:
-            calling = [client.call_repeatedly(crowd, 0.0) for client, crowd in self.crowds for _ in range(CALLS)]
+            calling = [client.call_repeatedly(crowd, 0.0) for _ in range(CALLS) for client, crowd in self.crowds]
             await asyncio.gather(*calling)
         finally:
             for _, crowd in self.crowds:
