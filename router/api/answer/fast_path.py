@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeGuard
 
-_NULLS: Final = rb'(?:, ?"\w+": ?null)*+'
+# Atomic groups, as `(?:...)*+` is wrong before Python 3.11.5: where a last repetition fails halfway, it is not undone.
+_NULLS: Final = rb'(?>(?:, ?+"\w++": ?+null)*)'
 # `_BEFORE` matches up to the quote that opens the text, with no brace or bracket before those of the choices. Bracket
 # and brace are checked one after the other, as a class of two characters is ten times slower than a class of one.
 # `_AFTER` starts after the quote that closes the text.
-_BEFORE: Final = rb'\{(?=[^\[]*+\[\{)[^{]*"choices": ?\[\{"index": ?0, ?"delta": ?\{(?:"\w+": ?null, ?)*+"content": ?"'
+_BEFORE: Final = (
+    rb'\{(?=[^\[]*+\[\{)[^{]*"choices": ?\[\{"index": ?0, ?"delta": ?\{(?>(?:"\w++": ?+null, ?+)*)"content": ?"'
+)
 _AFTER: Final = _NULLS + rb"\}" + _NULLS + rb'(?:, ?"finish_reason": ?"(?!abort")(\w+)")?' + _NULLS
 # The token ids of the text, if the router asked for them.
 _IDS: Final = rb'(?:(, ?"token_ids": ?)\[([\d, ]*+)\])?'
