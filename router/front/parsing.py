@@ -147,7 +147,8 @@ class ParseSlots:
     """One thread for costly bodies up to `LONG_BYTES`, one for longer bodies, and turns for long answers."""
 
     def __init__(self) -> None:
-        self._short, self._long = (ParseThread(ThreadPoolExecutor(1, "parse")) for _ in range(2))
+        self._short = ParseThread(ThreadPoolExecutor(1, "parse"))
+        self._long = ParseThread(ThreadPoolExecutor(1, "parse"))
         self._answer_turns = RoundRobinLock()
 
     async def run(self, owner: str, size: int, work: Callable[[], T]) -> T:
