@@ -142,7 +142,7 @@ class Attempts:
         # Only the first attempt that is charged pays for the prompt, and none that decodes.
         pays_prompt = state.charged is None and leg is not Leg.DECODE
         bill = self._ledger.open(part, worker_id, size, cached, pays_prompt=pays_prompt)
-        charge = bill.change_from(charged)
+        charge = self._ledger.charge_since(bill, charged)
         if leg is Leg.PREFILL:
             expected = 1.0
             reserved = reserved if partner is None else 0
@@ -504,7 +504,7 @@ class Attempts:
     def _apply_charge(self, state: RequestState, attempt: Attempt, charge: Charge, now: float) -> None:
         """Apply the charge for what the worker of a started request did to all counts of service."""
         self._policy.request_charged(charge)
-        cost, worker = charge.at(self._cost), attempt.worker
+        cost, worker = charge.cost, attempt.worker
         if self._cluster.held:  # an earlier run has seen it
             worker.resume_output(attempt.flight, charge.after.output - charge.before.output)
         else:

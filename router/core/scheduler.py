@@ -117,7 +117,9 @@ class Scheduler:
         self._requests: dict[RequestId, RequestState] = {}
         """Changed by `RequestTable` only."""
         self.estimates = Estimates(measured_prefixes=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
-        self.ledger = Ledger(settings.cached_in_flight, UsageDays(settings.usage_days, named=settings.named))
+        self.ledger = Ledger(
+            settings.cached_in_flight, settings.cost, UsageDays(settings.usage_days, named=settings.named)
+        )
         outputs = self.estimates.outputs
         self.cluster = Cluster(
             settings.window, settings.health, settings.departed_limit, outputs, decode_alone=settings.decode_alone

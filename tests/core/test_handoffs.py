@@ -578,7 +578,7 @@ class Counted:
         return getattr(self._policy, name)
 
     def request_charged(self, charge: Charge) -> None:
-        self.charged[charge.client] += charge.at(LinearCost())
+        self.charged[charge.client] += charge.cost
         self._policy.request_charged(charge)
 
 

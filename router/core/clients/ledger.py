@@ -1,8 +1,8 @@
 """The service ledger: what each client was charged, and how much of that was served or is only reserved.
 
 A request's bill is opened at dispatch with an estimate (rule "reserve"), grows with every streamed output token, and is
-settled with the engine's own usage when the request ends. Every change is returned as a `Charge`, from which each
-policy updates its own deficits or counters at its own cost. What is settled also counts as usage of the day.
+settled with the engine's own usage when the request ends. Every change is returned as a `Charge` with its cost, from
+which each policy updates its own deficits or counters. What is settled also counts as usage of the day.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Final
 
 from router.core.clients.usage_days import UsageDays
-from router.core.model.cost import NOTHING, Charge, Tokens
+from router.core.model.cost import NOTHING, Charge, LinearCost, Tokens
 from router.core.model.events import ChargedRequest
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.model.saved import DailyUsage, UsageRows
@@ -35,10 +35,6 @@ class Bill:
     """Input tokens that were not charged because they were predicted to be cached."""
     started: bool = False
     """Whether the prefill is over. Before that, the tokens are only reserved."""
-
-    def change_from(self, before: Tokens) -> Charge:
-        """Return the change of the bill from these tokens to those that it has now."""
-        return Charge(self.request, self.client, self.worker, before, self.tokens)
 
     def usage_on(self, day: int, estimated: Tokens) -> DailyUsage:
         """Return the usage for which the bill charges, on a day. `estimated`: which of its tokens are estimates."""
@@ -83,9 +79,12 @@ class Account:
 class Ledger:
     """The account of every client, with the bills of its requests in flight."""
 
-    def __init__(self, cached_in_flight_limit: int, usage: UsageDays | None = None) -> None:
-        """`cached_in_flight_limit`: tokens per client, see `open`; `usage`: counts what is settled."""
+    def __init__(self, cached_in_flight_limit: int, cost: LinearCost, usage: UsageDays | None = None) -> None:
+        """`cached_in_flight_limit`: tokens per client, see `open`; `cost`: of each `Charge`; `usage`: counts what is
+        settled.
+        """
         self._limit = cached_in_flight_limit
+        self._cost = cost
         self.usage: Final = UsageDays() if usage is None else usage
         self._accounts: defaultdict[ClientId, Account] = defaultdict(Account)
         self.forgotten = NOTHING
@@ -132,7 +131,7 @@ class Ledger:
     def open(
         self, request: Request, worker: WorkerId, input_tokens: int, cached_tokens: int, *, pays_prompt: bool = True
     ) -> Bill:
-        """Reserve a dispatched request's input. Returns the bill; its first change is `change_from(NOTHING)`.
+        """Reserve a dispatched request's input. Returns the bill; its first charge is `charge_since(bill, NOTHING)`.
 
         Predicted cached tokens are not charged, which is a promise to the client. The debt that a client may run up
         through wrong predictions is bounded: while its predicted cached tokens in flight exceed the limit, further
@@ -163,7 +162,7 @@ class Ledger:
         before = bill.tokens
         bill.tokens = after = Tokens(before.extend, before.cached, max(before.output, output_tokens))
         bill.account.serve(before, after)
-        return bill.change_from(before)
+        return self.charge_since(bill, before)
 
     def settle(
         self,
@@ -190,7 +189,7 @@ class Ledger:
             cached = min(after.cached, max(0, usage.input_tokens - min_extend))
             cached_is_estimate = True
         cached = min(cached, usage.input_tokens)
-        charge = _close(bill, Tokens(usage.input_tokens - cached + resent, cached, usage.output_tokens))
+        charge = self._close(bill, Tokens(usage.input_tokens - cached + resent, cached, usage.output_tokens))
         estimated = Tokens(
             extend=resent + (usage.input_tokens if cached_is_estimate else 0),
             output=usage.output_tokens if said is None else 0,
@@ -200,7 +199,20 @@ class Ledger:
 
     def refund(self, bill: Bill) -> Charge:
         """Close the bill of a request that the engine refused before it accepted it. Nothing is charged."""
-        return _close(bill, NOTHING)
+        return self._close(bill, NOTHING)
+
+    def charge_since(self, bill: Bill, before: Tokens) -> Charge:
+        """Return the change of a bill from these tokens to those that it has now."""
+        after = bill.tokens
+        return Charge(bill.request, bill.client, bill.worker, before, after, self._cost.difference(before, after))
+
+    def _close(self, bill: Bill, after: Tokens) -> Charge:
+        account, before = bill.account, bill.tokens
+        del account.bills[bill]
+        account.trusted -= bill.trusted
+        account.serve(before if bill.started else NOTHING, after)
+        bill.tokens = after
+        return self.charge_since(bill, before)
 
     def check_conservation(self) -> None:
         """Raise AssertionError unless each account has its own client's bills, trusts what these say, and was served
@@ -222,12 +234,3 @@ def daily_usage(
         *(day, client, model, int(pays_prompt)),
         *(input_tokens, tokens.cached, tokens.output, estimated_input, estimated.output),
     )
-
-
-def _close(bill: Bill, after: Tokens) -> Charge:
-    account, before = bill.account, bill.tokens
-    del account.bills[bill]
-    account.trusted -= bill.trusted
-    account.serve(before if bill.started else NOTHING, after)
-    bill.tokens = after
-    return bill.change_from(before)

@@ -33,6 +33,14 @@ class LinearCost:
         """Return the cost of these tokens."""
         return self.extend * tokens.extend + self.cached * tokens.cached + self.output * tokens.output
 
+    def difference(self, before: Tokens, after: Tokens) -> float:
+        """Return by how much the cost rises from `before` to `after`."""
+        extend, cached, output = after
+        had_extend, had_cached, had_output = before
+        return (self.extend * extend + self.cached * cached + self.output * output) - (
+            self.extend * had_extend + self.cached * had_cached + self.output * had_output
+        )
+
 
 class Charge(NamedTuple):
     """A change to one request's bill: the tokens billed before and after it."""
@@ -42,11 +50,5 @@ class Charge(NamedTuple):
     worker: WorkerId
     before: Tokens
     after: Tokens
-
-    def at(self, cost: LinearCost) -> float:
-        """Return the change in cost units; negative if an estimate was too high."""
-        extend, cached, output = self.after
-        had_extend, had_cached, had_output = self.before
-        return (cost.extend * extend + cost.cached * cached + cost.output * output) - (
-            cost.extend * had_extend + cost.cached * had_cached + cost.output * had_output
-        )
+    cost: float
+    """The change in cost units, at the cost that counts as service; negative if an estimate was too high."""

@@ -33,7 +33,7 @@ def tokens_of(rows: Iterable[DailyUsage]) -> dict[ClientId, Tokens]:
 
 
 def new_ledger(limit: int = LIMIT) -> Ledger:
-    return Ledger(limit)
+    return Ledger(limit, LinearCost())
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -67,7 +67,7 @@ class LedgerMachine(RuleBasedStateMachine):
         opened = request(self.arrivals, client)
         self.clients[opened.id] = opened.client
         bill = self.opened[opened.id] = self.ledger.open(opened, WORKER, size, cached)
-        charge = bill.change_from(NOTHING)
+        charge = self.ledger.charge_since(bill, NOTHING)
         assert charge.after.cached <= cached
         assert charge.after.cached + charge.after.extend == size
         self.trusted[opened.id] = charge.after.cached
@@ -169,7 +169,7 @@ def test_a_refused_request_costs_nothing() -> None:
     """The whole reservation is refunded."""
     ledger = new_ledger()
     bill = ledger.open(request(1), WORKER, 50, 20)
-    assert ledger.refund(bill).at(LinearCost()) == -30
+    assert ledger.refund(bill).cost == -30
     assert ledger.accounts[ClientId("ada")].charged == Tokens()
 
 
@@ -221,9 +221,8 @@ def test_a_bill_is_closed_once() -> None:
 
 
 @given(before=st.builds(Tokens, counts, counts, counts), after=st.builds(Tokens, counts, counts, counts))
-def test_a_charge_is_a_difference_of_costs(before: Tokens, after: Tokens) -> None:
+def test_the_cost_of_a_charge_is_a_difference(before: Tokens, after: Tokens) -> None:
     """At VTC's cost, cached input costs as much as other input; at the default cost it is free."""
-    charge = Charge(RequestId("r1"), ClientId("ada"), WORKER, before, after)
     extend, output = after.extend - before.extend, after.output - before.output
-    assert charge.at(LinearCost()) == extend + 2 * output
-    assert charge.at(LinearCost(cached=1.0)) == extend + after.cached - before.cached + 2 * output
+    assert LinearCost().difference(before, after) == extend + 2 * output
+    assert LinearCost(cached=1.0).difference(before, after) == extend + after.cached - before.cached + 2 * output

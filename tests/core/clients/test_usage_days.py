@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.core.clients.ledger import Ledger
 from router.core.clients.usage_days import OTHERS, UsageDays
-from router.core.model.cost import Tokens
+from router.core.model.cost import LinearCost, Tokens
 from router.core.model.events import ChargedRequest
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.model.saved import DailyUsage, UsageRows
@@ -43,7 +43,7 @@ def totals(found: Iterable[DailyUsage]) -> tuple[int, ...]:
 
 
 def ledger_of(day: int) -> Ledger:
-    ledger = Ledger(1000)
+    ledger = Ledger(1000, LinearCost())
     ledger.usage.begin_day(day)
     return ledger
 

@@ -15,7 +15,7 @@ def asked(client: str = "ada", limit: int | None = None) -> Request:
 
 def ended(after: Tokens, client: str = "ada") -> Charge:
     """Return the last charge of an attempt that computed this in all."""
-    return Charge(RequestId("r"), ClientId(client), WorkerId("w"), NOTHING, after)
+    return Charge(RequestId("r"), ClientId(client), WorkerId("w"), NOTHING, after, 0.0)
 
 
 def answered(output: int, client: str = "ada") -> Charge:

@@ -15,7 +15,7 @@ def asked(limit: int | None) -> Request:
 
 
 def ended(worker: WorkerId, output: int) -> Charge:
-    return Charge(RequestId("r"), ClientId("ada"), worker, NOTHING, Tokens(4, 0, output))
+    return Charge(RequestId("r"), ClientId("ada"), worker, NOTHING, Tokens(4, 0, output), 0.0)
 
 
 def test_a_predictor_learns_from_its_own_worker_until_it_is_removed() -> None:

@@ -35,7 +35,7 @@ def asked(limit: int | None) -> Request:
 
 
 def ended(worker: WorkerId, output: int) -> Charge:
-    return Charge(RequestId("r"), ClientId("ada"), worker, NOTHING, Tokens(4, 0, output))
+    return Charge(RequestId("r"), ClientId("ada"), worker, NOTHING, Tokens(4, 0, output), 0.0)
 
 
 @pytest.mark.parametrize("name", PREDICTORS)

@@ -111,7 +111,8 @@ class D2lpm(Placement):
         """Do nothing: the whole cost is charged by then."""
 
     def request_charged(self, charge: Charge) -> None:
-        self._worker_deficits.charge(charge.client, charge.worker, charge.at(self._cost))
+        cost = self._cost.difference(charge.before, charge.after)
+        self._worker_deficits.charge(charge.client, charge.worker, cost)
 
     def worker_left(self, worker: WorkerId) -> None:
         """Do nothing: the counters stay, so that a worker that returns finds the debts that it left."""

@@ -84,7 +84,7 @@ class Dlpm(Order):
         self._awaiting_first_token.add(request, now)
 
     def request_charged(self, charge: Charge) -> None:
-        self._eligibility.charge(charge.client, charge.at(self._cost))
+        self._eligibility.charge(charge.client, charge.cost)
 
     def request_started(self, request: Request) -> None:
         self._awaiting_first_token.discard(request.id)

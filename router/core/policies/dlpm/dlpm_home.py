@@ -209,7 +209,7 @@ class DlpmHome(Policy):
         self._count_sent(request, worker, self._view.able(request), now)
 
     def request_charged(self, charge: Charge) -> None:
-        cost = charge.at(self._cost)
+        cost = charge.cost
         if self._eligibility.charge(charge.client, cost):
             self._refill_hold.invalidate()
         self._worker_deficits.charge(charge.client, charge.worker, cost)

@@ -200,7 +200,7 @@ class SessionGate(Policy):
         client = self._clients.get(charge.client)
         if client is None:
             return
-        cost = charge.at(self._cost)
+        cost = charge.cost
         client.served += cost / client.weight
         session = self._sessions.get(charge.request)
         if session is not None:

@@ -262,7 +262,7 @@ class Vtc(Order):
         self.request_dispatched(request, now)
 
     def request_charged(self, charge: Charge) -> None:
-        self._charge(charge.request, charge.client, charge.at(self._cost))
+        self._charge(charge.request, charge.client, self._cost.difference(charge.before, charge.after))
 
     def request_ended(self, request: Request) -> None:
         del self._weights[request.id]

@@ -50,7 +50,8 @@ class PredictiveVtc(Vtc):
         before = prepaid.tokens
         prepaid.produced = charge.after.output
         used = before - prepaid.tokens
-        self._charge(charge.request, charge.client, charge.at(self._cost) - self._cost.output * used)
+        cost = self._cost.difference(charge.before, charge.after)
+        self._charge(charge.request, charge.client, cost - self._cost.output * used)
 
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
         """Refunds in what it yields the output that is only predicted."""

@@ -19,7 +19,7 @@ def request(name: str) -> Request:
 
 
 def charge(name: str, before: int, after: int) -> Charge:
-    return Charge(RequestId(name), ClientId("ada"), W, Tokens(output=before), Tokens(output=after))
+    return Charge(RequestId(name), ClientId("ada"), W, Tokens(output=before), Tokens(output=after), 0.0)
 
 
 class Planned:

@@ -46,7 +46,7 @@ class Bench:
         self.preble.advance(now)
         placed = self.preble.place(request, candidates)
         self.preble.request_dispatched(request.id, now + wait)
-        answered = Charge(request.id, request.client, placed.worker, Tokens(1), Tokens(1, 0, output))
+        answered = Charge(request.id, request.client, placed.worker, Tokens(1), Tokens(1, 0, output), 0.0)
         self._outputs.attempt_ended(answered)
         return f"{placed.worker} {placed.why}"
 
