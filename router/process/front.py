@@ -28,14 +28,14 @@ from router.kv_events.setup import build_prompt_tokenizer
 from router.kv_events.tokenize import PromptTokenizer
 from router.telemetry.calls.recorded_call import RecordedCall
 from router.telemetry.calls.recorder import CallRecorder
-from router.telemetry.component_metrics import (
+from router.telemetry.logs.access_log import log_call
+from router.telemetry.metrics.component_metrics import (
     AdmissionMetrics,
     BackgroundMetrics,
     LabelMetrics,
     LagMetrics,
     TokenMetrics,
 )
-from router.telemetry.logs.access_log import log_call
 from router.telemetry.otel.setup import build_open_telemetry
 from router.upstream.connections import WorkerConnections
 

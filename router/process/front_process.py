@@ -33,8 +33,8 @@ from router.process.server import (
 )
 from router.runtime.gc_tuning import FullCollections
 from router.runtime.periodic import PeriodicTask
-from router.telemetry.front_metrics import measured_metrics, process_load
 from router.telemetry.loop_lag import LoopLag
+from router.telemetry.metrics.front_metrics import measured_metrics, process_load
 
 log = logging.getLogger(__name__)
 

@@ -24,11 +24,15 @@ from router.core.scheduler import Scheduler
 from router.front.drain import Drain
 from router.process.scheduling import SchedulerSide
 from router.telemetry.cache_alarm import CacheAlarm
-from router.telemetry.component_metrics import BuildInfo, EventMetrics, FileMetrics, StoredMetrics, WrittenFile
 from router.telemetry.explain import Explanation, Explanations, RecentDecision
-from router.telemetry.exposition import render_metrics
 from router.telemetry.history import FairnessHistory
 from router.telemetry.loop_lag import LoopLag
+from router.telemetry.metrics.component_metrics import BuildInfo, EventMetrics, FileMetrics, StoredMetrics, WrittenFile
+from router.telemetry.metrics.counts import ClientLabels
+from router.telemetry.metrics.exposition import render_metrics
+from router.telemetry.metrics.handoff_metrics import HandoffMetrics
+from router.telemetry.metrics.request_metrics import RequestMetrics
+from router.telemetry.metrics.state_metrics import StateCollector
 from router.telemetry.report import (
     FairnessReport,
     UsageReport,
@@ -38,9 +42,7 @@ from router.telemetry.report import (
     usage_report,
     worker_reports,
 )
-from router.telemetry.request_metrics import ClientLabels, HandoffMetrics, RequestMetrics
 from router.telemetry.session_report import SHOWN, GateMetrics, GateReport, gate_of, gate_report, session_entry
-from router.telemetry.state_metrics import StateCollector
 
 
 class RequestRecords:

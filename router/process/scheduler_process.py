@@ -33,7 +33,7 @@ from router.process.server import (
 from router.process.takeover import RunState, Takeover, new_takeover, run_file
 from router.runtime import open_files
 from router.runtime.gc_tuning import FullCollections
-from router.telemetry.front_metrics import ProcessMetrics
+from router.telemetry.metrics.front_metrics import ProcessMetrics
 from router.upstream.discovery.sources import resolve
 
 LATE_IMPORTS: Final = (

@@ -26,7 +26,7 @@ from router.channel.messages import (
 from router.core.clients.rate_limits import RateLimits
 from router.core.fleet.stored_responses import StoredResponse, StoredResponses
 from router.core.model.request import WorkerId
-from router.telemetry.front_metrics import FrontMeasurements
+from router.telemetry.metrics.front_metrics import FrontMeasurements
 from router.upstream.directory import WorkerDirectory
 
 

@@ -19,7 +19,7 @@ from router.process.front import Front, build_front
 from router.process.insight import Insight, RequestRecords, build_operations, build_page
 from router.process.scheduling import SchedulerSide, build_scheduler
 from router.runtime.gc_tuning import FullCollections
-from router.telemetry.front_metrics import ProcessMetrics
+from router.telemetry.metrics.front_metrics import ProcessMetrics
 from router.upstream.discovery.sources import Resolve, resolve
 
 

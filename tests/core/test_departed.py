@@ -17,7 +17,8 @@ from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
 from router.telemetry.cache_alarm import CacheAlarm
 from router.telemetry.explain import Explanations
-from router.telemetry.request_metrics import OTHER, ClientLabels, RequestMetrics
+from router.telemetry.metrics.counts import OTHER, ClientLabels
+from router.telemetry.metrics.request_metrics import RequestMetrics
 from router.upstream.worker_registry import WorkerRegistry
 from tests.core.scenario import Scene
 from tests.support.running import chat, running_router, until

@@ -12,7 +12,7 @@ from router.core.clients.fairness import WAITS_KEPT
 from router.core.model.events import Arrived, Finished, WorkerJoined
 from router.core.model.request import ClientId, Request, RequestId, Usage, Worker, WorkerId
 from router.runtime.gc_tuning import tune_collector
-from router.telemetry.request_metrics import CLIENT_LIMIT
+from router.telemetry.metrics.counts import CLIENT_LIMIT
 from tests.support.running import RunningRouter, chat, emulated_workers, running_router, until
 from tests.support.timed_loop import TimedLoop
 

@@ -12,7 +12,8 @@ from router.cluster.report import ClusterMetrics, ClusterReport
 from router.control.page.feed import PageFeed
 from router.front.byte_budget import ByteBudget
 from router.front.http.connection_limits import Connections, FrontLimits
-from router.telemetry.component_metrics import (
+from router.telemetry.loop_lag import LoopLag
+from router.telemetry.metrics.component_metrics import (
     AdmissionMetrics,
     BackgroundMetrics,
     BuildInfo,
@@ -23,13 +24,14 @@ from router.telemetry.component_metrics import (
     StoredMetrics,
     TokenMetrics,
 )
-from router.telemetry.front_metrics import FrontMeasurements, ProcessMetrics
-from router.telemetry.loop_lag import LoopLag
+from router.telemetry.metrics.counts import ClientLabels
+from router.telemetry.metrics.front_metrics import FrontMeasurements, ProcessMetrics
+from router.telemetry.metrics.handoff_metrics import HandoffMetrics
+from router.telemetry.metrics.request_metrics import RequestMetrics
+from router.telemetry.metrics.state_metrics import StateCollector
 from router.telemetry.otel.span_counts import SpanCounts
 from router.telemetry.report import FairnessReport, Service
-from router.telemetry.request_metrics import ClientLabels, HandoffMetrics, RequestMetrics
 from router.telemetry.session_report import GateMetrics, gate_report
-from router.telemetry.state_metrics import StateCollector
 
 OPERATIONS: Final = Path(__file__).parents[2] / "docs" / "operations.md"
 HEAD: Final = "| metric | kind | labels | what |\n| --- | --- | --- | --- |\n"

@@ -6,7 +6,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.telemetry.exposition import ROWS_PER_PART, Row, TextFamily, render_metrics
+from router.telemetry.metrics.exposition import ROWS_PER_PART, Row, TextFamily, render_metrics
 
 GAUGE = TextFamily(GaugeMetricFamily, "d2lpm_x", "A text.", ("client", "worker"))
 COUNTER = TextFamily(CounterMetricFamily, "d2lpm_y", "Another\ntext.", ("client",))

@@ -9,8 +9,8 @@ from router.channel.codec import FRONT_DECODER, encode
 from router.channel.messages import FrontMeasured, ProcessLoad
 from router.front.byte_budget import ByteBudget
 from router.front.http.connection_limits import Connections, FrontLimits
-from router.telemetry.component_metrics import AdmissionMetrics
-from router.telemetry.front_metrics import FrontMeasurements, ProcessMetrics, measured_metrics
+from router.telemetry.metrics.component_metrics import AdmissionMetrics
+from router.telemetry.metrics.front_metrics import FrontMeasurements, ProcessMetrics, measured_metrics
 
 
 def report(refusals: Mapping[str, int], load: ProcessLoad | None = None) -> FrontMeasured:

@@ -8,7 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from router.core.model.request import ClientId, WorkerId
-from router.telemetry.exposition import Row, TextFamily
+from router.telemetry.metrics.counts import OTHER, ClientLabels
+from router.telemetry.metrics.exposition import Row, TextFamily
 from router.telemetry.report import (
     BREAKER_STATES,
     BarrierReport,
@@ -18,7 +19,6 @@ from router.telemetry.report import (
     WorkerCacheReport,
     WorkerReport,
 )
-from router.telemetry.request_metrics import OTHER, ClientLabels
 
 T = TypeVar("T")
 
