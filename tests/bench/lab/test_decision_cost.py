@@ -1,12 +1,13 @@
 """The cost of a decision with a long queue, in function calls, whose count is the same on every machine."""
 
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 
 import pytest
 
 from bench.lab.micro.decision_cost import Fleet, Setting
 from bench.lab.micro.session_cost import SessionFleet, SessionSetting
+from router.core.cache.prefix_map import PrefixMap
 from router.core.model.request import BarrierId
 
 TURNS = 40
@@ -17,12 +18,13 @@ def calls(setting: Setting) -> int:
     return calls_of(Fleet(setting))
 
 
-def calls_of(fleet: Fleet | SessionFleet) -> int:
+def calls_of(fleet: Fleet | SessionFleet, wanted: CodeType | None = None) -> int:
+    """Count all calls, or only those of one function."""
     count = 0
 
     def watch(frame: FrameType, what: str, argument: object) -> None:  # noqa: ARG001 - the profiler's signature
         nonlocal count
-        count += what in ("call", "c_call")
+        count += what in ("call", "c_call") if wanted is None else what == "call" and frame.f_code is wanted
 
     sys.setprofile(watch)
     try:
@@ -57,6 +59,14 @@ def test_a_choice_among_ranks_in_step_does_not_cost_more_with_a_longer_queue(pol
         calls(Setting(policy, waiting, 5, 16, 8_000, 4, barrier=BarrierId("group"))) for waiting in (100, 3_000)
     )
     assert long <= 1.5 * short
+
+
+@pytest.mark.parametrize("policy", ["dlpm_home", "dlpm_balance"])
+def test_a_pool_searches_the_prefix_tree_once_for_a_request(policy: str) -> None:
+    """When it arrives. From then on the pool watches what is held of it, also for what is counted when it is sent."""
+    barrier = BarrierId("group") if policy == "dlpm_balance" else None
+    fleet = Fleet(Setting(policy, 100, 5, 16, 8_000, 4, barrier=barrier))
+    assert calls_of(fleet, PrefixMap._match_in_tokens.__code__) <= TURNS
 
 
 def test_caches_are_emptied_before_each_event_that_is_measured() -> None:

@@ -52,6 +52,11 @@ class DlpmBalance(DlpmHome):
         self._update_order()
         return orphans
 
+    def _take(self, choice: Choice, now: float) -> Choice:
+        # What is sent needs its match. The pool watches that of what waits: afterwards the tree would be searched.
+        self._view.size_and_match(choice.request)
+        return super()._take(choice, now)
+
     def _count_sent(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
         super()._count_sent(request, worker, able, now)
         self._ranks.note_dispatch(worker)
@@ -131,8 +136,9 @@ class DlpmBalance(DlpmHome):
         """
         beta, scored = self._balance.beta, []
         for place, waiting in enumerate(candidates):
+            takers = waiting.takers(now)
             for rank in ranks:
-                if waiting.may_go(rank.worker, now):
+                if rank.worker in takers:
                     scored.append((-step_score(waiting.tokens, rank.margin, beta), place))
                     break
         return scored

@@ -72,9 +72,11 @@ class PooledRequest:
 
     def may_go(self, worker: WorkerId, now: float) -> bool:
         """Whether this worker may take the request."""
-        if self.leaves_home_at is None or self.leaves_home_at <= now:
-            return worker in self.able
-        return worker in self.homes
+        return worker in self.takers(now)
+
+    def takers(self, now: float) -> Mapping[WorkerId, object]:
+        """Return the workers that may take the request."""
+        return self.able if self.leaves_home_at is None or self.leaves_home_at <= now else self.homes
 
 
 class HomeDeadline(NamedTuple):
