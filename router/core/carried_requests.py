@@ -11,14 +11,14 @@ from dataclasses import replace
 from router.core.attempts import Attempts
 from router.core.clients.fairness import Outstanding
 from router.core.fleet.cluster import Cluster
-from router.core.handoffs import HandoffPool, rest_beside, rest_of, role_of
+from router.core.handoffs import rest_beside, rest_of, role_of
 from router.core.known_clients import KnownClients
 from router.core.membership import Membership
 from router.core.model.events import ChargedRequest, Resumed, WorkerJoined, WorkerLeft
 from router.core.model.request import Leg, Request, RequestId, Worker
+from router.core.next_attempts import NextAttempts
 from router.core.policies.base import Policy
 from router.core.requests import Handoff, RequestState, RequestTable, new_state
-from router.core.retries import RetryQueue
 
 
 class CarriedRequests:
@@ -32,8 +32,7 @@ class CarriedRequests:
         policy: Policy,
         attempts: Attempts,
         table: RequestTable,
-        retry_queue: RetryQueue,
-        handoffs: HandoffPool,
+        next_attempts: NextAttempts,
     ) -> None:
         self._cluster = cluster
         self._membership = membership
@@ -41,8 +40,7 @@ class CarriedRequests:
         self._policy = policy
         self._attempts = attempts
         self._table = table
-        self._retry_queue = retry_queue
-        self._handoffs = handoffs
+        self._next_attempts = next_attempts
         self._charged: dict[RequestId, tuple[ChargedRequest, ...]] = {}
         """By request, what was charged for it and has not been reported yet; one row per attempt that had not ended."""
 
@@ -108,10 +106,8 @@ class CarriedRequests:
 
         Raises ValueError if it waits for none, unless this is the second of two attempts at once.
         """
-        if state in self._retry_queue.requests:
-            self._retry_queue.remove(state)
-        elif state in self._handoffs:
-            self._handoffs.remove(state)
+        if state in self._next_attempts:
+            self._next_attempts.remove(state)
         elif state.prefill is None or state.attempt is not None:
             raise ValueError(f"request {state.request.id} is live")
 

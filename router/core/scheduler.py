@@ -60,7 +60,7 @@ from router.core.clients.undelivered import Undelivered
 from router.core.clients.usage_days import UsageDays
 from router.core.fleet.cluster import Cluster
 from router.core.fleet_view import SchedulerView
-from router.core.handoffs import HandoffPool, PrefillGate, rest_beside, rest_of
+from router.core.handoffs import PrefillGate
 from router.core.known_clients import KnownClients
 from router.core.membership import Membership, WorkerEvent
 from router.core.model.commands import Command, Refusal, Reject, WakeAt
@@ -90,11 +90,11 @@ from router.core.model.events import (
     WorkerLeft,
 )
 from router.core.model.request import ClientId, Leg, Request, RequestId, WorkerId
+from router.core.next_attempts import NextAttempts, Outcome
 from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
 from router.core.requests import Attempt, RequestState, RequestTable, new_state
-from router.core.retries import RetryQueue, RetryWorkers
 from router.core.scheduler_settings import SchedulerSettings
 
 CHUNKS_PER_MEASURED_PREFIX: Final = 80
@@ -144,7 +144,8 @@ class Scheduler:
         self.policy = policy(context)
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
-        self.handoffs = HandoffPool(settings.handoff_seconds, self.fairness)
+        self._next_attempts = NextAttempts(settings, self.cluster, view, self.policy, self.fairness)
+        self.handoffs = self._next_attempts.handoffs
         self._gate = PrefillGate(self.cluster, self.handoffs, settings.handoff_seconds)
         self._follows_calls = self.policy.properties.follows_calls
         self._table = RequestTable(self._requests, self.shares, self.fairness.turns, self.policy)
@@ -163,9 +164,6 @@ class Scheduler:
             settings.cost,
         )
         self._queue_limits = QueueLimits(settings.waiting)
-        self._retry_workers = RetryWorkers(self.cluster)
-        self._retry_queue = RetryQueue(settings.health, settings.waiting.time_to_live)
-        """Requests that workers returned; they are dispatched before all queued requests."""
         self._carried = CarriedRequests(
             self.cluster,
             self.membership,
@@ -173,8 +171,7 @@ class Scheduler:
             self.policy,
             self._attempts,
             self._table,
-            self._retry_queue,
-            self.handoffs,
+            self._next_attempts,
         )
         self._awaiting: dict[RequestId, Request] = {}
         """Queued requests that the policy does not know, as the one worker of each is ejected and comes back."""
@@ -251,7 +248,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """How many live requests are at no worker: queued, prefilled, or waiting for a retry."""
-        return len(self._queue_limits) + len(self._retry_queue.requests) + len(self.handoffs)
+        return len(self._queue_limits) + len(self._next_attempts)
 
     def is_untouched(self, request: RequestId) -> bool:
         """Return whether a request waits that no worker has had."""
@@ -306,7 +303,7 @@ class Scheduler:
         self.membership.apply(event, now)
         self._attempts.report_match_changes()
         if isinstance(event, WorkerLeft):
-            self._give_up(self.handoffs.kept_by(event.worker))
+            self._next_attempts.worker_left(event.worker)
 
     def _enqueue(self, event: Arrived, now: float) -> None:
         request = event.request
@@ -329,7 +326,7 @@ class Scheduler:
             if request.retry_key is not None and (paid := self._undelivered.take(request, now)) is not None:
                 state.pay(paid)
             self._table.open_request(state, now)
-            self._retry_queue.arrivals += 1
+            self._next_attempts.retries.arrivals += 1
             if is_served:
                 self._newly_queued = True
                 self.policy.enqueue(request, now)
@@ -366,7 +363,7 @@ class Scheduler:
         This runs after dispatching, because a full queue must not keep an idle worker idle.
         """
         state = self._requests.get(arrival.id)
-        if state is None or state.attempt is not None or state in self._retry_queue.requests:
+        if state is None or state.attempt is not None or state in self._next_attempts:
             return
         self._queue_limits.enter(arrival, now, self.shares.effective_weight(arrival))
         if self.cluster.held:  # the workers may have room for it
@@ -381,13 +378,13 @@ class Scheduler:
     def _dispatch_waiting(self, now: float) -> None:
         """Dispatch what may go: hand-offs, which do not keep, then what was just queued, retries, and the queue."""
         if self.handoffs.requests:
-            self._dispatch_handoffs(now)
+            self._carry_out(self._next_attempts.ready_handoffs(now), now)
         if self.cluster.has_roles:
             self._gate.open_or_close(now)
-        if self._retry_queue.requests:
+        if self._next_attempts.retries.requests:
             if self._newly_queued and (choice := self.policy.next(now)) is not None:
                 self._dispatch(choice, now)
-            self._dispatch_retries(now)
+            self._carry_out(self._next_attempts.ready_retries(now), now)
         self._dispatch_queued(now)
 
     def _dispatch_queued(self, now: float) -> None:
@@ -409,68 +406,21 @@ class Scheduler:
     def _send(self, state: RequestState, choice: Choice, now: float) -> None:
         cluster = self.cluster
         if cluster.has_roles and cluster[choice.worker].worker.hands_over_at_once and not choice.request.whole:
-            self._commands += self._attempts.send_both(state, choice, self._decoder_beside(state, now), now)
+            decode = self._next_attempts.decoder_beside(state, now)
+            self._commands += self._attempts.send_both(state, choice, decode, now)
             self._gate.open_or_close(now)
             return
         self._commands.append(dispatch := self._attempts.send(state, choice, now))
         if dispatch.leg is Leg.PREFILL:
             self._gate.open_or_close(now)
 
-    def _decoder_beside(self, state: RequestState, now: float) -> Choice:
-        """Choose the decode worker that is called together with a prefill worker, which is chosen already."""
-        part = rest_beside(state.request)
-        untried = self._retry_workers.decoders(state)
-        with_room = [worker for worker in untried if self.cluster[worker].admits(1)]
-        worker = self.policy.resend(part, with_room or untried, now)
-        return Choice(part, worker, "at once")
-
-    def _dispatch_retries(self, now: float) -> None:
-        """Dispatch returned requests, first come, first served, to workers that have not failed them before. A request
-        waits while none of these has room, or is in use but one of them is ejected and comes back.
-        """
-        for state in self._retry_queue.to_ask(self.cluster.changes):
-            request, untried = self._retry_workers.able_to_retry(state)
-            if not untried:
-                if self._retry_workers.one_comes_back(state):
-                    self._retry_queue.set_aside(state)
-                else:
-                    served = self.cluster.candidates(state.request)
-                    self._reject_retry(state, Refusal.NO_RETRY if served else Refusal.NO_WORKER, now)
-            elif with_room := [
-                worker
-                for worker in untried
-                if self._retry_workers.may_begin(state, worker)
-                and self._view.admits(worker, request, state.resumed_output)
-            ]:
-                self._retry_queue.remove(state)
-                others = [worker for worker in with_room if worker != state.kept_in_vain]
-                worker = self.policy.resend(request, others or with_room, now)
-                self._send(state, Choice(request, worker, "tried again"), now)
-
-    def _dispatch_handoffs(self, now: float) -> None:
-        """Dispatch prefilled requests, the oldest first, to decode workers that have not failed them before."""
-        self._give_up(self.handoffs.expired(now))
-        for state in self.handoffs:
-            rest = rest_of(state.request)
-            serving = self.cluster.candidates(rest)
-            untried = state.untried(serving)
-            if serving and not untried:
-                if state.untried(self.cluster.coming_back(rest.shared_route)):
-                    continue
-                self.handoffs.remove(state)
-                self._table.close_request(state.request, now)
-                self._commands.append(Reject(state.request.id, Refusal.NO_RETRY))
-            elif with_room := [worker for worker in untried if self.cluster[worker].admits(1)]:
-                self.handoffs.remove(state)
-                worker = self.policy.resend(rest, with_room, now)
-                self._send(state, Choice(rest, worker, "prefilled"), now)
-
-    def _give_up(self, lost: Sequence[RequestState]) -> None:
-        """Let pooled requests be prefilled again, because what was kept of them is too old or gone."""
-        for state in lost:
-            self.handoffs.remove(state)
-            state.handoff = None
-            self._retry_queue.add_lost(state)
+    def _carry_out(self, outcomes: Iterator[Outcome], now: float) -> None:
+        """Dispatch or reject requests for which the next attempt is decided, each before the next one is."""
+        for state, outcome in outcomes:
+            if isinstance(outcome, Refusal):
+                self._refuse(state, outcome, now)
+            else:
+                self._send(state, outcome, now)
 
     def _pool(self, event: Prefilled, now: float) -> None:
         """Let a request that was prefilled wait for a decode worker."""
@@ -488,8 +438,7 @@ class Scheduler:
         if state is None or state.attempt is None or state.handoff is None:
             return
         self._attempts.refund(state, state.attempt, now)
-        state.handoff = None
-        self._retry_queue.add_lost(state)
+        self._next_attempts.prefill_again(state)
 
     def _progress(self, output_tokens: Mapping[RequestId, int], now: float) -> None:
         for request, tokens in output_tokens.items():
@@ -518,11 +467,8 @@ class Scheduler:
             if state.charged_output:
                 self.estimates.outputs.answer_ended(state.request, state.charged_output)
             self._table.close_request(state.request, now)
-        elif state in self._retry_queue.requests:
-            self._table.close_request(state.request, now)
-            self._retry_queue.remove(state)
-        elif state in self.handoffs:
-            self.handoffs.remove(state)
+        elif state in self._next_attempts:
+            self._next_attempts.remove(state)
             self._table.close_request(state.request, now)
         else:
             self._remove_queued(state, now)
@@ -549,16 +495,17 @@ class Scheduler:
             state.kept_in_vain = state.handoff.worker
         state.handoff = None
         self._table.open_request(state, now)
-        may_retry = self._retry_queue.add(state, event, worker, now, in_use=self.cluster.in_use(worker))
+        in_use = self.cluster.in_use(worker)
+        may_retry = self._next_attempts.retries.add(state, event, worker, now, in_use=in_use)
         if not may_retry and not self.cluster.held:
             if len(state.suspects) == 1:
                 self.membership.blame_suspects(state, now)
-            self._reject_retry(state, Refusal.NO_RETRY, now)
+            self._next_attempts.remove(state)
+            self._refuse(state, Refusal.NO_RETRY, now)
 
-    def _reject_retry(self, state: RequestState, reason: Refusal, now: float) -> None:
-        """Reject a returned request for good. What its attempts cost stays charged."""
+    def _refuse(self, state: RequestState, reason: Refusal, now: float) -> None:
+        """Reject for good a request that has had an attempt. What its attempts cost stays charged."""
         self._table.close_request(state.request, now)
-        self._retry_queue.remove(state)
         self._commands.append(Reject(state.request.id, reason))
 
     def _remove_queued(self, state: RequestState, now: float) -> None:
@@ -592,22 +539,20 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         self._wake_at = inf
-        self._give_up(self.handoffs.expired(now))
         for request in self._queue_limits.expired(now):
             self._remove_queued(self._requests[request], now)
             self._commands.append(Reject(request, Refusal.EXPIRED, self._queue_limits.retry_after(now)))
-        for state in self._retry_queue.expired(now):
-            self._reject_retry(state, Refusal.EXPIRED, now)
+        for state in self._next_attempts.expired(now):
+            self._next_attempts.remove(state)
+            self._refuse(state, Refusal.EXPIRED, now)
 
     def _schedule_wake_up(self, now: float) -> None:
         """Ask to be woken at the next deadline, unless an earlier wake-up is set. A needless wake-up is cheap."""
         deadline = min(self.cluster.index.next_deadline, self._attempts.next_estimate)
         if self.cluster.ejected:
             deadline = min(deadline, self.cluster.next_readmission)
-        if self._retry_queue.requests:
-            deadline = min(deadline, self._retry_queue.next_deadline)
-        if self.handoffs.requests:
-            deadline = min(deadline, self.handoffs.next_deadline)
+        if self._next_attempts.retries.requests or self.handoffs.requests:
+            deadline = min(deadline, self._next_attempts.next_deadline)
         if self._queue_limits.waiters:
             deadline = min(deadline, self._queue_limits.next_deadline, self.policy.next_deadline)
         if deadline < self._wake_at and (wake_at := max(deadline, now)) != self._wake_at:
