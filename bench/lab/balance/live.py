@@ -4,6 +4,10 @@ The same load runs in virtual time, so that both figures stand side by side: the
 their attention time in which they wait, and the output. Both are of the time after the warm-up in which calls arrive,
 as nothing is run to its end. The engine counts the loads of its ranks itself, once for each step. `--speed F` makes its
 time run F times faster; everything that is not emulated, such as sockets and the router, then counts as F times slower.
+
+A machine that is too slow or too busy for the engine's steps makes them late, and places stay empty for longer before
+the router hears of them: the figures then describe the machine. The table says what share of the time was lost so.
+`--stream-interval 8` needs less of the machine, and a `--speed` below 1 gives it more time.
 """
 
 import argparse
@@ -14,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from time import monotonic
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -27,6 +33,7 @@ from bench.lab.frame.conditions import Contender, Span
 from bench.live.clients import LiveLoad, LoadError, run_load
 from bench.report.columns import aligned
 from bench.report.exits import INTERRUPTED, refuse
+from bench.report.records import GroupTotals
 from bench.report.summary import summarise
 from bench.sim.command import simulate
 from bench.sim.emulated_group import totals_since
@@ -43,6 +50,10 @@ LONGEST: Final = 130_000
 VOCABULARY: Final = 30_000
 """Token ids of prompts, kept short because every prompt is sent as text."""
 UNLIMITED: Final = 10**9
+LATENCIES: Final = (0.0005, 0.002, 0.004, 0.008)
+"""Seconds between the router and the engine in virtual time, in one run each, whose figures are averaged: a few very
+long calls, and when they go, decide much of a run's imbalance.
+"""
 BEFORE_END: Final = 0.2
 """Real seconds before the end at which the loads are read: at the end the calls are cancelled."""
 
@@ -55,7 +66,17 @@ class Seen(NamedTuple):
     idle: float
     """Share of the ranks' attention time in which they wait."""
     output: float
-    """Tokens per second, by the engine's clock."""
+    """Tokens per second of the engine's steps."""
+
+
+class Live(NamedTuple):
+    """One run over HTTP."""
+
+    seen: Seen
+    late: float | None
+    """How late calls were sent, in seconds by the engine's clock (p99)."""
+    lost: float
+    """Share of the time in which the engine made no step, as this machine was too slow for it."""
 
 
 class Row(NamedTuple):
@@ -64,8 +85,11 @@ class Row(NamedTuple):
     policy: str
     live: Seen
     virtual: Seen
+    """The mean of the runs with `LATENCIES`."""
     late: float | None
     """How late calls were sent, in seconds by the engine's clock (p99)."""
+    lost: float
+    """Share of the time in which the engine made no step."""
 
 
 class Run(NamedTuple):
@@ -151,18 +175,19 @@ def read_run(options: argparse.Namespace) -> Run:
 
 def compare(policy: str, given: Run) -> Row:
     """Run a policy live and in virtual time. Raises DemoError or LoadError if it cannot be run live."""
-    live, late = _live(policy, given)
-    return Row(policy, live, _virtual(policy, given), late)
+    live = _live(policy, given)
+    runs = [_virtual(policy, given, latency) for latency in LATENCIES]
+    return Row(policy, live.seen, Seen(*map(fmean, zip(*runs, strict=True))), live.late, live.lost)
 
 
-def _virtual(policy: str, given: Run) -> Seen:
+def _virtual(policy: str, given: Run, latency: float) -> Seen:
     scenario = balanced(given.tier, Contender(policy), given.workload, given.span, given.ranks)
-    summary = summarise(simulate(replace(scenario, drain=False, seed=given.seed)))
+    summary = summarise(simulate(replace(scenario, drain=False, seed=given.seed, latency=latency)))
     (group,) = summary["groups"].values()
     return Seen(group["imbalance_tokens"] or 0.0, group["idle_share"] or 0.0, summary["output_tokens_per_s"])
 
 
-def _live(policy: str, given: Run) -> tuple[Seen, float | None]:
+def _live(policy: str, given: Run) -> Live:
     with _processes(policy, given) as url:
         return uvloop.run(_measure(url, given))
 
@@ -187,7 +212,7 @@ def _processes(policy: str, given: Run) -> Iterator[str]:
         yield url
 
 
-async def _measure(url: str, given: Run) -> tuple[Seen, float | None]:
+async def _measure(url: str, given: Run) -> Live:
     """Run the load, and read the engine's sums after the warm-up and shortly before the end."""
     load = LiveLoad(
         url,
@@ -203,17 +228,25 @@ async def _measure(url: str, given: Run) -> tuple[Seen, float | None]:
         engine = await _engine(http, url)
         playing = asyncio.create_task(run_load(load))
         await asyncio.sleep(given.span.warmup / given.speed)
-        before = await _totals(http, engine)
+        began, before = monotonic(), await _totals(http, engine)
         await asyncio.sleep(max(0.0, (given.span.seconds - given.span.warmup) / given.speed - BEFORE_END))
-        after = await _totals(http, engine)
+        seconds, after = (monotonic() - began) * given.speed, await _totals(http, engine)
         ended = await playing
     if ended.failures:
         raise LoadError(f"calls failed: {dict(ended.failures)}")
     group = totals_since(after, before, given.ranks)
     if not group.steps or not group.room_tokens:
         raise LoadError("the engine took no step after the warm-up")
-    output = ended.summary()["output_tokens_per_s"]
-    return Seen(group.spread_tokens / group.steps, group.idle_tokens / group.room_tokens, output), ended.late_p99_s
+    return figures(group, seconds, ended.summary()["output_tokens_per_s"], ended.late_p99_s)
+
+
+def figures(group: GroupTotals, seconds: float, output: float, late: float | None) -> Live:
+    """Return the figures of a group that worked all the time, for `seconds` by its clock, and gave `output` tokens in
+    each of them.
+    """
+    stepped = min(1.0, group.step_seconds / seconds)
+    seen = Seen(group.spread_tokens / group.steps, group.idle_tokens / group.room_tokens, output / stepped)
+    return Live(seen, late, 1 - stepped)
 
 
 async def _engine(http: aiohttp.ClientSession, url: str) -> str:
@@ -243,7 +276,7 @@ def points(row: Row, reference: Row) -> tuple[float, float]:
 
 HEAD: Final = (
     *("policy", "imbalance", "virtual", "idle", "virtual", "tok/s", "virtual"),
-    *(f"imbalance / {REFERENCE}'s", "virtual", f"tok/s / {REFERENCE}'s", "virtual", "late p99 s", ""),
+    *(f"imbalance / {REFERENCE}'s", "virtual", f"tok/s / {REFERENCE}'s", "virtual", "late p99 s", "lost", ""),
 )
 
 
@@ -259,10 +292,10 @@ def _cells(row: Row, reference: Row | None) -> Sequence[str]:
     cells += [f"{live.idle:.3f}", f"{virtual.idle:.3f}", f"{live.output:,.0f}", f"{virtual.output:,.0f}"]
     late = "-" if row.late is None else f"{row.late:.2f}"
     if reference is None:
-        return [*cells, "-", "-", "-", "-", late, ""]
+        return [*cells, "-", "-", "-", "-", late, f"{row.lost:.2f}", ""]
     cells += [f"{seen.imbalance / base.imbalance:.3f}" for seen, base in zip(row[1:3], reference[1:3], strict=True)]
     cells += [f"{seen.output / base.output:.3f}" for seen, base in zip(row[1:3], reference[1:3], strict=True)]
-    return [*cells, late, "" if max(points(row, reference)) <= MOST_POINTS else "MISSED"]
+    return [*cells, late, f"{row.lost:.2f}", "" if max(points(row, reference)) <= MOST_POINTS else "MISSED"]
 
 
 def _fields(row: Row) -> Mapping[str, object]:

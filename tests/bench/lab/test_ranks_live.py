@@ -4,13 +4,14 @@ from argparse import ArgumentParser
 
 import pytest
 
-from bench.lab.balance.live import Row, Seen, compare, configure, points, read_run, table
+from bench.lab.balance.live import Row, Seen, compare, configure, figures, points, read_run, table
+from bench.report.records import GroupTotals
 
-REFERENCE = Row("least_requests", Seen(1000.0, 0.4, 500.0), Seen(2000.0, 0.4, 600.0), 0.01)
+REFERENCE = Row("least_requests", Seen(1000.0, 0.4, 500.0), Seen(2000.0, 0.4, 600.0), 0.01, 0.0)
 
 
 def row(live: Seen, virtual: Seen) -> Row:
-    return Row("dlpm_balance", live, virtual, None)
+    return Row("dlpm_balance", live, virtual, None, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,16 @@ def test_without_the_reference_nothing_is_relative() -> None:
     """The table still has the figures themselves."""
     (_, line) = table([row(Seen(400.0, 0.25, 600.0), Seen(860.0, 0.2, 730.0))])
     assert line.split()[:7] == ["dlpm_balance", "400", "860", "0.250", "0.200", "600", "730"]
+
+
+def test_output_counts_by_the_time_of_the_engines_steps() -> None:
+    """What a slow machine loses is no output of the policy, and is shown by itself."""
+    group = GroupTotals(
+        *(2, 1000), step_seconds=75.0, attention_seconds=50.0, spread_tokens=400_000, idle_tokens=1, room_tokens=4
+    )
+    seen, late, lost = figures(group, seconds=100.0, output=300.0, late=2.0)
+    assert seen == Seen(400.0, 0.25, 400.0)
+    assert (late, lost) == (2.0, 0.25)
 
 
 def parsed(*arguments: str) -> object:
