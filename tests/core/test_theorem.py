@@ -54,6 +54,8 @@ def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
     worker_quantum = st.sampled_from([50.0, 1000.0, 100_000.0])
     head_start = st.sampled_from([0.0, 0.1 * quantum, 3 * quantum])
     home: dict[str, st.SearchStrategy[object]] = {
+        "cached_first": st.booleans(),
+        "turn_overdraft": st.sampled_from([0.0, 0.5, 1.0, 3.0]),
         "home_loss": st.sampled_from([0, 2 * CHUNK_TOKENS, 256]),
         "home_patience": st.sampled_from([0.0, 3.0, 1e6]),
         "isolation": st.sampled_from([0.0, 0.2, 1.0]),
@@ -398,6 +400,8 @@ UNCACHED = Habits(at_once=12, shared=20, cached=Cached.NOTHING)
 """Whose prompts are predicted to be cached, and never are."""
 CHURNING = Habits(at_once=1, weight=0.25, limit=100)
 """Which has never anything queued when it comes."""
+SHORT = Habits(at_once=12, own=20, limit=0)
+"""Whose calls have ended when the next round of turns begins."""
 RESTING = Habits(at_once=12, leaves=0.1, returns=0.02)
 
 
@@ -432,6 +436,34 @@ def test_a_scheduler_that_breaks_a_rule_is_found(
     assert 0.2 < sound.books.tightness <= 1
     with pytest.raises(UnfairError):
         for _ in before(tampered(pooled, tamper), clients, reporting).run():
+            pass
+
+
+ALWAYS_FRESH = DlpmHomeParameters(QUANTUM, head_start=1e9, overdue_after=0.0, cached_first=True)
+
+
+def turns_with(overdraft: float) -> PolicyFactory:
+    """Return a pool that lets clients have turns with this debt, in quanta, and declares a bound for one quantum."""
+
+    class Turns(DlpmHome):
+        def __init__(self, context: PolicyContext) -> None:
+            super().__init__(context, replace(ALWAYS_FRESH, turn_overdraft=overdraft))
+            self.properties = replace(self.properties, gap_quantum=2 * QUANTUM)
+
+    return Turns
+
+
+@pytest.mark.interpreted("the test extends classes of the scheduler")
+def test_turns_with_more_debt_than_the_bound_allows_are_found() -> None:
+    """Clients that have turns in rounds with a debt of one quantum stay within the bound for it; with any debt not."""
+    window = SchedulerSettings(window=FixedWindow(1))
+    scenario = Scenario((STEADY, SHORT), 2, settings=window, parameters=(ALWAYS_FRESH,), steps=1200)
+    sound = Fleet(scenario, turns_with(1.0))
+    for _ in sound.run():
+        pass
+    assert 0.2 < sound.books.tightness <= 1
+    with pytest.raises(UnfairError):
+        for _ in Fleet(scenario, turns_with(1e9)).run():
             pass
 
 

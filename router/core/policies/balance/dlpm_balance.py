@@ -20,6 +20,7 @@ from router.core.policies.balance.f_score import step_score
 from router.core.policies.balance.rank_loads import RankLoads, RankWithRoom
 from router.core.policies.base import Choice
 from router.core.policies.context import FleetView, PolicyContext
+from router.core.policies.deficit.eligibility import PRIORITY_CLASSES
 from router.core.policies.dlpm.dlpm_home import DlpmHome
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 
@@ -97,8 +98,8 @@ class DlpmBalance(DlpmHome):
             if found := self._arrivals.by_arrival(rank.worker, routes):
                 self._refill(rank.worker, routes, now)
                 queues.update(dict.fromkeys(found))
-        for priority_class, clients in enumerate(self._eligibility.clients_by_class if queues else ()):
-            if not clients:
+        for priority_class in range(PRIORITY_CLASSES if queues else 0):
+            if not self._eligibility.any_in_class(priority_class):
                 continue
             candidates = oldest([*queues], priority_class, self._balance.candidates, self._eligibility)
             if candidates and (choice := self._best(candidates, ranks, now)):

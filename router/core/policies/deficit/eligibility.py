@@ -13,6 +13,9 @@ lower priority class go first:
    of a heavy client have used up a quantum. Clients that are both take turns, like new flows in FQ-CoDel (RFC 8290,
    section 4.2): by longest match, some of many clients with one call open each would wait until all others have used up
    a quantum.
+   In a pool they may do so in rounds, one turn each, first those whose request has little to compute (`TurnRounds`).
+   A fresh client that has had no turn in the current round and has nothing in flight is then *admitted* to it with a
+   small debt. It delays no refill. A fresh client that has a turn ahead is not overdue.
 3. Then fresh clients go, and then sparse ones: in each class the longest match first.
 4. All other eligible clients go last, again by longest match.
 
@@ -34,6 +37,7 @@ from router.core.model.request import ClientId, GroupId, Request
 from router.core.policies.deficit.deficits import NO_WORKERS, ClientDeficits, WorkerSet
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.refill_schedule import RefillSchedule
+from router.core.policies.deficit.turn_rounds import LITTLE_CHUNKS, TurnRounds
 from router.core.policies.deficit.worker_sets import WorkerSets
 
 STEPS = 2**16
@@ -119,6 +123,8 @@ OVERDUE, FRESH_AND_SPARSE, FRESH, SPARSE, ELIGIBLE = range(5)
 PRIORITY_CLASSES: Final = ELIGIBLE + 1
 ROUND_ROBIN_CLASSES: Final = frozenset((OVERDUE, FRESH_AND_SPARSE))
 """Classes in which the client whose last turn is the longest ago goes first."""
+CLOCK_BITS: Final = 64
+"""Enough for all turns of a fleet."""
 
 
 class Eligibility:
@@ -131,11 +137,15 @@ class Eligibility:
         rate: Callable[[], float | None],
         shares: Shares,
         debtors: int = DEBTOR_LIMIT,
+        *,
+        turn_overdraft: float | None = None,
     ) -> None:
         """`on_priority_change` is called with each waiting client whose priority class changes.
 
         `rate`: the service rate of the workers of this queue; see `Rounds`. `debtors`: how many counters of forgotten
         clients are kept because they are in debt. No client is sparse before `set_sparse_limit`.
+        `turn_overdraft`: if given, clients take turns in rounds, and a fresh client may have its turn with a debt of
+        this many quanta.
         """
         self._on_priority_change = on_priority_change
         self._parameters = parameters
@@ -149,7 +159,9 @@ class Eligibility:
         """The number of each client's waiting requests, by route."""
         self._eligible: dict[ClientId, int] = {}
         """The waiting clients that are eligible, with their priority class."""
-        self.waiting_priority_class: Final = self._eligible.get
+        self._rounds: Final = None if turn_overdraft is None else TurnRounds()
+        self._turn_overdraft: Final = turn_overdraft or 0.0
+        self.waiting_priority_class: Final = self._eligible.get if self._rounds is None else self._class_in_round
         """The priority class of a waiting client; None if the client is not eligible."""
         self.clients_by_class: Final = [0] * PRIORITY_CLASSES
         """The number of waiting eligible clients by priority class; read-only for others."""
@@ -183,13 +195,26 @@ class Eligibility:
     def _is_eligible(self, client: ClientId) -> bool:
         return self._deficits.deficit(client) > 0 or client in self._overdue
 
+    def _class_in_round(self, client: ClientId) -> int | None:
+        assert self._rounds is not None
+        priority_class = self._eligible.get(client)
+        return FRESH_AND_SPARSE if priority_class is None and client in self._rounds.admitted else priority_class
+
     def _class_of(self, client: ClientId) -> int:
         if client in self._overdue:
             return OVERDUE
+        if self._rounds is not None and client in self._rounds.admitted:
+            return FRESH_AND_SPARSE
         sparse = self.in_flight.get(client, 0) < self._sparse_limit
         if client in self._head_starts:
             return FRESH_AND_SPARSE if sparse else FRESH
         return SPARSE if sparse else ELIGIBLE
+
+    def any_in_class(self, priority_class: int) -> bool:
+        """Whether a client of this priority class waits, be it one that is only admitted to a round of turns."""
+        if self.clients_by_class[priority_class]:
+            return True
+        return self._rounds is not None and priority_class == FRESH_AND_SPARSE and bool(self._rounds.admitted)
 
     def set_sparse_limit(self, sparse_limit: int) -> None:
         """Count clients with fewer requests in flight than this as sparse from now on."""
@@ -251,6 +276,9 @@ class Eligibility:
         if head_start > cost:
             self._head_starts[client] = head_start
         self._move_to_back(client)
+        if self._rounds is not None:
+            self._rounds.join(client)
+            self._admit_to_round(client)
 
     def _move_to_back(self, client: ClientId) -> None:
         """Put a waiting client behind all others, where clients take turns."""
@@ -264,6 +292,51 @@ class Eligibility:
             if client not in self._eligible:
                 self._schedule_refill(client)
             self._update_priority_class(client)
+
+    def turn_in_round(self, client: ClientId, uncached: int) -> int:
+        """When a waiting client has its turn: by rounds, then those with little to compute first, then by last turns.
+
+        `uncached`: chunks of its request that are not cached. Only where clients take turns in rounds.
+        """
+        assert self._rounds is not None
+        much = uncached > LITTLE_CHUNKS
+        return (2 * self._rounds.round_of(client) + much << CLOCK_BITS) + self._last_turns[client]
+
+    def take_turn(self, client: ClientId) -> None:
+        """Count a turn of a waiting client, one of whose requests is about to be dispatched.
+
+        Takes time in proportion to the waiting clients when a round begins, which is once in as many turns.
+        """
+        if self._rounds is not None:
+            may_begin = self._class_in_round(client) in ROUND_ROBIN_CLASSES
+            if self._rounds.take(client, may_begin=may_begin):
+                for each in self._waiting:
+                    if each != client:
+                        self._admit_to_round(each)
+            if client in self._rounds.admitted:
+                self._revoke_admission(client)
+
+    def _admit_to_round(self, client: ClientId) -> None:
+        """Let a client with a small debt have its turn of the current round, if it has had none."""
+        assert self._rounds is not None
+        if client in self._eligible or self._deficits.deficit(client) > 0:
+            return
+        if self._rounds.has_turn(client) and self._may_take_turn(client):
+            self._rounds.admitted.add(client)
+            if client in self._waiting:
+                self._on_priority_change(client)
+
+    def _may_take_turn(self, client: ClientId) -> bool:
+        """Whether a client is fresh, has nothing in flight and no more debt than a turn in a round allows."""
+        if client in self.in_flight or client not in self._head_starts:
+            return False
+        return self._deficits.quanta_short(client) <= self._turn_overdraft
+
+    def _revoke_admission(self, client: ClientId) -> None:
+        assert self._rounds is not None
+        self._rounds.admitted.remove(client)
+        self._update_priority_class(client)
+        self._on_priority_change(client)
 
     def may_pass_through(self, request: Request, *, refill: bool) -> bool:
         """Whether a client whose request arrives while no client waits is eligible; after a refill, if that is
@@ -299,6 +372,8 @@ class Eligibility:
                 for each in (self._head_starts, self._last_turns, self._overdue_checks):
                     each.pop(client, None)
                 self._overdue.discard(client)
+                if self._rounds is not None:
+                    self._rounds.leave(client)
             elif self._worker_sets.assign(client, routes) and client not in self._eligible:
                 self._schedule_refill(client)
 
@@ -332,6 +407,8 @@ class Eligibility:
             self._update_eligibility(client)
             if client not in self._eligible and (had or cost < 0):
                 self._schedule_refill(client)
+            if self._rounds is not None and client in self._rounds.admitted and not self._may_take_turn(client):
+                self._revoke_admission(client)
         return deficit <= 0 < deficit + cost
 
     def has_positive_deficit(self, client: ClientId) -> bool:
@@ -377,6 +454,8 @@ class Eligibility:
     def forget(self, client: ClientId) -> None:
         """Keep the counter of a client without requests only if it is in debt."""
         self._deficits.forget(client)
+        if self._rounds is not None:
+            self._rounds.forget(client)
 
     def saved(self) -> Iterator[tuple[ClientId, float, float]]:
         """Yield each client's deficit and quantum; see `DeficitTable.saved`."""
@@ -424,11 +503,21 @@ class Eligibility:
             if at > threshold:
                 return
             self._restart_overdue_check(client)
+            if self._has_turn_ahead(client):
+                continue
             shortfall = self._deficits.quanta_short(client)
             if client not in self.in_flight and shortfall <= self._parameters.overdraft:
                 self._overdue.add(client)
                 self._update_eligibility(client)
                 self._update_priority_class(client)
+
+    def _has_turn_ahead(self, client: ClientId) -> bool:
+        """Whether a fresh client takes its turn in this round, or in the next one, to which turns of others lead."""
+        if self._rounds is None or client not in self._head_starts:
+            return False
+        if self._rounds.has_turn(client):
+            return self._class_in_round(client) == FRESH_AND_SPARSE
+        return self.any_in_class(FRESH_AND_SPARSE)
 
     def _restart_overdue_check(self, client: ClientId) -> None:
         """Check again whether the client is overdue after as many dispatches from now as that takes."""

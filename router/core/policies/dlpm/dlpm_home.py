@@ -92,6 +92,7 @@ class DlpmHome(Policy):
             partial(context.view.rate, self._awaiting_first_token.keys()),
             context.shares,
             context.debtors,
+            turn_overdraft=parameters.turn_overdraft if parameters.cached_first else None,
         )
         self._pool = self._new_pool(context.view)
         self._refill_hold = RefillHold(parameters.isolation, self._eligibility, context.view, context.cost)
@@ -287,7 +288,10 @@ class DlpmHome(Policy):
     def _new_queue(self, matched: Callable[[Request], int], sidelined: SidelinedClients) -> LongestMatchQueue:
         priority_class, parameters = self._eligibility.waiting_priority_class, self._parameters
         patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._eligibility.last_turn
-        return LongestMatchQueue(matched, lambda _: None, priority_class, patience, oldest_every, turn, sidelined)
+        in_round = self._eligibility.turn_in_round if parameters.cached_first else None
+        return LongestMatchQueue(
+            matched, lambda _: None, priority_class, patience, oldest_every, turn, sidelined, in_round
+        )
 
     def _new_pool(self, view: FleetView) -> HomePool:
         loss, wait_factor = self._parameters.home_loss, self._parameters.home_patience
@@ -439,6 +443,7 @@ class DlpmHome(Policy):
 
     def _take(self, choice: Choice, now: float) -> Choice:
         able = self._pool[choice.request.id].able
+        self._eligibility.take_turn(choice.request.client)
         self.withdraw(choice.request.id, now)
         self._send(choice.request, choice.worker, able, now)
         return choice

@@ -11,10 +11,10 @@ while a client's oldest request goes.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from sys import maxsize
 from typing import Final, NamedTuple, Protocol
 
 from router.core.model.commands import PassedOver
+from router.core.model.prompt_key import CHUNK_BYTES
 from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.base import Fits, Turn
 from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
@@ -23,8 +23,8 @@ MAX_PASSED: Final = 8
 """The most requests that do not fit that one choice looks past."""
 LOOKS: Final = (1, 3, MAX_PASSED + 1)
 """How many requests a choice looks at, and then at how many, if none of them goes. Most often the first one does."""
-NO_TURN: Final = maxsize
-"""Later than any turn."""
+NO_TURN: Final = 1 << 160
+"""Later than any turn, with or without rounds."""
 FEW_CHANGES: Final = 16
 """Up to this many new priority classes are taken in one by one; after more, a queue is looked through anew."""
 
@@ -201,13 +201,15 @@ class LongestMatchQueue:
         oldest_every: int = 0,
         turn: Callable[[ClientId], int] | None = None,
         sidelined: SidelinedClients | None = None,
+        turn_in_round: Callable[[ClientId, int], int] | None = None,
     ) -> None:
         """`watch` returns a request's current match in chunks and starts to report its changes to `match_changed`.
 
         A request that does not fit is passed over `max_passes` times; then room is kept for it. In one of
         `oldest_every` turns of a client its oldest request goes, whatever its match; with 0 in none. `turn` returns a
         client's last turn, which orders the classes of `ROUND_ROBIN_CLASSES`; a client's last turn never becomes
-        earlier. `sidelined`: shared by the queues that learn together of new priority classes.
+        earlier. `sidelined`: shared by the queues that learn together of new priority classes. `turn_in_round`: used
+        in place of `turn` where clients take turns in rounds, given how many chunks of the request are not cached.
         """
         self._watch = watch
         self._unwatch = unwatch
@@ -215,6 +217,7 @@ class LongestMatchQueue:
         self._max_passes = max_passes
         self._oldest_every = oldest_every
         self._turn = turn
+        self._turn_in_round = turn_in_round
         self._entries: dict[RequestId, WaitingEntry] = {}
         self._unmatched: dict[RequestId, WaitingEntry] = {}
         """Requests that were not compared yet. A request that waits alone is served without a match."""
@@ -349,7 +352,7 @@ class LongestMatchQueue:
         """Whether no leader has had a turn. Any other client that has had one comes later than before."""
         turn = self._turn
         return turn is None or all(
-            order[0] not in ROUND_ROBIN_CLASSES or order[1] in (NO_TURN, turn(entry.request.client))
+            order[0] not in ROUND_ROBIN_CLASSES or order[1] in (NO_TURN, self._turn_of(turn, entry, order[2]))
             for order, entry in self._leaders
         )
 
@@ -442,8 +445,16 @@ class LongestMatchQueue:
         """
         if self._turn is None or priority_class not in ROUND_ROBIN_CLASSES:
             return rank
-        turn = NO_TURN if rank.unmatched > 0 else self._turn(rank.entry.request.client)
+        turn = NO_TURN if rank.unmatched > 0 else self._turn_of(self._turn, rank.entry, rank.unmatched)
         return RequestRank(turn, *rank[1:])
+
+    def _turn_of(self, turn: Callable[[ClientId], int], entry: WaitingEntry, unmatched: int) -> int:
+        """The turn of a request that loses nothing of its prefix here."""
+        request = entry.request
+        if self._turn_in_round is None:
+            return turn(request.client)
+        uncached = sum([prompt.size for prompt in request.prompts]) // CHUNK_BYTES + unmatched
+        return self._turn_in_round(request.client, uncached)
 
     def _offer(self, rank: RequestRank, priority_class: int) -> None:
         """Make this rank the one by which the client is found."""

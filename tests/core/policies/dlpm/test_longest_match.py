@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -405,7 +406,10 @@ LOOK_STEPS = st.tuples(
 class Looks:
     """Two queues that are looked through while clients take turns, and what waits in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_rounds: bool) -> None:
+        """`in_rounds`: within a round, clients whose request has a match go first."""
+        self.in_rounds = in_rounds
+        self.rounds = dict.fromkeys(CLIENTS, 0)
         self.classes: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, OVERDUE)
         self.turns = {client: turn for turn, client in enumerate(CLIENTS)}
         self.matches: tuple[dict[RequestId, int], ...] = ({}, {})
@@ -420,9 +424,13 @@ class Looks:
                 self.classes.__getitem__,
                 turn=self.turns.__getitem__,
                 sidelined=sidelined,
+                turn_in_round=self.turn_in_round if self.in_rounds else None,
             )
             for matched in self.matches
         ]
+
+    def turn_in_round(self, client: ClientId, uncached: int) -> int:
+        return (2 * self.rounds[client] + (uncached >= 0)) * 1000 + self.turns[client]
 
     def request(self, name: RequestId) -> Request:
         return Request(name, CLIENTS[int(name[1:]) % len(CLIENTS)], MODEL, ())
@@ -445,6 +453,7 @@ class Looks:
                 self.sidelined.update_priority(client, self.classes[client])
             case "turn":
                 self.turns[client] = max(self.turns.values()) + 1
+                self.rounds[client] += 1
 
     def looked_at(self, queues: list[LongestMatchQueue]) -> list[RequestId]:
         """Return all that is looked at while nothing fits."""
@@ -473,13 +482,14 @@ MANY_CHANGES = [*TWO_CLIENTS_SEEN, ("class", 0, 1), *[("class", 2, 0)] * 3 * FEW
 """Ada is not eligible any more, and after that another client's class changes so often that hers is not noted."""
 
 
+@pytest.mark.parametrize("in_rounds", [False, True])
 @settings(max_examples=300)
 @example(steps=A_TURN)
 @example(steps=MANY_CHANGES)
 @given(steps=st.lists(LOOK_STEPS, max_size=40))
-def test_what_is_kept_of_a_look_is_what_a_new_look_finds(steps: list[tuple[str, int, int]]) -> None:
+def test_what_is_kept_of_a_look_is_what_a_new_look_finds(in_rounds: bool, steps: list[tuple[str, int, int]]) -> None:
     """Whatever changed since the last look, the next one goes through the queues as if they were new."""
-    looks = Looks()
+    looks = Looks(in_rounds=in_rounds)
     for step, number, value in steps:
         looks.apply(step, number, value)
         if step == "look":

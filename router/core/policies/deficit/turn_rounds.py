@@ -1,0 +1,74 @@
+"""Rounds in which each client that takes turns has one.
+
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) with turns of equal length: a client that begins to wait takes
+its turn in the current round, or in the next one if it has had a turn in the current one, and clients of an earlier
+round go first. A later round begins with the first turn of it. So in one queue whose clients may all go, each other
+client has at most two turns while one waits: one of an earlier round, and one of its own. A later round may begin at
+another worker while clients of an earlier one wait for theirs.
+
+Why rounds: turns in a fixed order scan the caches cyclically. Where the prefixes of all clients exceed the caches, each
+is then evicted before its client's next turn. In a round, what is cached goes first, and what is computed last is still
+cached in the next.
+"""
+
+from typing import Final
+
+from router.core.model.request import ClientId
+
+LITTLE_CHUNKS: Final = 16
+"""A request of which at most this many chunks (about 512 tokens) are not cached has little to compute."""
+
+
+class TurnRounds:
+    """The round in which each waiting client takes its next turn."""
+
+    __slots__ = ("_had_turn", "_rounds", "admitted", "current")
+
+    def __init__(self) -> None:
+        self.current = 0
+        """The latest round of which a turn was taken."""
+        self.admitted: set[ClientId] = set()
+        """Waiting clients that were let have their turn of the current round in spite of a debt."""
+        self._had_turn: set[ClientId] = set()
+        """The clients that have had their turn in the current round."""
+        self._rounds: dict[ClientId, int] = {}
+
+    def __len__(self) -> int:
+        """The number of clients that wait."""
+        return len(self._rounds)
+
+    def join(self, client: ClientId) -> None:
+        """Let a client that begins to wait take its turn in the current round, or in the next if it has had one."""
+        self._rounds[client] = self.current + (client in self._had_turn)
+
+    def round_of(self, client: ClientId) -> int:
+        """The round in which a waiting client takes its next turn."""
+        return self._rounds[client]
+
+    def has_turn(self, client: ClientId) -> bool:
+        """Whether a waiting client has not had its turn in the current round."""
+        return self._rounds[client] <= self.current
+
+    def take(self, client: ClientId, *, may_begin: bool) -> bool:
+        """Count a turn of a waiting client. Returns whether a round began with it.
+
+        `may_begin`: whether a round may begin with it, which is so if it went as one of those that take turns.
+        """
+        at = self._rounds[client]
+        begins = may_begin and at > self.current
+        if begins:
+            self.current = at
+            self._had_turn.clear()
+        if at >= self.current:  # a turn of an earlier round leaves the client its turn of this one
+            self._had_turn.add(client)
+        self.join(client)
+        return begins
+
+    def leave(self, client: ClientId) -> None:
+        """Count a client as no longer waiting."""
+        del self._rounds[client]
+        self.admitted.discard(client)
+
+    def forget(self, client: ClientId) -> None:
+        """Drop what is known of a client that does not wait."""
+        self._had_turn.discard(client)
