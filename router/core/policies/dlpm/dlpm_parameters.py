@@ -55,7 +55,7 @@ class DlpmHomeParameters(DeficitParameters):
     cached_first: bool = False
     """Let clients take turns in rounds, in each of which those whose request is cached go first: more cache hits where
     the prefixes of many clients exceed the caches."""
-    turn_overdraft: float = 1.0
+    turn_overdraft: float = 0.5
     """With `cached_first`: the largest debt, as a fraction of Q^u, with which a client may have its turn in a round."""
     worker_quantum: float = 100_000.0
     """Q^w, in cost units: what a refill adds to a client's deficit at each worker. Higher: fewer copies of a prefix."""
