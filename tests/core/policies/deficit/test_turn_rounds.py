@@ -50,6 +50,7 @@ class Turns:
                 self._serve(client)
             case "out of turn" if self._bars and client in self.waiting:
                 self.rounds.take(client, may_begin=False)
+                self.waiting[client] = Counter()
 
     def _serve(self, favourite: ClientId) -> None:
         """Serve the favourite of those in the earliest round, or any of these if the favourite is not among them."""
