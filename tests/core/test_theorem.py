@@ -218,6 +218,26 @@ def test_clients_that_can_use_the_same_workers_stay_within_the_bound(policy: str
     holds()
 
 
+@pytest.mark.parametrize("policy", ["dlpm_home", "dlpm_balance"])
+def test_refills_elsewhere_bring_no_client_ahead_of_one_that_waits(policy: str) -> None:
+    """Clients that come for other workers, deep in debt, are refilled by many rounds. These count no more often for a
+    client in debt than for one that waits for the same worker and needs only the first of them.
+    """
+    waits = Habits(at_once=5, own=1, limit=5)
+    elsewhere, comes = Habits(at_once=1, own=1, limit=0), Habits(at_once=1, own=1, limit=0, weight=0.5)
+    home = DlpmHomeParameters(1.0, round_seconds=0.0, overdue_after=0.0, home_patience=0.0, isolation=0.0)
+    balance = DlpmBalanceParameters(1.0, round_seconds=0.0, overdue_after=0.0, home_patience=0.0, isolation=0.0)
+    scenario = Scenario(
+        (waits, elsewhere, comes),
+        settings=SchedulerSettings(window=FixedWindow(1, 32)),
+        parameters=(home, balance),
+        engine=EngineSize(1, 32, 1),
+        steps=200,
+    )
+    for _ in Fleet(divided(scenario, *DIVIDED_FLEETS["an adapter on one of three"]), POLICIES[policy]).run():
+        pass
+
+
 def test_clients_of_an_adapter_are_not_left_behind() -> None:
     """Refills that do not count for the clients of an adapter are made up for: where only one of two workers serves the
     adapter, and that is enough for them, they get at least three quarters of what the clients get who can use both.

@@ -18,10 +18,11 @@ so a refill may count for some sets and not for others.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import filterfalse
 from math import floor, inf, nextafter
+from types import MappingProxyType
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from router.core.clients.debtors import DEBTOR_LIMIT, Debtors
@@ -32,7 +33,7 @@ from router.core.model.saved import SavedCounter
 K = TypeVar("K", bound=Hashable)
 WorkerSet = frozenset[WorkerId]
 """The workers that a client's waiting requests may go to."""
-NO_WORKERS: Final[frozenset[WorkerSet]] = frozenset()
+NO_LIMITS: Final[Mapping[WorkerSet, float]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -324,20 +325,29 @@ class ClientDeficits(DeficitTable[ClientId]):
         deficit = self._catch_up(counter)
         return max(counter.rounds - deficit / counter.quantum, nextafter(counter.rounds, inf))
 
-    def refill_for(self, client: ClientId, fraction: float = 1.0, skipped: Collection[WorkerSet] = NO_WORKERS) -> float:
+    def refill_for(
+        self, client: ClientId, fraction: float = 1.0, limits: Mapping[WorkerSet, float] = NO_LIMITS
+    ) -> float:
         """Refill until this client's deficit is positive, by this fraction of a quantum per round.
 
-        The refill does not count for clients with one of the `skipped` sets of workers; nor, if there are any, for
-        clients whose set is unknown because they have not waited since the workers changed. Returns the rounds.
+        For clients with one of these sets of workers, at most so many rounds count. If that leaves rounds out, none
+        count for clients whose set is unknown because they have not waited since the workers changed. Returns the
+        rounds.
         """
         before = self.rounds
         self.refill((client,), fraction)
         added = self.rounds - before
-        if skipped:
+        limited = any(limit < added for limit in limits.values())
+        if limited:
             self.rounds = before
         for clock in self._clocks:
-            if not skipped or (clock.workers is not None and clock.workers not in skipped):
-                self._clocks[clock] += added if clock.group is None else added * self._shares.scale(clock.group)
+            if not limited:
+                rounds = added
+            elif clock.workers is None:
+                continue
+            else:
+                rounds = min(added, limits.get(clock.workers, added))
+            self._clocks[clock] += rounds if clock.group is None else rounds * self._shares.scale(clock.group)
         return added
 
     def add_rounds(self, workers: WorkerSet, rounds: float) -> None:

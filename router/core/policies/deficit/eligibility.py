@@ -26,7 +26,7 @@ what the workers serve in a time T, divided by the weights of all active clients
 decides: T, not Q^u, is the time that locality costs others.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import floor
 from typing import Final
@@ -34,7 +34,7 @@ from typing import Final
 from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request
-from router.core.policies.deficit.deficits import NO_WORKERS, ClientDeficits, WorkerSet
+from router.core.policies.deficit.deficits import NO_LIMITS, ClientDeficits, WorkerSet
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.refill_schedule import RefillSchedule
 from router.core.policies.deficit.turn_rounds import LITTLE_CHUNKS, TurnRounds
@@ -435,9 +435,14 @@ class Eligibility:
         client = self._refill_schedule.earliest(lambda each: self._waits_on(each, routes))
         if client is None:
             return []
-        skipped = self._worker_sets.to_skip(client, self._eligible)
-        self._worker_sets.owe(skipped, self._refill_for(client, self._active.weight, skipped))
+        limits = self._refill_limits(client) if self._worker_sets.divided else NO_LIMITS
+        self._worker_sets.owe(limits, self._refill_for(client, self._active.weight, limits))
         return self._collect_refilled()
+
+    def _refill_limits(self, client: ClientId) -> Mapping[WorkerSet, float]:
+        """How many rounds of a refill for this client count for clients that wait for other sets of workers."""
+        needy = self._refill_schedule.earliest_by_clock(lambda _: True)
+        return self._worker_sets.limits(client, self._eligible, needy, self._round_fraction(self._active.weight))
 
     def any_eligible(self, routes: Collection[str] | None = None) -> bool:
         """Whether an eligible client waits with a request of one of these routes."""
@@ -477,15 +482,16 @@ class Eligibility:
         self._deficits.restore_group(group, deficit, quantum)
         self._restored = True
 
-    def _refill_for(self, client: ClientId, weight: float, skipped: Collection[WorkerSet] = NO_WORKERS) -> float:
+    def _refill_for(self, client: ClientId, weight: float, limits: Mapping[WorkerSet, float] = NO_LIMITS) -> float:
         """Add quanta until this client's deficit is positive. Rounding may leave it at zero; then one more round is
         needed. Returns the rounds.
 
-        `weight`: of all active clients. `skipped`: the sets of workers for which that does not count.
+        `weight`: of all active clients. `limits`: how many rounds count for clients with these sets of workers.
         """
         added = 0.0
         while self._deficits.deficit(client) <= 0:
-            added += self._deficits.refill_for(client, self._round_fraction(weight), skipped)
+            left = {workers: max(0.0, limit - added) for workers, limit in limits.items()}
+            added += self._deficits.refill_for(client, self._round_fraction(weight), left)
         return added
 
     def pay_owed_rounds(self) -> None:

@@ -50,10 +50,14 @@ class RefillSchedule:
 
     def earliest(self, counts: Callable[[ClientId], bool]) -> ClientId | None:
         """The client that needs the fewest rounds, of those for which `counts` is true."""
-        heads = [earliest for clock in list(self._heaps) if (earliest := self._earliest_of(clock, counts)) is not None]
+        heads = self.earliest_by_clock(counts)
         if len(heads) < 2:
             return heads[0] if heads else None
         return min(heads, key=self._deficits.quanta_short)
+
+    def earliest_by_clock(self, counts: Callable[[ClientId], bool]) -> list[ClientId]:
+        """The client of each clock that needs the fewest rounds, of those for which `counts` is true."""
+        return [earliest for clock in list(self._heaps) if (earliest := self._earliest_of(clock, counts)) is not None]
 
     def pop_refilled(self) -> list[ClientId]:
         """Remove and return the clients whose time has come."""

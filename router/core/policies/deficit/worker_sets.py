@@ -1,19 +1,20 @@
 """The sets of workers that clients wait for, and the refill rounds that are owed to them.
 
-Where workers serve different models, a refill at one worker may find eligible clients that wait for other workers only.
-A counter holds at most one quantum, so the refill would add nothing to such a client, but a quantum to others that wait
-for the same workers in debt: these would pass it again and again. So a refill does not count for a set of workers while
-a client that waits for exactly these is eligible. The set is owed its rounds, one at most, and receives them once none
-of its waiting clients is eligible: otherwise sets that share workers would get unequal numbers of rounds.
+Where workers serve different models, a refill at one worker may find clients that wait for other workers only and are
+eligible, or would be after fewer rounds. A counter holds at most one quantum, so further rounds would add nothing to
+such a client, but a quantum each to others that wait for the same workers in debt: these would pass it again and again.
+So no more rounds of a refill count for a set of workers once a client that waits for exactly these is eligible. The set
+is owed the others, one at most, and receives them once none of its waiting clients is eligible: otherwise sets that
+share workers would get unequal numbers of rounds.
 
 As in miDRR ("Scheduling Packets over Multiple Interfaces while Respecting User Preferences", CoNEXT 2013), a client is
 served by the workers that it can use, and rounds elsewhere cost it nothing.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from router.core.model.request import ClientId, WorkerId
-from router.core.policies.deficit.deficits import NO_WORKERS, ClientDeficits, WorkerSet
+from router.core.policies.deficit.deficits import NO_LIMITS, ClientDeficits, WorkerSet
 
 
 class WorkerSets:
@@ -52,18 +53,30 @@ class WorkerSets:
         self.changed = True
         return self._deficits.set_workers(client, frozenset[WorkerId]().union(*map(self._workers_of, routes)))
 
-    def to_skip(self, client: ClientId, eligible: Collection[ClientId]) -> Collection[WorkerSet]:
-        """Return the sets for which a refill for this client does not count while these waiting clients are
-        eligible.
-        """
-        if self._workers_of is None or not eligible:
-            return NO_WORKERS
-        return self._of(eligible) - {self._deficits.workers_of(client)}
+    def limits(
+        self, client: ClientId, eligible: Collection[ClientId], needy: Iterable[ClientId], fraction: float
+    ) -> Mapping[WorkerSet, float]:
+        """Return how many rounds of a refill for this client may count for other sets than its own.
 
-    def owe(self, skipped: Iterable[WorkerSet], rounds: float) -> None:
-        """Owe these sets rounds that did not count for them."""
-        for workers in skipped:
-            self._owed[workers] = min(1.0, self._owed.get(workers, 0.0) + rounds)
+        `eligible`: the waiting clients that are; `needy`: of those that are not, at least the first of each set to
+        become so; `fraction`: what a round adds, in quanta, in which the limits are given.
+        """
+        if self._workers_of is None:
+            return NO_LIMITS
+        limits: dict[WorkerSet, float] = dict.fromkeys(self._of(eligible), 0.0)
+        for each in needy:
+            if (workers := self._deficits.workers_of(each)) is not None:
+                needed = fraction * self._deficits.rounds_to_positive(each, fraction)
+                limits[workers] = min(needed, limits.get(workers, needed))
+        if (own := self._deficits.workers_of(client)) is not None:
+            limits.pop(own, None)
+        return limits
+
+    def owe(self, limits: Mapping[WorkerSet, float], rounds: float) -> None:
+        """Owe the sets the rounds of a refill that did not count for them because of these limits."""
+        for workers, limit in limits.items():
+            if limit < rounds:
+                self._owed[workers] = min(1.0, self._owed.get(workers, 0.0) + rounds - limit)
 
     def add_owed(self, eligible: Collection[ClientId]) -> bool:
         """Add the rounds that are owed to sets without an eligible waiting client; returns whether there were any."""
