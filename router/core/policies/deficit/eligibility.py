@@ -442,7 +442,7 @@ class Eligibility:
     def _refill_limits(self, client: ClientId) -> Mapping[WorkerSet, float]:
         """How many rounds of a refill for this client count for clients that wait for other sets of workers."""
         needy = self._refill_schedule.earliest_by_clock(lambda _: True)
-        return self._worker_sets.limits(client, self._eligible, needy, self._round_fraction(self._active.weight))
+        return self._worker_sets.refill_limits(client, self._eligible, needy, self._round_fraction(self._active.weight))
 
     def any_eligible(self, routes: Collection[str] | None = None) -> bool:
         """Whether an eligible client waits with a request of one of these routes."""

@@ -53,7 +53,7 @@ class WorkerSets:
         self.changed = True
         return self._deficits.set_workers(client, frozenset[WorkerId]().union(*map(self._workers_of, routes)))
 
-    def limits(
+    def refill_limits(
         self, client: ClientId, eligible: Collection[ClientId], needy: Iterable[ClientId], fraction: float
     ) -> Mapping[WorkerSet, float]:
         """Return how many rounds of a refill for this client may count for other sets than its own.
