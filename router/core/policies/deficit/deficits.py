@@ -337,7 +337,7 @@ class ClientDeficits(DeficitTable[ClientId]):
         before = self.rounds
         self.refill((client,), fraction)
         added = self.rounds - before
-        limited = any(limit < added for limit in limits.values())
+        limited = bool(limits) and min(limits.values()) < added
         if limited:
             self.rounds = before
         for clock in self._clocks:

@@ -303,18 +303,19 @@ class Eligibility:
         return (2 * self._rounds.round_of(client) + much << CLOCK_BITS) + self._last_turns[client]
 
     def take_turn(self, client: ClientId) -> None:
-        """Count a turn of a waiting client, one of whose requests is about to be dispatched.
+        """Count a turn of a waiting client, one of whose requests is about to be dispatched. Only where clients take
+        turns in rounds.
 
         Takes time in proportion to the waiting clients when a round begins, which is once in as many turns.
         """
-        if self._rounds is not None:
-            may_begin = self._class_in_round(client) in ROUND_ROBIN_CLASSES
-            if self._rounds.take(client, may_begin=may_begin):
-                for each in self._waiting:
-                    if each != client:
-                        self._admit_to_round(each)
-            if client in self._rounds.admitted:
-                self._revoke_admission(client)
+        assert self._rounds is not None
+        may_begin = self._class_in_round(client) in ROUND_ROBIN_CLASSES
+        if self._rounds.take(client, may_begin=may_begin):
+            for each in self._waiting:
+                if each != client:
+                    self._admit_to_round(each)
+        if client in self._rounds.admitted:
+            self._revoke_admission(client)
 
     def _admit_to_round(self, client: ClientId) -> None:
         """Let a client with a small debt have its turn of the current round, if it has had none."""
@@ -341,14 +342,16 @@ class Eligibility:
     def may_pass_through(self, request: Request, *, refill: bool) -> bool:
         """Whether a client whose request arrives while no client waits is eligible; after a refill, if that is
         allowed.
+
+        While refills are divided, no client passes: rounds may be owed, and are paid to those that wait.
         """
+        if self._worker_sets.divided:
+            return False
         client = request.client
         active, weight = client in self._active, self._active.weight_with(request)
         fraction = self._round_fraction(weight)
         self._deficits.register(request, self._parameters.quantum, active=active)
         deficit = self._deficits.cap(client, fraction)
-        if self._worker_sets.divided:
-            self._worker_sets.assign(client, (request.route,))
         if refill and deficit <= 0:
             self._refill_for(client, weight)
             deficit = self._deficits.deficit(client)
@@ -490,7 +493,7 @@ class Eligibility:
         """
         added = 0.0
         while self._deficits.deficit(client) <= 0:
-            left = {workers: max(0.0, limit - added) for workers, limit in limits.items()}
+            left = {workers: max(0.0, limit - added) for workers, limit in limits.items()} if limits else limits
             added += self._deficits.refill_for(client, self._round_fraction(weight), left)
         return added
 
@@ -509,7 +512,7 @@ class Eligibility:
             if at > threshold:
                 return
             self._restart_overdue_check(client)
-            if self._has_turn_ahead(client):
+            if self._rounds is not None and self._has_turn_ahead(client, self._rounds):
                 continue
             shortfall = self._deficits.quanta_short(client)
             if client not in self.in_flight and shortfall <= self._parameters.overdraft:
@@ -517,11 +520,11 @@ class Eligibility:
                 self._update_eligibility(client)
                 self._update_priority_class(client)
 
-    def _has_turn_ahead(self, client: ClientId) -> bool:
+    def _has_turn_ahead(self, client: ClientId, rounds: TurnRounds) -> bool:
         """Whether a fresh client takes its turn in this round, or in the next one, to which turns of others lead."""
-        if self._rounds is None or client not in self._head_starts:
+        if client not in self._head_starts:
             return False
-        if self._rounds.has_turn(client):
+        if rounds.has_turn(client):
             return self._class_in_round(client) == FRESH_AND_SPARSE
         return self.any_in_class(FRESH_AND_SPARSE)
 

@@ -443,7 +443,8 @@ class DlpmHome(Policy):
 
     def _take(self, choice: Choice, now: float) -> Choice:
         able = self._pool[choice.request.id].able
-        self._eligibility.take_turn(choice.request.client)
+        if self._parameters.cached_first:
+            self._eligibility.take_turn(choice.request.client)
         self.withdraw(choice.request.id, now)
         self._send(choice.request, choice.worker, able, now)
         return choice

@@ -445,7 +445,12 @@ class LongestMatchQueue:
         """
         if self._turn is None or priority_class not in ROUND_ROBIN_CLASSES:
             return rank
-        turn = NO_TURN if rank.unmatched > 0 else self._turn_of(self._turn, rank.entry, rank.unmatched)
+        if rank.unmatched > 0:
+            turn = NO_TURN
+        elif self._turn_in_round is None:  # as in `_turn_of`, which would be one call more for each rank
+            turn = self._turn(rank.entry.request.client)
+        else:
+            turn = self._turn_of(self._turn, rank.entry, rank.unmatched)
         return RequestRank(turn, *rank[1:])
 
     def _turn_of(self, turn: Callable[[ClientId], int], entry: WaitingEntry, unmatched: int) -> int:
