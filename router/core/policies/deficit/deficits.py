@@ -330,7 +330,7 @@ class ClientDeficits(DeficitTable[ClientId]):
     ) -> float:
         """Refill until this client's deficit is positive, by this fraction of a quantum per round.
 
-        For clients with one of these sets of workers, at most so many rounds count. If that leaves rounds out, none
+        `limits`: the most rounds that count for clients with these sets of workers. If that leaves rounds out, none
         count for clients whose set is unknown because they have not waited since the workers changed. Returns the
         rounds.
         """

@@ -33,6 +33,7 @@ from typing import Final
 
 from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
+from router.core.model.prompt_key import CHUNK_BYTES
 from router.core.model.request import ClientId, GroupId, Request
 from router.core.policies.deficit.deficits import NO_LIMITS, ClientDeficits, WorkerSet
 from router.core.policies.deficit.parameters import DeficitParameters
@@ -293,14 +294,17 @@ class Eligibility:
                 self._schedule_refill(client)
             self._update_priority_class(client)
 
-    def turn_in_round(self, client: ClientId, uncached: int) -> int:
-        """When a waiting client has its turn: by rounds, then those with little to compute first, then by last turns.
+    def turn(self, request: Request, unmatched: int) -> int:
+        """When a client has its turn with a waiting request; earlier is less. The client whose last turn is the longest
+        ago goes first; where clients take turns in rounds, within an earlier round and with little to compute.
 
-        `uncached`: chunks of its request that are not cached. Only where clients take turns in rounds.
+        `unmatched`: minus the chunks of the request that are cached.
         """
-        assert self._rounds is not None
-        much = uncached > LITTLE_CHUNKS
-        return (2 * self._rounds.round_of(client) + much << CLOCK_BITS) + self._last_turns[client]
+        last_turn = self._last_turns[request.client]
+        if self._rounds is None:
+            return last_turn
+        much = sum([prompt.size for prompt in request.prompts]) // CHUNK_BYTES + unmatched > LITTLE_CHUNKS
+        return (2 * self._rounds.round_of(request.client) + much << CLOCK_BITS) + last_turn
 
     def take_turn(self, client: ClientId) -> None:
         """Count a turn of a waiting client, one of whose requests is about to be dispatched. Only where clients take

@@ -28,7 +28,7 @@ class TurnRounds:
         self.current = 0
         """The latest round of which a turn was taken."""
         self.admitted: set[ClientId] = set()
-        """Waiting clients that were let have their turn of the current round in spite of a debt."""
+        """Waiting clients that may have their turn of the current round in spite of a debt."""
         self._had_turn: set[ClientId] = set()
         """The clients that have had their turn in the current round."""
         self._rounds: dict[ClientId, int] = {}

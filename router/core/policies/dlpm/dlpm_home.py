@@ -287,11 +287,8 @@ class DlpmHome(Policy):
 
     def _new_queue(self, matched: Callable[[Request], int], sidelined: SidelinedClients) -> LongestMatchQueue:
         priority_class, parameters = self._eligibility.waiting_priority_class, self._parameters
-        patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._eligibility.last_turn
-        in_round = self._eligibility.turn_in_round if parameters.cached_first else None
-        return LongestMatchQueue(
-            matched, lambda _: None, priority_class, patience, oldest_every, turn, sidelined, in_round
-        )
+        patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._eligibility.turn
+        return LongestMatchQueue(matched, lambda _: None, priority_class, patience, oldest_every, turn, sidelined)
 
     def _new_pool(self, view: FleetView) -> HomePool:
         loss, wait_factor = self._parameters.home_loss, self._parameters.home_patience

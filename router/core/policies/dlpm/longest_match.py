@@ -14,7 +14,6 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple, Protocol
 
 from router.core.model.commands import PassedOver
-from router.core.model.prompt_key import CHUNK_BYTES
 from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.base import Fits, Turn
 from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
@@ -199,17 +198,16 @@ class LongestMatchQueue:
         priority_class: Callable[[ClientId], int | None],
         max_passes: int = 32,
         oldest_every: int = 0,
-        turn: Callable[[ClientId], int] | None = None,
+        turn: Callable[[Request, int], int] | None = None,
         sidelined: SidelinedClients | None = None,
-        turn_in_round: Callable[[ClientId, int], int] | None = None,
     ) -> None:
         """`watch` returns a request's current match in chunks and starts to report its changes to `match_changed`.
 
         A request that does not fit is passed over `max_passes` times; then room is kept for it. In one of
-        `oldest_every` turns of a client its oldest request goes, whatever its match; with 0 in none. `turn` returns a
-        client's last turn, which orders the classes of `ROUND_ROBIN_CLASSES`; a client's last turn never becomes
-        earlier. `sidelined`: shared by the queues that learn together of new priority classes. `turn_in_round`: used
-        in place of `turn` where clients take turns in rounds, given how many chunks of the request are not cached.
+        `oldest_every` turns of a client its oldest request goes, whatever its match; with 0 in none. `turn` returns
+        when a client has its turn with a request, given minus the request's match in chunks. It orders the classes of
+        `ROUND_ROBIN_CLASSES`, and becomes earlier only by a longer match. `sidelined`: shared by the queues that learn
+        together of new priority classes.
         """
         self._watch = watch
         self._unwatch = unwatch
@@ -217,7 +215,6 @@ class LongestMatchQueue:
         self._max_passes = max_passes
         self._oldest_every = oldest_every
         self._turn = turn
-        self._turn_in_round = turn_in_round
         self._entries: dict[RequestId, WaitingEntry] = {}
         self._unmatched: dict[RequestId, WaitingEntry] = {}
         """Requests that were not compared yet. A request that waits alone is served without a match."""
@@ -352,7 +349,7 @@ class LongestMatchQueue:
         """Whether no leader has had a turn. Any other client that has had one comes later than before."""
         turn = self._turn
         return turn is None or all(
-            order[0] not in ROUND_ROBIN_CLASSES or order[1] in (NO_TURN, self._turn_of(turn, entry, order[2]))
+            order[0] not in ROUND_ROBIN_CLASSES or order[1] in (NO_TURN, turn(entry.request, order[2]))
             for order, entry in self._leaders
         )
 
@@ -445,21 +442,8 @@ class LongestMatchQueue:
         """
         if self._turn is None or priority_class not in ROUND_ROBIN_CLASSES:
             return rank
-        if rank.unmatched > 0:
-            turn = NO_TURN
-        elif self._turn_in_round is None:  # as in `_turn_of`, which would be one call more for each rank
-            turn = self._turn(rank.entry.request.client)
-        else:
-            turn = self._turn_of(self._turn, rank.entry, rank.unmatched)
+        turn = NO_TURN if rank.unmatched > 0 else self._turn(rank.entry.request, rank.unmatched)
         return RequestRank(turn, *rank[1:])
-
-    def _turn_of(self, turn: Callable[[ClientId], int], entry: WaitingEntry, unmatched: int) -> int:
-        """The turn of a request that loses nothing of its prefix here."""
-        request = entry.request
-        if self._turn_in_round is None:
-            return turn(request.client)
-        uncached = sum([prompt.size for prompt in request.prompts]) // CHUNK_BYTES + unmatched
-        return self._turn_in_round(request.client, uncached)
 
     def _offer(self, rank: RequestRank, priority_class: int) -> None:
         """Make this rank the one by which the client is found."""

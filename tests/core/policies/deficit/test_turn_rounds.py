@@ -1,12 +1,14 @@
 """In rounds of turns, nobody has a second turn before those who wait have had their first."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.clients.shares import Shares
+from router.core.model.prompt_key import CHUNK_BYTES, PromptKey
 from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.deficit.eligibility import FRESH_AND_SPARSE, OVERDUE, SPARSE, Eligibility
 from router.core.policies.deficit.parameters import DeficitParameters
@@ -239,8 +241,9 @@ def test_what_is_cached_goes_first_within_a_round() -> None:
         for client in (ADA, BOB, CYD):
             eligibility.add_waiting(request(client, number))
     serve(eligibility, ADA)
-    uncached = {ADA: 0, BOB: LITTLE_CHUNKS + 1, CYD: LITTLE_CHUNKS}
-    assert sorted(uncached, key=lambda each: eligibility.turn_in_round(each, uncached[each])) == [CYD, BOB, ADA]
+    size, cached = 2 * LITTLE_CHUNKS, {ADA: 2 * LITTLE_CHUNKS, BOB: LITTLE_CHUNKS - 1, CYD: LITTLE_CHUNKS}
+    long = {each: replace(request(each, 1), prompts=(PromptKey(b"", size * CHUNK_BYTES),)) for each in cached}
+    assert sorted(cached, key=lambda each: eligibility.turn(long[each], -cached[each])) == [CYD, BOB, ADA]
 
 
 @settings(max_examples=50)

@@ -422,15 +422,15 @@ class Looks:
                 lambda each, matched=matched: matched[each.id],  # type: ignore[misc]
                 lambda _: None,
                 self.classes.__getitem__,
-                turn=self.turns.__getitem__,
+                turn=self.turn,
                 sidelined=sidelined,
-                turn_in_round=self.turn_in_round if self.in_rounds else None,
             )
             for matched in self.matches
         ]
 
-    def turn_in_round(self, client: ClientId, uncached: int) -> int:
-        return (2 * self.rounds[client] + (uncached >= 0)) * 1000 + self.turns[client]
+    def turn(self, request: Request, unmatched: int) -> int:
+        turn = self.turns[request.client]
+        return (2 * self.rounds[request.client] + (unmatched >= 0)) * 1000 + turn if self.in_rounds else turn
 
     def request(self, name: RequestId) -> Request:
         return Request(name, CLIENTS[int(name[1:]) % len(CLIENTS)], MODEL, ())
