@@ -76,7 +76,6 @@ class WorkerSets:
         """Owe the sets the rounds of a refill that did not count for them because of these limits."""
         for workers, limit in limits.items():
             if limit < rounds:
-                self.changed = True  # by rounding, the first of its clients may not be eligible after all
                 self._owed[workers] = min(1.0, self._owed.get(workers, 0.0) + rounds - limit)
 
     def add_owed(self, eligible: Collection[ClientId]) -> bool:
