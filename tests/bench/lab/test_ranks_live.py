@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 
 import pytest
 
-from bench.lab.balance.live import Row, Seen, compare, configure, figures, points, read_run, table
+from bench.lab.balance.live import Row, Run, Seen, compare_all, configure, figures, points, read_run, table
 from bench.report.records import GroupTotals
 
 REFERENCE = Row("least_requests", Seen(1000.0, 0.4, 500.0), Seen(2000.0, 0.4, 600.0), 0.01, 0.0)
@@ -46,7 +46,7 @@ def test_output_counts_by_the_time_of_the_engines_steps() -> None:
     assert (late, lost) == (2.0, 0.25)
 
 
-def parsed(*arguments: str) -> object:
+def parsed(*arguments: str) -> Run:
     parser = ArgumentParser()
     configure(parser)
     return read_run(parser.parse_args(arguments))
@@ -61,10 +61,20 @@ def test_an_impossible_run_is_refused(arguments: tuple[str, ...]) -> None:
         parsed(*arguments)
 
 
+def test_no_job_at_a_time_is_refused() -> None:
+    """It would never end."""
+    with pytest.raises(ValueError, match="--jobs"):
+        compare_all(["dlpm_home"], parsed(), jobs=0)
+
+
 def test_a_short_run_has_figures_of_both_times() -> None:
-    """Before two ranks, the engine's sums and what clients received are those of the measured time."""
+    """Before two ranks, the engine's sums and what clients received are those of the measured time, in order also when
+    two policies run at a time.
+    """
     given = parsed("--ranks", "2", "--seconds", "6", "--warmup", "2", "--speed", "2")
-    seen = compare("dlpm_balance", given)  # type: ignore[arg-type]
-    assert min(seen.live.output, seen.virtual.output) > 0
-    assert seen.live.imbalance > 0
-    assert 0 < seen.live.idle < 1
+    rows = compare_all(["dlpm_balance", "least_requests"], given, jobs=2)
+    assert [row.policy for row in rows] == ["dlpm_balance", "least_requests"]
+    for seen in rows:
+        assert min(seen.live.output, seen.virtual.output) > 0
+        assert seen.live.imbalance > 0
+        assert 0 < seen.live.idle < 1
