@@ -1,8 +1,10 @@
-"""`python -m tests.cluster.replicas.cost`: what one, two and three replicas cost a call, beside one router alone.
+"""`python -m tests.cluster.replicas.cost`: what processes and replicas cost a call, beside a router in one process.
 
 All routers run at the same time, before the same workers, whose answers are made beforehand, and take turns under load,
 in one order and then in the other. CPU time is that of all processes of a router or its replicas, the supervisors and
 the waiting schedulers included, but not the store's. A ratio is the median of the ratios of each round.
+
+`--alone 1 2 3 5 9 --replicas --streams 320` compares numbers of processes instead; flags after `--` are the routers'.
 """
 
 import argparse
@@ -10,7 +12,7 @@ import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from signal import SIGTERM
@@ -18,30 +20,63 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
+from bench.report.columns import aligned
 from tests.chaos.many_streams import TICK
 from tests.chaos.processes import Server, cpu_ticks, router, router_processes
 from tests.cluster.replicas.replicas import running_cluster
 
 PEERS: Final = (sys.executable, "-m", "bench.lab.micro.canned_peers")
 WORKERS: Final = 4
-STREAMS: Final = 32
-"""Chats open at a time, over all replicas."""
-ONE_PROCESS: Final = "alone, one process"
-TWO_PROCESSES: Final = "alone, two processes"
+CLIENT_STREAMS: Final = 64
+"""Chats that one process of the load keeps open, at most."""
+FRONT: Final = "front"
+SCHEDULER: Final = "scheduler"
+
+
+class Plan(NamedTuple):
+    """What is compared, and how."""
+
+    alone: Sequence[int]
+    """Processes of each router without a cluster; the first is what the others are compared with."""
+    replicas: Sequence[int]
+    """How many replicas each cluster has."""
+    streams: int
+    """Chats open at a time, over all replicas."""
+    gap_ms: int
+    """Milliseconds between two of the 16 chunks of an answer; 0 for all at once."""
+    rounds: int
+    """That are kept."""
+    seconds: float
+    """Of each measurement."""
+    flags: Sequence[str]
+    """More flags of all routers."""
 
 
 class Load(NamedTuple):
     """What a setup did in one round."""
 
     calls: int
-    cpu_seconds: float
+    seconds: float
+    cpu_seconds: Mapping[str, float]
+    """By the name of the process, over all replicas; the supervisors, or the only processes, are named ""."""
     median_ms: float
-    """What the median call took; of several replicas, at the slowest."""
+    """What the median call took; of several clients, at the slowest."""
 
     @property
     def cpu_us(self) -> float:
         """CPU microseconds per call."""
-        return 1e6 * self.cpu_seconds / max(1, self.calls)
+        return 1e6 * sum(self.cpu_seconds.values()) / max(1, self.calls)
+
+    @property
+    def scheduler_share(self) -> float:
+        """The scheduler's share of the CPU time."""
+        return self.cpu_seconds.get(SCHEDULER, 0.0) / max(1e-9, sum(self.cpu_seconds.values()))
+
+    @property
+    def uneven(self) -> float:
+        """The CPU time of the busiest front over that of the idlest; 1 without fronts."""
+        fronts = [used for name, used in self.cpu_seconds.items() if name.startswith(FRONT)] or [1.0]
+        return max(fronts) / max(1e-9, min(fronts))
 
 
 Setups = Mapping[str, Sequence[Server]]
@@ -50,28 +85,30 @@ Rounds = Mapping[str, Sequence[Load]]
 
 
 @asynccontextmanager
-async def running_setups(folder: Path) -> AsyncIterator[Setups]:
+async def running_setups(folder: Path, plan: Plan) -> AsyncIterator[Setups]:
     """Run all that is compared."""
     async with AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(_canned_worker()) for _ in range(WORKERS)]
+        workers = [await stack.enter_async_context(_canned_worker(plan.gap_ms)) for _ in range(WORKERS)]
         setups: dict[str, Sequence[Server]] = {}
-        for name, processes in ((ONE_PROCESS, "1"), (TWO_PROCESSES, "2")):
-            alone = router(folder / name, workers, "--processes", processes, "--log-level", "warning")
+        for processes in plan.alone:
+            name = f"alone, {processes} process{'es' * (processes > 1)}"
+            more = ("--processes", str(processes), "--log-level", "warning", *plan.flags)
+            alone = router(folder / name, workers, *more)
             stack.push_async_callback(alone.end, SIGTERM)
             await alone.start()
             setups[name] = [alone]
-        for count in (1, 2, 3):
+        for count in plan.replicas:
             own = folder / str(count)
             own.mkdir()
-            cluster = await stack.enter_async_context(running_cluster(own, workers, count=count))
+            cluster = await stack.enter_async_context(running_cluster(own, workers, *plan.flags, count=count))
             setups[f"{count} replica{'s' * (count > 1)}"] = [replica.server for replica in cluster.replicas]
         yield setups
 
 
 @asynccontextmanager
-async def _canned_worker() -> AsyncIterator[str]:
-    """Run a worker that sends each answer at once; yield its URL."""
-    process = await asyncio.create_subprocess_exec(*PEERS, "worker", "0", stdin=PIPE, stdout=PIPE)
+async def _canned_worker(gap_ms: int) -> AsyncIterator[str]:
+    """Run a worker whose answers are made beforehand; yield its URL."""
+    process = await asyncio.create_subprocess_exec(*PEERS, "worker", str(gap_ms), stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -84,16 +121,16 @@ async def _canned_worker() -> AsyncIterator[str]:
 async def load(servers: Sequence[Server], streams: int, seconds: float) -> Load:
     """Put the replicas of a setup under load: each has its part of the open chats, which follow one another."""
     clients = [
-        await asyncio.create_subprocess_exec(*PEERS, "client", str(server.port), str(part), str(seconds), stdout=PIPE)
+        await asyncio.create_subprocess_exec(*PEERS, "client", str(server.port), str(some), str(seconds), stdout=PIPE)
         for server, part in zip(servers, parts(streams, len(servers)), strict=True)
-        if part
+        for some in parts(part, -(-part // CLIENT_STREAMS))
     ]
     await asyncio.gather(*map(_line, clients))
     before = cpu_seconds(servers)
     results = [(await _line(client)).split() for client in clients]
-    used = cpu_seconds(servers) - before
+    used = {name: after - before.get(name, 0.0) for name, after in cpu_seconds(servers).items()}
     await asyncio.gather(*(client.wait() for client in clients))
-    return Load(sum(int(calls) for calls, _ in results), used, max(float(ms) for _, ms in results))
+    return Load(sum(int(calls) for calls, _ in results), seconds, used, max(float(ms) for _, ms in results))
 
 
 async def _line(process: Process) -> str:
@@ -106,10 +143,13 @@ def parts(whole: int, count: int) -> Sequence[int]:
     return [whole // count + (number < whole % count) for number in range(count)]
 
 
-def cpu_seconds(servers: Iterable[Server]) -> float:
-    """Return the CPU time that all processes of these routers have used."""
-    ids = [pid for server in servers for pid in (server.pid, *router_processes(server.pid).values())]
-    return sum(map(cpu_ticks, ids)) / TICK
+def cpu_seconds(servers: Sequence[Server]) -> Mapping[str, float]:
+    """Return the CPU time that the processes of these routers have used, by their names."""
+    used = defaultdict[str, float](float)
+    for number, server in enumerate(servers):
+        for name, pid in {"": server.pid, **router_processes(server.pid)}.items():
+            used[f"{name} of {number}" if name.startswith(FRONT) else name] += cpu_ticks(pid) / TICK
+    return used
 
 
 async def measure(setups: Setups, rounds: int, streams: int, seconds: float) -> Rounds:
@@ -123,35 +163,56 @@ async def measure(setups: Setups, rounds: int, streams: int, seconds: float) -> 
     return found
 
 
-def table(bursts: Rounds, singles: Rounds) -> Iterator[str]:
-    """Yield the lines of the report."""
-    yield f"{'':22}{'CPU us per call':>16}{'of one process':>16}{'of two':>8}{'p50, one at a time':>20}"
+def table(bursts: Rounds, singles: Rounds) -> list[str]:
+    """Return the lines of the report: medians over the rounds."""
+    (first, *_), (second, *_) = list(bursts), [*list(bursts)[1:], *bursts]
+    head = ("", "calls/s", "CPU us per call", f"of {first}", f"of {second}", "scheduler's share")
+    return aligned([(*head, "busiest front / idlest", "p50 ms", "p50, one at a time"), *_rows(bursts, singles)])
+
+
+def _rows(bursts: Rounds, singles: Rounds) -> Iterator[Sequence[str]]:
+    bases = list(bursts.values())[:2]
     for name, loads in bursts.items():
         ratios = [
-            median(each.cpu_us / base.cpu_us for each, base in zip(loads, bursts[alone], strict=True))
-            for alone in (ONE_PROCESS, TWO_PROCESSES)
+            median(each.cpu_us / base.cpu_us for each, base in zip(loads, rounds, strict=True))
+            for rounds in (bases[0], bases[-1])
         ]
-        cost, single = median(each.cpu_us for each in loads), median(each.median_ms for each in singles[name])
-        yield f"{name:22}{cost:16.0f}{ratios[0]:16.2f}{ratios[1]:8.2f}{single:17.2f} ms"
+        yield (
+            *(name, f"{median(each.calls / each.seconds for each in loads):,.0f}"),
+            *(f"{median(each.cpu_us for each in loads):,.0f}", *(f"{ratio:.2f}" for ratio in ratios)),
+            f"{median(each.scheduler_share for each in loads):.2f}",
+            f"{median(each.uneven for each in loads):.2f}",
+            f"{median(each.median_ms for each in loads):.2f}",
+            f"{median(each.median_ms for each in singles[name]):.2f}",
+        )
 
 
-async def compare(rounds: int, seconds: float) -> None:
+async def compare(plan: Plan) -> None:
     """Measure and print."""
     with TemporaryDirectory() as folder:
-        async with running_setups(Path(folder)) as setups:
-            bursts = await measure(setups, rounds, STREAMS, seconds)
-            singles = await measure(setups, rounds, 1, seconds)
-    for line in table(bursts, singles):
-        print(line)
+        async with running_setups(Path(folder), plan) as setups:
+            bursts = await measure(setups, plan.rounds, plan.streams, plan.seconds)
+            singles = await measure(setups, plan.rounds, 1, plan.seconds)
+    print(*table(bursts, singles), sep="\n")
 
 
 def main() -> int:
     """Run, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.replicas.cost", description=__doc__)
+    parser.add_argument(
+        "--alone", type=int, nargs="+", default=(1, 2), help="processes of routers without a cluster (1 2)"
+    )
+    parser.add_argument("--replicas", type=int, nargs="*", default=(1, 2, 3), help="replicas of clusters (1 2 3)")
+    parser.add_argument("--streams", type=int, default=32, help="open at a time, over all replicas (32)")
+    parser.add_argument(
+        "--gap", type=int, default=0, metavar="MS", help="between two chunks of an answer (0: all at once)"
+    )
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="that are kept (9)")
     parser.add_argument("--seconds", type=float, default=3.0, metavar="S", help="of each measurement (3)")
-    options = parser.parse_args()
-    asyncio.run(compare(options.rounds, options.seconds))
+    parser.add_argument("flags", nargs="*", metavar="FLAG", help="of all routers, after --, such as -- --window off")
+    given = parser.parse_args()
+    plan = Plan(given.alone, given.replicas, given.streams, given.gap, given.rounds, given.seconds, given.flags)
+    asyncio.run(compare(plan))
     return 0
 
 
