@@ -151,10 +151,8 @@ class MatchGroup:
         """Set how many chunks a worker holds. Returns the end that no worker has any more and the one that none had
         before; 0 if there is none.
         """
-        ends, counts = {**self.held.by_worker}, self._counts
-        before = ends.pop(worker, 0)
+        before, counts = self.held.at(worker), self._counts
         if chunks:
-            ends[worker] = chunks
             counts[chunks] += 1
         if worker not in self._able:
             self._others += bool(chunks) - bool(before)
@@ -162,7 +160,7 @@ class MatchGroup:
             counts[before] -= 1
             if not counts[before]:
                 del counts[before]
-        self.held = HeldChunks(ends)
+        self.held = self.held.changed(worker, chunks, counts)
         return (before if before not in counts else 0), (chunks if counts[chunks] == 1 else 0)
 
 

@@ -101,6 +101,8 @@ class PrefixMap:
         self._live = live
         self._latest: Lookup | None = None
         """The lookup in use. An oracle does not report when its answers change, so only this one is kept then."""
+        self._latest_held = NOTHING_HELD
+        """What `_held` returned last."""
         self._watches: dict[RequestId, RequestWatch] = {}
         self._indexes: defaultdict[WorkerId | None, WatchIndex] = defaultdict(WatchIndex)
         """The indexed watches, by the worker that matters to them; None if all do."""
@@ -359,12 +361,17 @@ class PrefixMap:
     def chunks_held(self, request: Request, workers: Mapping[WorkerId, object]) -> HeldChunks:
         """Return what `watch` would return, without watching the request."""
         if len(request.prompts) == 1:
-            found = self.tree.match(request.prompts[0].hashes)
+            held = self._held(request.prompts[0].hashes)
         else:
-            found = _sum([self.tree.match(prompt.hashes) for prompt in request.prompts])
-        if not found:
-            return NOTHING_HELD
-        return self._apply_minimum(request, HeldChunks(found).among(workers))
+            held = HeldChunks(_sum([self.tree.match(prompt.hashes) for prompt in request.prompts]))
+        return self._apply_minimum(request, held.among(workers))
+
+    def _held(self, hashes: bytes) -> HeldChunks:
+        """Return how far workers hold a prompt. The latest answer is kept: a new request is asked for, then watched."""
+        found = self.tree.match(hashes)
+        if found is not self._latest_held.by_worker:
+            self._latest_held = HeldChunks(found)
+        return self._latest_held
 
     def _watch(self, request: Request, worker: WorkerId | None) -> Sequence[MatchWatch]:
         """Return a request's watches, one per prompt, made if there are none for this worker."""
@@ -380,10 +387,9 @@ class PrefixMap:
 
     def _new_watch(self, request: RequestId, hashes: bytes, worker: WorkerId | None) -> MatchWatch:
         """Watch one prompt."""
-        found = self.tree.match(hashes)
+        held = self._held(hashes)
         if worker is not None:
-            found = {worker: found[worker]} if worker in found else {}
-        held = HeldChunks(found)
+            held = HeldChunks({worker: chunks} if (chunks := held.at(worker)) else {})
         watch = MatchWatch(request, hashes, MatchGroup(hashes[: held.most * HASH_BYTES], held))
         self._unindexed[watch] = self._indexes[worker]
         return watch
