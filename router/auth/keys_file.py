@@ -292,7 +292,8 @@ def parse(text: str) -> ClientsFile:
         first = error.errors(include_url=False, include_input=False)[0]
         place = [part for part in first["loc"] if part != "[key]"]
         line = [f"line {yaml_file.line_of(text, place)}"] if place else []
-        raise ConfigError(": ".join([*line, *map(str, place), first["msg"].removeprefix("Value error, ")])) from None
+        said = yaml_file.SHAPES.get(first["type"], first["msg"].removeprefix("Value error, "))
+        raise ConfigError(": ".join([*line, *map(str, place), said])) from None
 
 
 def build_directory(file: ClientsFile) -> ClientDirectory:

@@ -84,6 +84,15 @@ def cluster_lease(where: SecretStr | None) -> SecretStr | None:
     return where if where is not None and where.get_secret_value() == KUBERNETES else cluster_url(where)
 
 
+def bearer_key(key: SecretStr | None) -> SecretStr | None:
+    """Return the key. Raises ValueError unless it can be a bearer token: HTTP clients refuse to send other headers, and
+    print the key when they do.
+    """
+    if key is not None and not re.fullmatch(r"[!-~]+", key.get_secret_value()):
+        raise ValueError("a key must be of visible ASCII characters, without a space or the line end of a file")
+    return key
+
+
 def own_name(url: str, rank: int | None) -> str:
     """Return the id of a worker that has no other."""
     netloc = urlsplit(url).netloc
@@ -96,7 +105,7 @@ class WorkerAddress(BaseModel):
     model_config = FROZEN
 
     url: Annotated[str, AfterValidator(root_url)]
-    api_key: SecretStr | None = None
+    api_key: Annotated[SecretStr | None, AfterValidator(bearer_key)] = None
     """API key sent to this worker instead of `worker_api_key`."""
     rank: NonNegativeInt | None = None
     """Its data-parallel rank, if each rank has a URL of its own."""

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     Field,
     JsonValue,
     NonNegativeFloat,
@@ -29,6 +30,7 @@ from router.config.addresses import (
     FROZEN,
     KUBERNETES,
     WorkerAddress,
+    bearer_key,
     cluster_lease,
     cluster_url,
     distinct,
@@ -120,6 +122,13 @@ def nearest_policy(name: str) -> str | None:
     return f"d2lpm+{word}" if word in ORDERS else f"{word}+dlpm"
 
 
+def count_or_auto(given: object) -> object:
+    """Return the value. Raises ValueError unless it is a number from 1 on or `auto`; a union names types."""
+    if given == "auto" or re.fullmatch("[1-9][0-9]{0,3}", str(given)):
+        return given
+    raise ValueError("Input should be a number from 1 on, or auto")
+
+
 def revealed(value: object) -> object:
     """Return what JSON can express of a setting's value: a secret in the clear, a path as text.
 
@@ -173,7 +182,7 @@ class Settings(PolicyGroups):
     read again when it changes."""
     tls_key: Path | None = None
     """PEM file with the private key of `tls_cert`."""
-    processes: PositiveInt | Literal["auto"] = 1
+    processes: Annotated[PositiveInt | Literal["auto"], BeforeValidator(count_or_auto)] = 1
     """Processes that serve: 1 does everything in one; from 2 on, one schedules and the others are fronts, which accept
     clients and relay answers. auto: one for each core. Each front has an equal part of the limits on connections and
     held bytes."""
@@ -213,7 +222,7 @@ class Settings(PolicyGroups):
     connector: Literal["nixl", "mooncake"] = "nixl"
     """What carries KV caches between the vLLM workers that compute prompts and those that compute answers. In YAML a
     worker's entry can say it, too, and the `bootstrap_port` of one that computes prompts (Mooncake: 8998)."""
-    worker_api_key: Annotated[SecretStr | None, Field(min_length=1)] = None
+    worker_api_key: Annotated[SecretStr | None, Field(min_length=1), AfterValidator(bearer_key)] = None
     """API key sent to workers that have no key of their own. Prefer the environment or the file to a flag."""
     alias: Annotated[tuple[Annotated[str, AfterValidator(alias_pair)], ...], AfterValidator(one_model_each)] = ()
     """Additional name for a model, as NAME=MODEL; repeatable. Workers receive the model's own name."""
@@ -311,7 +320,7 @@ class Settings(PolicyGroups):
     """Sessions that are remembered; those without a call and without room in a KV cache are forgotten first."""
     client_limit: PositiveInt = 1000
     """Idle clients whose full record is kept. For twenty times as many more, only their debt is kept."""
-    admin_key: Annotated[SecretStr | None, Field(min_length=16)] = None
+    admin_key: Annotated[SecretStr | None, Field(min_length=16), AfterValidator(bearer_key)] = None
     """Bearer token of the operator API, 16 characters or more. Without it, the operator API is off."""
     admin_on_public: bool = False
     """Serve the operator API at `port` even if `host` is not a loopback address."""

@@ -289,6 +289,7 @@ def refusal(error: ValidationError, skipped: int = 0) -> str:
     # pydantic calls the characters of a secret "items".
     if first["type"] == "too_short" and first["ctx"]["field_type"] == "Value":
         said = "Value should have at least {min_length} characters, not {actual_length}".format_map(first["ctx"])
+    said = plain_yaml.SHAPES.get(first["type"], said)
     if first["type"] in ("literal_error", "enum"):
         said += did_you_mean(str(first["input"]), re.findall("'([^']*)'", first["ctx"]["expected"]))
     where = [f"entry {part + 1}" if isinstance(part, int) else part for part in first["loc"][skipped:]]

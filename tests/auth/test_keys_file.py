@@ -77,8 +77,9 @@ def test_a_key_may_have_its_own_expiry() -> None:
     ("text", "message"),
     [
         ("clients: [", "line 1"),
-        ("clients: 3", "clients"),
-        ("- a", "dictionary"),
+        ("clients: 3", "clients: Input should be a mapping of names to values"),
+        ("- a", "Input should be a mapping of names to values"),
+        ("clients: {a: {models: llama}}", "clients: a: models: Input should be a list: [A, B]"),
         ("? [a]\n: b", "unhashable"),
         ("client: {}", "unknown key client; did you mean clients?"),
         (f"clients: {{a: {{key: {ALICE}}}, a: {{}}}}", "duplicate name a in line 1"),

@@ -118,6 +118,16 @@ def test_an_id_fits_into_a_header(name: str) -> None:
         WorkerAddress(url="http://a", id=name)
 
 
+@pytest.mark.parametrize("key", ["operator-key-of-a-file\n", "operator key with spaces", "opérator-key-of-a-file"])
+@pytest.mark.parametrize("where", ["worker_api_key", "admin_key", "api_key"])
+def test_a_key_fits_into_a_header(where: str, key: str) -> None:
+    """A key that no HTTP client can send is refused at start, in words that do not repeat it."""
+    given = {"worker": [{"url": "http://a", where: key}]} if where == "api_key" else {where: key}
+    message = refusal(**given)
+    assert "the line end of a file" in message
+    assert key.strip() not in message
+
+
 def test_secrets_do_not_show() -> None:
     """Printed settings, as in a log, contain no key."""
     given = Settings.model_validate(

@@ -128,6 +128,7 @@ def test_an_empty_file_sets_nothing(file: Path) -> None:
         (["--policy", "consistent_hsah+vtc"], "did you mean consistent_hash+vtc?"),
         (["--access-log=maybe"], "--access-log"),
         (["--hash-secret", "short"], "--hash-secret"),
+        (["--processes", "0"], "--processes: Input should be a number from 1 on, or auto"),
     ],
 )
 def test_a_wrong_flag_is_named(flags: list[str], named: str) -> None:
@@ -160,7 +161,8 @@ def test_a_wrong_variable_is_named(variable: str, value: str, named: str) -> Non
         ("dlpm: {quanta: 1}", "router.yaml: unknown key dlpm.quanta; did you mean dlpm.quantum?"),
         ("dlpm: {quantum: x}", "router.yaml: dlpm.quantum: "),
         ("dlpm: 1", "router.yaml: dlpm: "),
-        ("worker: http://a", "router.yaml: worker: "),
+        ("worker: http://a", "router.yaml: worker: Input should be a list: [A, B], or a line for each entry"),
+        ("alias: {a: b}", "router.yaml: alias: Input should be a list: [A, B], or a line for each entry"),
         ("worker: [{url: http://a, key: x}]", "router.yaml: worker: entry 1: unknown key key; did you mean api_key?"),
         ("dlmp: {quantum: 1}", "router.yaml: unknown key dlmp; did you mean dlpm?"),
         ("window: lerned", "router.yaml: window: Input should be 'learned', 'fixed' or 'off'; did you mean learned?"),
