@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,8 @@ from router.auth.keys_file import ClientEntry, LimitsEntry, read_clients
 
 FIELDS: Final = ("weight", "group", "expires")
 LIMITS: Final = ("in_flight", "requests_per_minute", "tokens_per_minute")
+MOST_GRACE: Final = 10 * 365 * 86_400
+"""Seconds for which old keys can stay valid at most. Their end is written as a date, so there must be one."""
 Options = Mapping[str, Any]
 
 
@@ -35,7 +38,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     rotate = _command(commands, "rotate", "give a client a new key, which is printed only this once", _rotate)
     rotate.add_argument("name", metavar="NAME")
     rotate.add_argument(
-        "--grace", type=float, default=0.0, metavar="SECONDS", help="seconds for which old keys stay valid (default: 0)"
+        "--grace",
+        type=_grace,
+        default=0.0,
+        metavar="SECONDS",
+        help="seconds for which old keys stay valid (default: 0)",
     )
 
 
@@ -61,6 +68,13 @@ def _revoke(options: Options) -> int:
 def _rotate(options: Options) -> int:
     print(key_edits.rotate(options["file"], options["name"], options["grace"], time.time()))
     return 0
+
+
+def _grace(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= MOST_GRACE:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 to {MOST_GRACE}")
 
 
 def _list(options: Options) -> int:

@@ -62,6 +62,8 @@ def _serve(settings: Settings) -> int:
         read_secret(settings.cluster_secret_file)
     cluster_tls(settings)  # so that files which cannot be used end the start here
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
+        signal.signal(signal.SIGHUP, _hang_up)
     with (
         suppress(KeyboardInterrupt),
         _listening(settings) as listeners,
@@ -75,6 +77,14 @@ def _serve(settings: Settings) -> int:
         with _announced(settings, listeners, workers) as on_ready:
             return _run(settings, listeners, on_ready)
     return INTERRUPTED
+
+
+def _hang_up(*_: object) -> None:
+    """End as after SIGTERM when the terminal is closed. A shell and the kernel may both say so, and a second SIGTERM
+    would cut calls, so only the first SIGHUP counts.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _run(settings: Settings, listeners: Sequence[socket.socket], on_ready: Callable[[], None]) -> int:

@@ -170,6 +170,17 @@ def test_the_commands(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == f"d2lpm: {path}: not UTF-8\n"
 
 
+@pytest.mark.parametrize("grace", ["-1", "1e300", "nan", "an hour"])
+def test_a_grace_that_has_no_end_in_the_calendar_is_refused(
+    grace: str, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The keys stay as they are, and the line says which numbers are accepted."""
+    before = path.read_text()
+    assert main(["keys", "rotate", "bob", "--grace", grace, "--file", str(path)]) == 2
+    assert "is not a number of seconds from 0 to 315360000" in capsys.readouterr().err
+    assert path.read_text() == before
+
+
 def test_a_mistyped_name_is_answered_with_the_nearest_client(path: Path) -> None:
     """The file stays as it is, for a name that resembles one and for one that does not."""
     with pytest.raises(ConfigError, match=r"there is no client allice; did you mean alice\?$"):

@@ -286,9 +286,9 @@ def test_a_json_log_is_all_that_the_router_writes() -> None:
     assert "secret" not in str(lines)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_router_and_workers(number: signal.Signals, tmp_path: Path) -> None:
-    """SIGINT and SIGTERM give exit code 0 without a traceback, and the emulated workers stop listening."""
+    """SIGINT, SIGTERM and SIGHUP give exit code 0 without a traceback, and the emulated workers stop listening."""
     with serving(tmp_path, "--emulate", "2") as router:
         workers = [worker["url"] for worker in httpx.get(f"{router.url}/workers", timeout=PATIENCE).json()["workers"]]
         router.signal(number)
@@ -301,14 +301,18 @@ def test_a_signal_ends_router_and_workers(number: signal.Signals, tmp_path: Path
             socket.create_connection((urlsplit(worker).hostname, urlsplit(worker).port), timeout=PATIENCE)
 
 
-def test_a_stream_is_finished_before_the_end(tmp_path: Path) -> None:
-    """After Ctrl-C a stream is still completed, also by emulated workers of the same terminal."""
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]], ids=["Ctrl-C", "hang-up"])
+def test_a_stream_is_finished_before_the_end(signals: list[signal.Signals], tmp_path: Path) -> None:
+    """After Ctrl-C, or when its terminal closes, a stream is still completed, also by emulated workers of the same
+    terminal.
+    """
     call = {"model": "emulated", "stream": True, "max_tokens": 99, "messages": [{"role": "user", "content": "Hello"}]}
     with serving(tmp_path, "--emulate", "1") as router:
         with httpx.stream("POST", f"{router.url}/v1/chat/completions", json=call, timeout=PATIENCE) as answer:
             events = answer.iter_lines()
             assert json.loads(next(events).removeprefix("data: "))["model"] == "emulated"
-            router.signal(signal.SIGINT)
+            for number in signals:
+                router.signal(number)
             rest = list(events)
         assert "data: [DONE]" in rest
         assert not any('"error"' in event for event in rest)
