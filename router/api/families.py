@@ -209,11 +209,9 @@ def family_of(path: str) -> Family | None:
     if family is not None or not path.startswith("/v1/"):
         return family
     is_router_path = any(path == name or path.startswith(f"{name}/") for name in ROUTER_PATHS)
-    return (
-        None
-        if is_router_path or path.rstrip("/") in ENGINE_ADMIN_PATHS or not {"..", "."}.isdisjoint(path.split("/"))
-        else OTHER
-    )
+    # A proxy before an engine may shorten these, and so reach a path that is closed here.
+    can_be_shortened = "//" in path or not {"..", "."}.isdisjoint(path.split("/"))
+    return None if is_router_path or can_be_shortened or path.rstrip("/") in ENGINE_ADMIN_PATHS else OTHER
 
 
 def error_shape_of(path: str) -> ErrorShape:

@@ -178,9 +178,20 @@ async def test_a_path_that_no_worker_serves_is_a_404_in_openais_shape() -> None:
         assert await service(router, "user-ann") == (0, 0, 0)
 
 
-@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter/", "/v1/loads", "/v1/./chat", "/x"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter/",
+        "/v1/loads",
+        "/v1//loads",
+        "/v1/x/..//loads",
+        "/v1/./chat",
+        "/x",
+    ],
+)
 async def test_admin_paths_of_engines_are_closed(path: str) -> None:
-    """Adapter and load paths are, and all paths outside /v1."""
+    """Adapter and load paths are, in each spelling that a proxy may shorten, and all paths outside /v1."""
     async with scripted_engine() as engine, running_router(engine.url) as router:
         reader, writer = await asyncio.open_connection(*router.address)
         writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{{}}".encode())

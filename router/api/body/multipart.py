@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from router.errors import BadRequest
+
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 FIELD_LIMIT: Final = 4096
 """Bytes of a field's value at most. Longer values are not names or flags and are ignored."""
 MAX_PARTS: Final = 1000
-"""Parts at most: the limit of Starlette, on which the engines are built."""
+"""Fields at most, and files: the limits of Starlette, on which the engines are built."""
+NAMING_BYTES: Final = 2**17
+"""Bytes at most of all headers that name the parts: reading them takes up to 0.7 µs per byte."""
+UTF_8: Final = (b"utf-8", b"utf8")
 
 
 class Part(NamedTuple):
@@ -38,7 +43,11 @@ def media_type(content_type: str) -> str:
 
 
 def form_fields(body: bytes, content_type: str) -> dict[str, str]:
-    """The short fields without files; of a repeated field the last. Empty if the body is not a valid form."""
+    """The short fields without files; of a repeated field the last. Empty if the body is not a valid form.
+
+    Raises BadRequest for a form in which the router could miss a field: with more parts than engines accept, or in a
+    character set in which its names may look different.
+    """
     return {
         part.name: body[part.start : part.end].decode(errors="replace")
         for part in _parts(body, content_type)
@@ -58,7 +67,10 @@ def replace_field(body: bytes, content_type: str, name: str, value: str) -> byte
 
 
 def _parts(body: bytes, content_type: str) -> Iterator[Part]:
-    boundary = parse_options_header(content_type)[1].get(b"boundary")
+    options = parse_options_header(content_type)[1]
+    if options.get(b"charset", UTF_8[0]).lower() not in UTF_8:
+        raise BadRequest("A form must be UTF-8, without another charset.", code="unsupported_content_type")
+    boundary = options.get(b"boundary")
     if not boundary:
         return
     collector = _PartCollector(body)
@@ -77,7 +89,7 @@ class _PartCollector:
     def __init__(self, body: bytes) -> None:
         self.fields: list[Part] = []
         self._body = body
-        self._count = 0
+        self._fields_seen = self._others_seen = self._naming_bytes = 0
         self._begin()
 
     def callbacks(self) -> "MultipartCallbacks":
@@ -105,16 +117,24 @@ class _PartCollector:
     def _end_header(self) -> None:
         if self._header.lower() == b"content-disposition":
             self._disposition = self._content
+            self._naming_bytes += len(self._content)
+            if self._naming_bytes > NAMING_BYTES:
+                raise BadRequest("The names of the form's fields and files are too long.", code="invalid_value")
         self._header = self._content = b""
 
     def _data(self, _: bytes, start: int, end: int) -> None:
         self._length += end - start  # `start` is no position in the body: for a false boundary `data` is another buffer
 
     def _end(self) -> None:
-        self._count += 1
         options = parse_options_header(self._disposition)[1]
         name = options.get(b"name")
-        if name is None or b"filename" in options or self._count > MAX_PARTS:
+        if name is None or b"filename" in options:
+            self._others_seen += 1
+        else:
+            self._fields_seen += 1
+        if max(self._fields_seen, self._others_seen) > MAX_PARTS:  # the rest is not read: it may be 300,000 parts
+            raise BadRequest(f"A form can have {MAX_PARTS} fields and {MAX_PARTS} files at most.", code="invalid_value")
+        if name is None or b"filename" in options:
             return
         start = self._body.index(b"\r\n\r\n", self._headers_end) + 4
         self.fields.append(Part(name.decode(errors="replace"), start, start + self._length))

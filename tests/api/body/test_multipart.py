@@ -3,6 +3,7 @@
 import pytest
 
 from router.api.body.multipart import form_fields, is_form, replace_field
+from router.errors import BadRequest
 
 TYPE = 'multipart/form-data; boundary="b o"'
 FORM = (
@@ -83,8 +84,39 @@ def test_what_only_looks_like_a_boundary_ends_no_field() -> None:
         )
 
 
-def test_more_parts_than_the_engines_take_are_not_read() -> None:
-    """Engines reject such a form, and the router's work on it is bounded."""
-    kind = "multipart/form-data; boundary=x"
-    many = form(*[NAMED.replace(b"model", b"f%d" % number) for number in range(1200)])
-    assert len(form_fields(many, kind)) == 1000
+def test_a_field_behind_as_many_files_as_engines_take_is_read() -> None:
+    """Engines count fields and files separately, so a thousand files hide no field."""
+    files = [b'content-disposition: form-data; name="f"; filename="a"'] * 1000
+    assert form_fields(form(*files, NAMED), "multipart/form-data; boundary=x") == {"model": "secret"}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'content-disposition: form-data; name="f"',
+        b'content-disposition: form-data; name="f"; filename="a"',
+        b"content-disposition: form-data",
+    ],
+)
+def test_more_parts_than_engines_take_are_refused(head: bytes) -> None:
+    """Such a form is not read to its end, so the work on it is bounded, and a field there cannot be missed."""
+    assert form_fields(form(*[head] * 1000), "multipart/form-data; boundary=x") is not None
+    with pytest.raises(BadRequest, match="1000 fields and 1000 files at most"):
+        form_fields(form(*[head] * 1001, NAMED), "multipart/form-data; boundary=x")
+
+
+def test_long_names_of_parts_are_refused() -> None:
+    """Each name takes time by its length, and forms have many: beyond a sum of lengths the form is refused."""
+    head = b'content-disposition: form-data; name="%b"' % (b";" * 4000)
+    assert form_fields(form(*[head] * 30, NAMED), "multipart/form-data; boundary=x")["model"] == "secret"
+    with pytest.raises(BadRequest, match="too long"):
+        form_fields(form(*[head] * 40, NAMED), "multipart/form-data; boundary=x")
+
+
+@pytest.mark.parametrize("charset", ["utf-7", "UTF-16", "cp037", "latin-1", "none"])
+def test_a_form_in_another_charset_is_refused(charset: str) -> None:
+    """Engines decode names of fields by it: in UTF-7, `+AG0AbwBkAGUAbA-` is `model`."""
+    body = form(b'content-disposition: form-data; name="+AG0AbwBkAGUAbA-"')
+    with pytest.raises(BadRequest, match="must be UTF-8"):
+        form_fields(body, f"multipart/form-data; boundary=x; charset={charset}")
+    assert form_fields(form(NAMED), "multipart/form-data; boundary=x; Charset=UTF-8") == {"model": "secret"}
