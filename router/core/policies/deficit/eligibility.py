@@ -73,6 +73,8 @@ class Activity:
     requests: int
     weight: float
     """The client's weight when it became active."""
+    turns_in_credit: int | None = None
+    """The turns of a client that waits, since it began to; None once it was in debt or cut since."""
 
 
 class ActiveClients:
@@ -83,26 +85,26 @@ class ActiveClients:
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._clients: dict[ClientId, Activity] = {}
+        self.clients: Final[dict[ClientId, Activity]] = {}
         self.weight = 0.0
         """The sum of the active clients' weights; their number if each weighs 1."""
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return len(self.clients)
 
     def __contains__(self, client: ClientId) -> bool:
-        return client in self._clients
+        return client in self.clients
 
     def weight_with(self, request: Request) -> float:
         """Return what the sum of weights would be if this request's client were active."""
-        return self.weight if request.client in self._clients else self.weight + self._weight_of(request)
+        return self.weight if request.client in self.clients else self.weight + self._weight_of(request)
 
     def add_request(self, request: Request) -> None:
         """Count a request that waits or is in flight. The client's weight counts with its first request."""
-        activity = self._clients.get(request.client)
+        activity = self.clients.get(request.client)
         if activity is None:
             weight = self._weight_of(request)
-            self._clients[request.client] = Activity(1, weight)
+            self.clients[request.client] = Activity(1, weight)
             self.weight += weight
         else:
             activity.requests += 1
@@ -112,11 +114,11 @@ class ActiveClients:
 
     def remove_request(self, client: ClientId) -> None:
         """Count a request as ended, withdrawn or moved."""
-        activity = self._clients[client]
+        activity = self.clients[client]
         activity.requests -= 1
         if not activity.requests:
-            del self._clients[client]
-            self.weight = self.weight - activity.weight if self._clients else 0.0  # 0.0 drops the rounding error
+            del self.clients[client]
+            self.weight = self.weight - activity.weight if self.clients else 0.0  # 0.0 drops the rounding error
 
 
 OVERDUE, FRESH_AND_SPARSE, FRESH, SPARSE, ELIGIBLE = range(5)
@@ -239,7 +241,7 @@ class Eligibility:
 
     def add_waiting(self, request: Request, cost: float = 0.0) -> None:
         """Add a waiting request. A new client starts with one quantum, Q^u times its weight; a client that begins to
-        wait keeps at most what a round adds.
+        wait keeps at most what a round adds, and likewise at its second turn if it has been in credit since.
 
         `cost`: the cost of the request's input now, in cost units. If that is more than a head start, the client is not
         fresh.
@@ -273,6 +275,7 @@ class Eligibility:
     def _start_waiting(self, client: ClientId, cost: float) -> None:
         fraction = self._round_fraction(self._active.weight)
         self._deficits.cap(client, fraction)
+        self._active.clients[client].turns_in_credit = 0
         head_start = self._parameters.head_start * self.weight(client)
         if head_start > cost:
             self._head_starts[client] = head_start
@@ -391,8 +394,24 @@ class Eligibility:
         self._dispatches += 1
         self.in_flight[client] = self.in_flight.get(client, 0) + 1
         if client in self._waiting:
+            activity = self._active.clients[client]
+            if activity.turns_in_credit is not None:
+                self._cut_at_second_turn(client, activity)
             self._move_to_back(client)
         self._update_priority_class(client)
+
+    def _cut_at_second_turn(self, client: ClientId, activity: Activity) -> None:
+        """Let a client that waits on after its second turn in credit keep at most what a round adds now.
+
+        A client with one call open begins to wait with each call. One with several may never cease to wait: if it began
+        while few were active, it would keep a whole quantum, and those that came later would wait in debt until that is
+        spent. What refills have added is not cut.
+        """
+        if not activity.turns_in_credit:
+            activity.turns_in_credit = 1
+            return
+        activity.turns_in_credit = None
+        self._deficits.cap(client, self._round_fraction(self._active.weight))
 
     def request_ended(self, request: Request) -> None:
         """Count a request as no longer in flight."""
@@ -557,6 +576,7 @@ class Eligibility:
 
     def _schedule_refill(self, client: ClientId) -> None:
         """Note when a waiting client that is not eligible will be."""
+        self._active.clients[client].turns_in_credit = None
         self._refill_schedule.schedule(client, self._waiting, most=2 * len(self._waiting) + 16)
 
     def _update_eligibility(self, client: ClientId) -> None:

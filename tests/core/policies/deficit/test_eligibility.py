@@ -45,6 +45,8 @@ class EligibilityMachine(RuleBasedStateMachine):
         """The weights of active clients when each became active."""
         self.head_start: dict[ClientId, float] = {}
         """What is left of the head starts of waiting clients."""
+        self.turns_in_credit: dict[ClientId, int] = {}
+        """Turns of waiting clients that were neither in debt nor cut since they began to wait."""
         self.waiting: list[Request] = []
         self.in_flight: list[Request] = []
         self.requests = 0
@@ -83,11 +85,23 @@ class EligibilityMachine(RuleBasedStateMachine):
         self.waiting.append(request)
         part = self.part()
         if begins:
-            if self.deficit[client] <= weight * RULE.quantum:
-                self.deficit[client] = min(self.deficit[client], part * weight * RULE.quantum)
+            self.cut(client, part)
+            self.turns_in_credit[client] = 0
             self.head_start[client] = weight * HEAD_START if cost < weight * HEAD_START else 0
         self.eligibility.add_waiting(request, cost)
         self.reported.setdefault(client, self.eligibility.priority_class(client))
+        self.drop_debtors()
+
+    def cut(self, client: ClientId, part: float) -> None:
+        """Leave a client at most what a round adds, unless an operator granted it more than a quantum."""
+        quantum = self.weight[client] * RULE.quantum
+        if self.deficit[client] <= quantum:
+            self.deficit[client] = min(self.deficit[client], part * quantum)
+
+    def drop_debtors(self) -> None:
+        """What a client in debt will have is what refills add, and that is not cut."""
+        for client in [each for each in self.turns_in_credit if self.deficit[each] <= 0]:
+            del self.turns_in_credit[client]
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), dispatched=st.booleans())
@@ -98,11 +112,16 @@ class EligibilityMachine(RuleBasedStateMachine):
         if not any(other.client == request.client for other in self.waiting):
             del self.reported[request.client]
             del self.head_start[request.client]
+            self.turns_in_credit.pop(request.client, None)
         self.part()
         if dispatched:
             self.counted.setdefault(request.client, int(request.weight))
             self.in_flight.append(request)
-            self.part()
+            part = self.part()
+            if (turns := self.turns_in_credit.pop(request.client, None)) == 0:
+                self.turns_in_credit[request.client] = 1
+            elif turns:
+                self.cut(request.client, part)
             self.eligibility.request_dispatched(request)
 
     @precondition(lambda self: self.in_flight)
@@ -129,6 +148,7 @@ class EligibilityMachine(RuleBasedStateMachine):
             self.deficit[client] -= cost
         if self.head_start.get(client, 0) > 0:
             self.head_start[client] -= cost
+        self.drop_debtors()
 
     @rule(models=st.none() | st.sets(st.sampled_from(MODELS), min_size=1))
     def refill(self, models: set[str] | None) -> None:
@@ -200,6 +220,52 @@ def test_a_client_is_overdue_after_one_dispatch_per_active_client() -> None:
     assert eligibility.priority_class(ClientId("bob")) is None
     eligibility.request_dispatched(request("ada", 1))
     assert eligibility.priority_class(ClientId("ada")) is None
+
+
+def take_turn(eligibility: Eligibility, request: Request, cost: float) -> None:
+    """Dispatch a waiting request whose client is eligible, and charge it."""
+    assert eligibility.priority_class(request.client) is not None
+    eligibility.remove_waiting(request)
+    eligibility.request_dispatched(request)
+    eligibility.charge(request.client, cost)
+
+
+def test_nobody_waits_until_one_that_came_early_has_spent_a_quantum() -> None:
+    """Ada waits alone, and so with a whole quantum of ten turns. Nine others come, with little more than a turn each.
+    After two turns each all wait for the next refill, and Ada, too.
+    """
+    eligibility = Eligibility(lambda _: None, DeficitParameters(10.0, round_seconds=1.0), lambda: 10.0, Shares())
+    clients = ["ada", *[f"other {number}" for number in range(9)]]
+    waiting = {client: [request(client, number) for number in range(20)] for client in clients}
+    for requests in waiting.values():
+        for each in requests:
+            eligibility.add_waiting(each)
+    assert eligibility.deficit(ClientId("ada")) == 10
+    turns = dict.fromkeys(clients, 0)
+    while eligibility.any_eligible():
+        for client in clients:
+            if eligibility.priority_class(ClientId(client)) is not None:
+                take_turn(eligibility, waiting[client].pop(), 1)
+                turns[client] += 1
+    assert max(turns.values()) == 2
+
+
+def test_what_a_refill_adds_is_not_cut() -> None:
+    """Ada waits in debt and is refilled while few are active. When many are, she keeps that for all her turns: those
+    that waited with her were given as much.
+    """
+    eligibility = Eligibility(lambda _: None, DeficitParameters(10.0, round_seconds=1.0), lambda: 10.0, Shares())
+    ada = [request("ada", number) for number in range(3)]
+    for waiting in ada:
+        eligibility.add_waiting(waiting)
+    eligibility.charge(ClientId("ada"), 12)
+    assert eligibility.refill() == [ClientId("ada")]
+    assert eligibility.deficit(ClientId("ada")) == 8
+    for number in range(9):
+        eligibility.add_waiting(request(f"other {number}", 0))
+    for waiting in ada[:2]:
+        take_turn(eligibility, waiting, 1)
+    assert eligibility.deficit(ClientId("ada")) == 6
 
 
 @given(st.floats(0.01, 1e6), st.floats(0.1, 1e4))
