@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, RedirectResponse
@@ -18,6 +19,7 @@ from router.control.page.routes import Page
 from router.control.replicas import ClusterOperations, cluster_routes
 from router.core.model.request import WorkerId
 from router.errors import (
+    BadRequest,
     InvalidKey,
     MethodNotAllowed,
     NoWorker,
@@ -101,6 +103,12 @@ def _answer_errors(app: FastAPI) -> None:
         if error.status_code == MethodNotAllowed.status:
             return _error(MethodNotAllowed(request.method, (error.headers or {}).get("Allow", "GET")))
         return _error(UnknownPath(request.url.path))
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong_parameter(request: Request, error: RequestValidationError) -> Response:  # noqa: ARG001
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return _error(BadRequest(f"`{name}`: {first['msg']}.", param=name, code="invalid_value"))
 
     @app.exception_handler(RouterError)
     async def router_error(request: Request, error: RouterError) -> Response:  # noqa: ARG001 - FastAPI's signature

@@ -13,7 +13,7 @@ from starlette.types import Scope
 from router.control.page.feed import READER_LIMIT, PageFeed
 from router.control.page.frame import search
 from router.core.model.request import ClientId
-from router.errors import CapacityError, Unauthorized
+from router.errors import BadRequest, CapacityError, Unauthorized
 from router.telemetry.history import FairnessHistory, FairnessSample
 from router.telemetry.report import ClientReport
 
@@ -73,8 +73,10 @@ def _data(page: Page) -> APIRouter:
     refused: dict[int | str, dict[str, Any]] = {
         Unauthorized.status: {"description": "The operator's key is missing or wrong."}
     }
+    wrong: dict[int | str, dict[str, Any]] = {BadRequest.status: {"description": "The query has an invalid value."}}
     streamed: dict[int | str, dict[str, Any]] = {
         **refused,
+        **wrong,
         200: {"description": "A stream of frames.", "content": {EVENT_STREAM: {}}},
         CapacityError.status: {"description": f"The page has {READER_LIMIT} readers already."},
     }
@@ -96,7 +98,7 @@ def _data(page: Page) -> APIRouter:
         """Shares, queues, gaps with their bounds and hit rates, sampled over the last hour, oldest first."""
         return page.history.samples
 
-    @routes.get("/ui/clients", dependencies=checked, responses=refused)
+    @routes.get("/ui/clients", dependencies=checked, responses={**refused, **wrong})
     async def clients(
         search_text: Annotated[str, Query(alias="search", max_length=256, description="Part of a name.")] = "",
     ) -> dict[ClientId, ClientReport]:

@@ -57,6 +57,18 @@ async def test_a_frame_shows_what_fairness_and_explain_report() -> None:
         assert await router.get_json("/ui/clients?search=bob") == {}
 
 
+@pytest.mark.parametrize(
+    ("query", "param"), [("events?updates=x", "updates"), (f"clients?search={'x' * 257}", "search")]
+)
+async def test_a_wrong_query_is_answered_as_other_errors_are(query: str, param: str) -> None:
+    """The status is 400, and the error object names the parameter."""
+    async with running_router(NOBODY) as router, router.http.get(f"/ui/{query}") as response:
+        error = (await response.json())["error"]
+    assert response.status == 400
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, "invalid_value")
+    assert error["message"].startswith(f"`{param}`: ")
+
+
 async def test_a_stream_brings_frames_until_its_reader_leaves() -> None:
     """Several frames come on one connection, and the feed rests once it is closed."""
     async with running_router(NOBODY) as router:
