@@ -85,11 +85,11 @@ def cluster_lease(where: SecretStr | None) -> SecretStr | None:
 
 
 def bearer_key(key: SecretStr | None) -> SecretStr | None:
-    """Return the key. Raises ValueError unless it can be a bearer token: HTTP clients refuse to send other headers, and
-    print the key when they do.
+    """Return the key. Raises ValueError unless it can stand in a header: HTTP clients refuse to send others, and print
+    the key when they do. Words with spaces between them are sent by all.
     """
-    if key is not None and not re.fullmatch(r"[!-~]+", key.get_secret_value()):
-        raise ValueError("a key must be of visible ASCII characters, without a space or the line end of a file")
+    if key is not None and not re.fullmatch(r"[!-~](?:[ -~]*[!-~])?", key.get_secret_value()):
+        raise ValueError("a key must be of ASCII characters, without the line end of a file or spaces around it")
     return key
 
 
