@@ -29,10 +29,8 @@ FEW_CHANGES: Final = 16
 
 
 class RequestRank(NamedTuple):
-    """The sort key of a request: its client's last turn, where that counts, then longer match, then earlier arrival."""
+    """The sort key of a request among its client's: longer match first, then earlier arrival."""
 
-    turn: int
-    """0 in classes where clients do not take turns."""
     unmatched: int
     arrival: int
     push: int
@@ -40,11 +38,16 @@ class RequestRank(NamedTuple):
     entry: "WaitingEntry"
 
 
+ClientRank = tuple[int, RequestRank]
+"""The sort key of a client in a priority class: its last turn, 0 where clients do not take turns, and the rank of its
+first request."""
+
+
 class Leader(NamedTuple):
     """A client's first request."""
 
     order: tuple[int, int, int, int]
-    """The client's priority class, and the rank without what is unique in one queue only."""
+    """The client's priority class and rank, without what is unique in one queue only."""
     entry: "WaitingEntry"
 
 
@@ -82,9 +85,9 @@ class ClientQueue:
         self._first = 0
         self.ranks: list[RequestRank] = []
         """A heap of ranks. Some are stale."""
-        self.offered: list[RequestRank | None] = [None] * PRIORITY_CLASSES
-        """By priority class, the rank by which the queue finds this client: that of its first request, or an earlier
-        one; None if the client is not in this heap."""
+        self.offered: list[ClientRank | None] = [None] * PRIORITY_CLASSES
+        """By priority class, the rank by which the queue finds this client, or an earlier one; None if the client is
+        not in this heap."""
         self.sidelined: set[int] | None = None
         """The priority classes in whose heaps the client is missing because it had another one at the head."""
 
@@ -117,10 +120,13 @@ class ClientQueue:
             heapify(self.ranks)
         heappush(self.ranks, rank)
 
-    def clean(self) -> None:
-        """Remove stale ranks from the head of the heap."""
-        while self.ranks and self.ranks[0].entry.rank is not self.ranks[0]:
-            heappop(self.ranks)
+    @property
+    def first(self) -> RequestRank:
+        """The rank of its first request; all are ranked."""
+        ranks = self.ranks
+        while (first := ranks[0]).entry.rank is not first:  # it is stale
+            heappop(ranks)
+        return first
 
 
 class PriorityChanges:
@@ -219,7 +225,7 @@ class LongestMatchQueue:
         self._unmatched: dict[RequestId, WaitingEntry] = {}
         """Requests that were not compared yet. A request that waits alone is served without a match."""
         self._client_queues: dict[ClientId, ClientQueue] = {}
-        self._firsts: tuple[list[RequestRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
+        self._firsts: tuple[list[ClientRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
         self._sidelined = SidelinedClients() if sidelined is None else sidelined
         self._leaders: list[Leader] = []
         """What was found when `leaders` were last sought."""
@@ -306,7 +312,8 @@ class LongestMatchQueue:
         assert client_queue.sidelined is not None
         client_queue.sidelined.remove(priority_class)
         if client_queue.ranks:
-            self._offer(self._in_turn(client_queue.ranks[0], priority_class), priority_class)
+            rank = client_queue.ranks[0]
+            self._offer(client_queue, (self._turn_of(rank, priority_class), rank), priority_class)
 
     def longest(self, fits: Fits) -> Turn | None:
         """Return the request of this queue that goes next, of those that fit; None if none may go."""
@@ -356,17 +363,18 @@ class LongestMatchQueue:
     def _find_leaders(self, count: int) -> list[Leader]:
         """Find the first `count` leaders. Each is taken off its heap until the others are found."""
         leaders: list[Leader] = []
-        taken: list[tuple[int, RequestRank]] = []
+        taken: list[tuple[int, ClientRank]] = []
         for priority_class, firsts in enumerate(self._firsts):
-            while len(leaders) < count and (rank := self._first_rank(priority_class)) is not None:
-                leaders.append(Leader((priority_class, rank.turn, rank.unmatched, rank.arrival), rank.entry))
+            while len(leaders) < count and (first := self._first_client(priority_class)) is not None:
+                turn, rank = first
+                leaders.append(Leader((priority_class, turn, rank.unmatched, rank.arrival), rank.entry))
                 if len(leaders) < count:
                     heappop(firsts)
                     rank.entry.client_queue.offered[priority_class] = None
-                    taken.append((priority_class, rank))
-        for priority_class, rank in taken:
-            rank.entry.client_queue.offered[priority_class] = rank
-            heappush(self._firsts[priority_class], rank)
+                    taken.append((priority_class, first))
+        for priority_class, first in taken:
+            first[1].entry.client_queue.offered[priority_class] = first
+            heappush(self._firsts[priority_class], first)
         return leaders
 
     def _compare_new(self) -> None:
@@ -376,30 +384,32 @@ class LongestMatchQueue:
                 self._rank(entry, -self._watch(entry.request))
             self._unmatched.clear()
 
-    def _first_rank(self, priority_class: int) -> RequestRank | None:
+    def _first_client(self, priority_class: int) -> ClientRank | None:
         """The rank at the head of the heap of this priority class, after what is wrong there is corrected; None if it
         is empty.
         """
         firsts = self._firsts[priority_class]
         while firsts:
-            rank = firsts[0]
-            client_queue = rank.entry.client_queue
-            if client_queue.offered[priority_class] is not rank:
+            offered = firsts[0]
+            known_turn, known = offered
+            client_queue = known.entry.client_queue
+            if client_queue.offered[priority_class] is not offered:
                 heappop(firsts)
                 continue
-            client_queue.clean()
-            if (head := self._in_turn(client_queue.ranks[0], priority_class)) != rank:
-                client_queue.offered[priority_class] = head
-                heapreplace(firsts, head)
+            rank = client_queue.first
+            if (turn := self._turn_of(rank, priority_class)) != known_turn or rank is not known:
+                corrected = client_queue.offered[priority_class] = turn, rank
+                heapreplace(firsts, corrected)
             elif self._priority_class(client_queue.client) != priority_class:
                 self._sideline(priority_class)
             else:
-                return rank
+                return offered
         return None
 
     def _sideline(self, priority_class: int) -> None:
         """Remove the client at the head of the heap of this priority class, because it has another one."""
-        client_queue = heappop(self._firsts[priority_class]).entry.client_queue
+        _, rank = heappop(self._firsts[priority_class])
+        client_queue = rank.entry.client_queue
         client_queue.offered[priority_class] = None
         if client_queue.sidelined is None:
             client_queue.sidelined = set()
@@ -423,31 +433,30 @@ class LongestMatchQueue:
     def _rank(self, entry: WaitingEntry, unmatched: int) -> None:
         """Set the rank of a request among its client's requests."""
         self.changes += 1
-        rank = entry.rank = RequestRank(0, unmatched, entry.arrival, entry.push, entry)
+        rank = entry.rank = RequestRank(unmatched, entry.arrival, entry.push, entry)
         client_queue = entry.client_queue
         client_queue.rank(rank)
         if client_queue.ranks[0] is rank:
             sidelined = client_queue.sidelined or ()
             for priority_class, offered in enumerate(client_queue.offered):
                 if priority_class not in sidelined:
-                    placed = self._in_turn(rank, priority_class)
+                    placed = self._turn_of(rank, priority_class), rank
                     if offered is None or placed < offered:
-                        self._offer(placed, priority_class)
+                        self._offer(client_queue, placed, priority_class)
 
-    def _in_turn(self, rank: RequestRank, priority_class: int) -> RequestRank:
-        """The rank of a request within a priority class.
+    def _turn_of(self, rank: RequestRank, priority_class: int) -> int:
+        """When a client has its turn with a request; 0 in a priority class in which clients do not take turns.
 
-        Where clients take turns, a request that loses some of its prefix here, which its negative match shows, comes
-        after all that lose none.
+        Where they do, a request that loses some of its prefix here, which its negative match shows, comes after all
+        that lose none.
         """
         if self._turn is None or priority_class not in ROUND_ROBIN_CLASSES:
-            return rank
-        turn = NO_TURN if rank.unmatched > 0 else self._turn(rank.entry.request, rank.unmatched)
-        return RequestRank(turn, *rank[1:])
+            return 0
+        return NO_TURN if rank.unmatched > 0 else self._turn(rank.entry.request, rank.unmatched)
 
-    def _offer(self, rank: RequestRank, priority_class: int) -> None:
-        """Make this rank the one by which the client is found."""
-        rank.entry.client_queue.offered[priority_class] = rank
+    def _offer(self, client_queue: ClientQueue, rank: ClientRank, priority_class: int) -> None:
+        """Make this rank the one by which a client is found."""
+        client_queue.offered[priority_class] = rank
         firsts = self._firsts[priority_class]
         heappush(firsts, rank)
         if len(firsts) > 2 * len(self._client_queues) + 16:
