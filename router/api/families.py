@@ -14,7 +14,7 @@ from router.api.answer.stream_reader import Answer, EngineError, StreamReader, r
 from router.api.body.call import COMPLETIONS, Call, Head
 from router.api.body.error_bodies import ErrorShape
 from router.api.body.json_object import load, put_members
-from router.api.body.multipart import is_form, media_type
+from router.api.body.multipart import is_form, media_type, put_field
 from router.api.endpoints import embeddings, invocations, messages, responses, scoring, tokenizing
 from router.api.endpoints.chat import PATH as CHAT
 from router.api.endpoints.chat import parse_chat
@@ -129,11 +129,13 @@ def without_azure(path: str) -> tuple[str, str | None]:
     return (path.removeprefix("/openai") if path.startswith(_AZURE_VERSION_1) else path), None
 
 
-def with_deployment(body: bytes, deployment: str) -> bytes:
-    """Set the model of a JSON object to the deployment of its path; any other body is unchanged.
+def with_deployment(body: bytes, content_type: str, deployment: str) -> bytes:
+    """Set the model of a JSON object or a form to the deployment of its path; any other body is unchanged.
 
     A body that names another model would be for a model that the path does not name: the path counts, as at Azure.
     """
+    if is_form(content_type):
+        return put_field(body, content_type, "model", deployment)
     fields = load(body)
     return body if fields is None else put_members(body, {"model": orjson.dumps(deployment)}, fields)
 

@@ -114,7 +114,7 @@ class BodyParser:
         if self._isolation is not None:
             body = self._salted(self._isolation, body, sender)
         if deployment is not None:
-            body = with_deployment(body, deployment)
+            body = with_deployment(body, head.content_type, deployment)
         call = family.parse(head, body, self._hasher, ids=self._ids)
         call.check_names()
         if (model := self._connections.aliases.get(call.model)) is None:

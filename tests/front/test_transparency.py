@@ -1,12 +1,15 @@
 """What clients of an engine rely on beside the body: headers, other names of paths, redirects and CORS."""
 
+import asyncio
 import json
 from itertools import product
 from typing import Any
 
+import aiohttp
 import pytest
 from yarl import URL
 
+from router.api.body.multipart import form_fields
 from tests.support.running import chat, running_router
 from tests.support.scripted_engine import DONE, chunk, event, scripted_engine, usage
 from tests.support.served import service
@@ -99,6 +102,27 @@ async def test_azures_path_names_the_model_and_its_header_the_client(body: dict[
             await (await engine.call()).answer()
             assert (await post.response()).headers["x-d2lpm-client"] == azure
         assert (await service(router, azure))[2] == 2
+
+
+@pytest.mark.parametrize("fields", [{}, {"model": "nobody"}], ids=["no model", "another"])
+async def test_azures_path_names_the_model_of_a_form(fields: dict[str, str]) -> None:
+    """The engine gets the form with the model of the path; the model of the form does not count."""
+    form = aiohttp.FormData(fields)
+    form.add_field("file", b"RIFF", filename="a.wav")
+    async with (
+        scripted_engine("m") as other,
+        scripted_engine("whisper") as engine,
+        running_router(other.url, engine.url) as router,
+    ):
+        path = "/openai/deployments/whisper/audio/transcriptions"
+        request = asyncio.ensure_future(router.http.post(path, data=form))
+        call = await engine.call()
+        assert call.path == "/v1/audio/transcriptions"
+        assert form_fields(call.body, call.headers["content-type"]) == {"model": "whisper"}
+        assert b"RIFF" in call.body
+        await call.respond(200, b'{"text":"hello"}')
+        async with await request as response:
+            assert response.status == 200
 
 
 @pytest.mark.parametrize("name", ["nobody", "m/../x", "%2e%2e"])

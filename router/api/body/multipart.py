@@ -66,6 +66,18 @@ def replace_field(body: bytes, content_type: str, name: str, value: str) -> byte
     return b"".join([*pieces, body[at:]])
 
 
+def put_field(body: bytes, content_type: str, name: str, value: str) -> bytes:
+    """Replace the value of every field with this name, or insert such a field if there is none."""
+    if name in {part.name for part in _parts(body, content_type)}:
+        return replace_field(body, content_type, name, value)
+    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+    first = body.lstrip(b"\r\n")  # as parsers skip line ends before the first boundary
+    if not boundary or not first.startswith(b"--" + boundary):
+        return body
+    head = b'--%b\r\ncontent-disposition: form-data; name="%b"\r\n\r\n' % (boundary, name.encode())
+    return b"".join((head, value.encode(), b"\r\n", first))
+
+
 def _parts(body: bytes, content_type: str) -> Iterator[Part]:
     options = parse_options_header(content_type)[1]
     if options.get(b"charset", UTF_8[0]).lower() not in UTF_8:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.api.body.multipart import form_fields, is_form, replace_field
+from router.api.body.multipart import form_fields, is_form, put_field, replace_field
 from router.errors import BadRequest
 
 TYPE = 'multipart/form-data; boundary="b o"'
@@ -32,6 +32,17 @@ def test_a_field_is_replaced_wherever_it_is() -> None:
     form = field % b"a" + field.replace(b"model", b"user") % b"a" + field % b"" + b"--x--\r\n"
     replaced = field % b"new" + field.replace(b"model", b"user") % b"a" + field % b"new" + b"--x--\r\n"
     assert replace_field(form, "multipart/form-data; boundary=x", "model", "new") == replaced
+
+
+def test_a_field_that_is_missing_is_inserted() -> None:
+    """All other fields and files stay, and a form that is none stays as it is."""
+    kind = "multipart/form-data; boundary=x"
+    parts = form(NAMED.replace(b"model", b"user"), NAMED.replace(b"model", b"file") + b'; filename="a"')
+    for body in (parts, b"\r\n" + parts):
+        put = put_field(body, kind, "model", "m")
+        assert form_fields(put, kind) == {"model": "m", "user": "secret"}
+        assert put.endswith(parts)
+    assert put_field(parts, "multipart/form-data; boundary=y", "model", "m") == parts
 
 
 def test_an_invalid_form_has_no_fields() -> None:
