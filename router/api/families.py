@@ -212,7 +212,7 @@ def family_of(path: str) -> Family | None:
         return family
     is_router_path = any(path == name or path.startswith(f"{name}/") for name in ROUTER_PATHS)
     # A proxy before an engine may shorten these, and so reach a path that is closed here.
-    can_be_shortened = "//" in path or not {"..", "."}.isdisjoint(path.split("/"))
+    can_be_shortened = "//" in path.rstrip("/") or not {"..", "."}.isdisjoint(path.split("/"))
     return None if is_router_path or can_be_shortened or path.rstrip("/") in ENGINE_ADMIN_PATHS else OTHER
 
 
