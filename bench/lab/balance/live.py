@@ -93,6 +93,8 @@ class Row(NamedTuple):
     """How late calls were sent, in seconds by the engine's clock (p99)."""
     lost: float
     """Share of the time in which the engine made no step."""
+    virtual_runs: Sequence[Seen] = ()
+    """The run with each of `LATENCIES`: how much they differ is chance."""
 
 
 class Run(NamedTuple):
@@ -196,7 +198,7 @@ def compare(policy: str, given: Run) -> Row:
     """Run a policy live and in virtual time. Raises DemoError or LoadError if it cannot be run live."""
     live = _live(policy, given)
     runs = [_virtual(policy, given, latency) for latency in LATENCIES]
-    return Row(policy, live.seen, Seen(*map(fmean, zip(*runs, strict=True))), live.late, live.lost)
+    return Row(policy, live.seen, Seen(*map(fmean, zip(*runs, strict=True))), live.late, live.lost, runs)
 
 
 def _virtual(policy: str, given: Run, latency: float) -> Seen:
@@ -318,4 +320,5 @@ def _cells(row: Row, reference: Row | None) -> Sequence[str]:
 
 
 def _fields(row: Row) -> Mapping[str, object]:
-    return {**row._asdict(), "live": row.live._asdict(), "virtual": row.virtual._asdict()}
+    runs = [seen._asdict() for seen in row.virtual_runs]
+    return {**row._asdict(), "live": row.live._asdict(), "virtual": row.virtual._asdict(), "virtual_runs": runs}

@@ -78,3 +78,4 @@ def test_a_short_run_has_figures_of_both_times() -> None:
         assert min(seen.live.output, seen.virtual.output) > 0
         assert seen.live.imbalance > 0
         assert 0 < seen.live.idle < 1
+        assert min(seen.virtual_runs).imbalance <= seen.virtual.imbalance <= max(seen.virtual_runs).imbalance
