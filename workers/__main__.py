@@ -18,7 +18,11 @@ from workers.settings import parse_settings
 
 def main() -> None:
     settings = parse_settings(sys.argv[1:])
-    server = WorkerServer(settings)
+    try:
+        server = WorkerServer(settings)
+    except OSError as error:
+        print(f"workers: cannot listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.stop)
     if settings.exit_with_parent:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from types import UnionType
@@ -137,11 +138,12 @@ class WorkerSettings:
 
 def _numbers(name: str, text: str, count: int) -> list[float]:
     """Read numbers separated by commas. Raises ValueError unless there are `count`, none of them negative."""
-    numbers = [float(part) for part in text.split(",")]
-    if len(numbers) != count or not all(0 <= number < float("inf") for number in numbers):
-        words = {2: "two", 3: "three"}
-        raise ValueError(f"{name} must be {words[count]} numbers, none of them negative")
-    return numbers
+    words = {2: "two", 3: "three"}
+    with suppress(ValueError):
+        numbers = [float(part) for part in text.split(",")]
+        if len(numbers) == count and all(0 <= number < float("inf") for number in numbers):
+            return numbers
+    raise ValueError(f"{name} must be {words[count]} numbers, none of them negative")
 
 
 def parse_settings(arguments: Sequence[str]) -> WorkerSettings:
@@ -199,6 +201,8 @@ def _check(settings: WorkerSettings) -> None:
         raise ValueError(f"unknown hardware {settings.hardware!r}{meant} (known: {', '.join(HARDWARE)})")
     if settings.speed < 0 or settings.max_model_len < 2:
         raise ValueError("speed must not be negative and max_model_len must be at least 2")
+    if not 0 <= settings.port <= 65535:
+        raise ValueError("port must be from 0 to 65535")
     if settings.step_times is not None and settings.rank_steps is not None:
         raise ValueError("step_times and rank_steps exclude each other")
     if settings.ranks < 1:

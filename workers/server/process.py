@@ -13,14 +13,16 @@ class WorkerServer:
     """Serves once `run` is awaited; earlier connections wait in the socket's backlog."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        """Listen at once. Raises OSError if an address is taken."""
+        """Listen at once. Raises OSError if an address is taken, or is none of this machine."""
         ports = [settings.port, settings.side_port] if settings.disaggregated else [settings.port]
-        self._listeners = [socket.create_server((settings.host, port), backlog=2048) for port in ports]
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        self._listeners = [socket.create_server((settings.host, port), family=family, backlog=2048) for port in ports]
         side_port = self._listeners[1].getsockname()[1] if settings.disaggregated else None
         self._app = WorkerApp(settings, side_port)
         self._server = uvicorn.Server(_config(self._app))
         self._app.die = self.die
         host, port = self._listeners[0].getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
         self.url = f"http://{host}:{port}"
         self.side_url = None if side_port is None else f"http://{host}:{side_port}"
         """Where other engines reach this one."""

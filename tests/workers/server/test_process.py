@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -84,11 +85,35 @@ def test_every_setting_is_a_flag() -> None:
     )
 
 
+def test_it_listens_at_an_address_of_ipv6() -> None:
+    """The host in its URL stands in brackets."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with worker("--dialect", "sglang", "--model", "tiny", "--host", "::1") as process:
+        url = ready_url(process)
+        assert url.startswith("http://[::1]:")
+        with urllib.request.urlopen(f"{url}/ready", timeout=PATIENCE) as response:
+            assert response.status == 200
+
+
+def test_an_address_in_use_is_one_line() -> None:
+    """The line names the address; the exit status is that of a wrong command line."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with worker("--port", str(port)) as process:
+            out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith(f"workers: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert len(err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     "line",
     [
         *("--hardware abacus", "--dialect trt", "--order lpm", "--speed -1", "--max-model-len 1", "--kv-tokens 10"),
-        *("--x 1", "--step-times 1,2", "--step-times 1,-2,3", "--step-times 1,2,x"),
+        *("--x 1", "--port 65536", "--step-times 1,2", "--step-times 1,-2,3", "--step-times 1,2,x"),
     ],
 )
 def test_mistakes_end_with_status_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
