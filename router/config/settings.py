@@ -46,6 +46,7 @@ from router.runtime.nearest import nearest
 
 ORIGIN: Final = r"^(\*|https?://[^\s/*]+)$"
 SESSION_LABEL: Final = r"^(body\.prompt_cache_key|body\.metadata\.user_id|[a-z0-9_-]{1,64})$"
+HEADER_NAME: Final = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 LEASE_NAME: Final = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
 OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 """Host names by which a machine addresses itself."""
@@ -122,11 +123,15 @@ def nearest_policy(name: str) -> str | None:
     return f"d2lpm+{word}" if word in ORDERS else f"{word}+dlpm"
 
 
-def count_or_auto(given: object) -> object:
-    """Return the value. Raises ValueError unless it is a number from 1 on or `auto`; a union names types."""
-    if given == "auto" or re.fullmatch("[1-9][0-9]{0,3}", str(given)):
-        return given
-    raise ValueError("Input should be a number from 1 on, or auto")
+def number_or(*words: str) -> BeforeValidator:
+    """Return a validator that refuses all but these words and numbers from 1 on: the error of a union names types."""
+
+    def check(given: object) -> object:
+        if given in words or re.fullmatch("[1-9][0-9]{0,3}", str(given)):
+            return given
+        raise ValueError(f"Input should be {', '.join(words)} or a number from 1 on")
+
+    return BeforeValidator(check)
 
 
 def revealed(value: object) -> object:
@@ -182,7 +187,7 @@ class Settings(PolicyGroups):
     read again when it changes."""
     tls_key: Path | None = None
     """PEM file with the private key of `tls_cert`."""
-    processes: Annotated[PositiveInt | Literal["auto"], BeforeValidator(count_or_auto)] = 1
+    processes: Annotated[PositiveInt | Literal["auto"], number_or("auto")] = 1
     """Processes that serve: 1 does everything in one; from 2 on, one schedules and the others are fronts, which accept
     clients and relay answers. auto: one for each core. Each front has an equal part of the limits on connections and
     held bytes."""
@@ -239,7 +244,7 @@ class Settings(PolicyGroups):
     workers_file: Path | None = None
     """YAML file with a list of workers, in the form of `worker`. It is read again when it changes: a worker that is
     gone is drained, and a file with a mistake changes nothing."""
-    ranks: Literal["auto", "off"] | PositiveInt = "auto"
+    ranks: Annotated[Literal["auto", "off"] | PositiveInt, number_or("auto", "off")] = "auto"
     """Data-parallel ranks behind each URL, each of which is a worker. auto: as the engine reports. off: a URL is one
     worker, and its engine chooses the rank."""
     barrier: Literal["auto", "off"] = "auto"
@@ -326,7 +331,7 @@ class Settings(PolicyGroups):
     """Serve the operator API at `port` even if `host` is not a loopback address."""
     identity: Annotated[tuple[IdentitySource, ...], Field(min_length=1)] = DEFAULT_ORDER
     """Sources of a client's name, in order of precedence; repeatable."""
-    trusted_header: tuple[str, ...] = ()
+    trusted_header: tuple[Annotated[str, Field(pattern=HEADER_NAME)], ...] = ()
     """Header that names the client, set by a proxy in front; repeatable."""
     trusted_proxy: tuple[Annotated[str, AfterValidator(network)], ...] = LOOPBACK
     """Address, or network such as 10.0.0.0/8, from which `trusted_header` is accepted; repeatable."""

@@ -197,6 +197,9 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Setting
     config = given.get(("config",))
     if config is not None:
         given = _from_file(str(config.value)) | given
+    for entry in given.values():
+        if entry.value == "":  # would be all addresses of this machine as a host, and this folder as a path
+            raise ConfigError(f"{entry.spelling}: it has no value; leave it out for the default")
     try:
         return Settings.model_validate(_nested(given))
     except ValidationError as error:

@@ -128,7 +128,12 @@ def test_an_empty_file_sets_nothing(file: Path) -> None:
         (["--policy", "consistent_hsah+vtc"], "did you mean consistent_hash+vtc?"),
         (["--access-log=maybe"], "--access-log"),
         (["--hash-secret", "short"], "--hash-secret"),
-        (["--processes", "0"], "--processes: Input should be a number from 1 on, or auto"),
+        (["--processes", "0"], "--processes: Input should be auto or a number from 1 on"),
+        (["--ranks", "two"], "--ranks: Input should be auto, off or a number from 1 on"),
+        (["--trusted-header", "X Client"], "--trusted-header: entry 1: "),
+        (["--trusted-header", "x-client:"], "--trusted-header: entry 1: "),
+        (["--host", ""], "--host: it has no value; leave it out for the default"),
+        (["--state", ""], "--state: it has no value; leave it out for the default"),
     ],
 )
 def test_a_wrong_flag_is_named(flags: list[str], named: str) -> None:
@@ -168,6 +173,7 @@ def test_a_wrong_variable_is_named(variable: str, value: str, named: str) -> Non
         ("window: lerned", "router.yaml: window: Input should be 'learned', 'fixed' or 'off'; did you mean learned?"),
         ("identity: [key, adress]", "did you mean address?"),
         ("port: {a: 1}", "router.yaml: port: "),
+        ("port: 1\nhost:\n", "router.yaml: host: it has no value; leave it out for the default"),
         ("- port", "router.yaml: not a mapping"),
         ("port: [1", "router.yaml"),
         ("\x01", "router.yaml"),
