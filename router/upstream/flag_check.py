@@ -142,6 +142,8 @@ def _unanswered(endpoint: WorkerEndpoint, error: Exception) -> Finding:
     if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
         return Finding("rejects the router's key", "give its key as worker_api_key, or as api_key under worker")
     why = str(error) or type(error).__name__
+    if isinstance(error, httpx.HTTPStatusError):
+        return Finding(f"does not answer as an engine at {endpoint.url} ({why})", "let it start, or correct its URL")
     return Finding(f"does not answer at {endpoint.url} ({why})", "start it, or correct its URL")
 
 

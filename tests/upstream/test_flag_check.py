@@ -65,6 +65,15 @@ async def changes(url: str, *, generate: bool = True) -> list[str]:
     return [finding.change for finding in (await examined(url, generate=generate)).findings]
 
 
+async def test_a_server_that_is_no_engine_is_named_as_one() -> None:
+    """It does answer, so the finding has the path and the status, in one line."""
+    async with scripted_engine() as engine:
+        engine.poll_answers["/v1/models"] = (404, b"not here")
+        (finding,) = (await examined(engine.url)).findings
+    said = f"does not answer as an engine at {engine.url} (/v1/models was answered with status 404)"
+    assert finding == Finding(said, "let it start, or correct its URL")
+
+
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_a_correctly_started_worker_has_no_findings(dialect: str) -> None:
     """The check finds nothing, and the card names engine, model and cache size."""

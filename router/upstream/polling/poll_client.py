@@ -22,6 +22,15 @@ def polling_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=ANSWER_SECONDS, limits=unlimited, trust_env=False, verify=trusted)
 
 
+REFUSED: Final = "All connection attempts failed"
+"""What httpx says where no server listens, or a network does not let through."""
+
+
+def unconnected(error: httpx.ConnectError) -> str:
+    """Return why there is no connection: nothing listens, or the URL has a wrong name, or TLS fails."""
+    return "it refuses connections" if str(error) in ("", REFUSED) else f"no connection ({error})"
+
+
 class AnswerLate(WorkerBroke):
     """An answer was not complete in time."""
 
@@ -40,7 +49,9 @@ async def fetch(client: httpx.AsyncClient, url: str, headers: Mapping[str, str],
     or its status is not 2xx.
     """
     reply = await fetch_any_status(client, url, headers, post=post)
-    reply.response.raise_for_status()
+    if not reply.response.is_success:  # in words of our own: those of httpx lead to a page about the status
+        message = f"{reply.response.url.path} was answered with status {reply.response.status_code}"
+        raise httpx.HTTPStatusError(message, request=reply.response.request, response=reply.response)
     return reply.body
 
 

@@ -25,7 +25,7 @@ from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.flag_rules import Finding, WorkerPart, connector_finding, connector_of, role_finding
 from router.upstream.polling.engine_facts import ask_info, ask_ranks, ask_transfer_engines, ask_vocabulary
 from router.upstream.polling.load_reader import LoadPages, LoadReader, LoadReport
-from router.upstream.polling.poll_client import AnswerLate, fetch
+from router.upstream.polling.poll_client import AnswerLate, fetch, unconnected
 from router.upstream.ranks.rank_rules import RankRules
 
 log = logging.getLogger(__name__)
@@ -131,8 +131,8 @@ class WorkerProbe:
             if not self._endpoint.healthy or self._endpoint.assumed or self._polls % POLLS_PER_MODEL_LIST == 0:
                 models = await self._read_models(client)
             await self._read_health(client, listed=models is not None)
-        except httpx.ConnectError:
-            self._on_missed(MISSED_POLLS, "it refuses connections")
+        except httpx.ConnectError as error:
+            self._on_missed(MISSED_POLLS, unconnected(error))
         except AnswerLate as error:
             if not self._shows_life(began):
                 self._on_missed(1, str(error))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from router.core.model.events import (
 from router.core.model.request import Connector, Role, WorkerId
 from router.errors import WorkerBroke
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.polling.poll_client import MAX_ANSWER_BYTES
+from router.upstream.polling.poll_client import MAX_ANSWER_BYTES, polling_client
 from router.upstream.polling.poller import Poller
 from router.upstream.polling.probe import MISSED_POLLS, POLLS_PER_MODEL_LIST, WorkerProbe
 from router.upstream.ranks.rank_rules import RankRules
@@ -304,6 +305,45 @@ async def test_a_prefill_worker_with_mooncake_is_known_by_its_engines_id(caplog:
             for _ in range(POLLS_PER_MODEL_LIST):
                 await probe.poll_health(watch.client)
             assert watch.backend.card().transfer_engine == "restarted"
+
+
+async def why_not_up(url: str, caplog: pytest.LogCaptureFixture) -> str:
+    """Poll a worker that cannot be used, and return what the log says of it, in one line."""
+    endpoint = WorkerEndpoint(WorkerId("w"), url)
+    async with polling_client() as client:
+        await WorkerProbe(endpoint, list[Event]().append, WorkerDirectory([endpoint]), RankRules()).poll_health(client)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert len(line.splitlines()) == 1
+    return line.removeprefix("worker w is not up yet: ")
+
+
+async def test_the_log_says_why_a_worker_is_not_up(caplog: pytest.LogCaptureFixture) -> None:
+    """It says what the operator has to mend: a worker that is not started, or a name that is wrong."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert await why_not_up(f"http://127.0.0.1:{port}", caplog) == "it refuses connections"
+    caplog.clear()
+    assert (await why_not_up("http://no-such-name.invalid", caplog)).startswith("no connection ([Errno ")
+
+
+async def test_the_log_says_that_a_url_has_the_wrong_scheme(caplog: pytest.LogCaptureFixture) -> None:
+    """A server without TLS accepts the connection: it is not refused."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert (await why_not_up(f"https://127.0.0.1:{port}", caplog)).startswith("no connection ([SSL")
+
+
+async def test_the_log_says_that_another_server_answers(caplog: pytest.LogCaptureFixture) -> None:
+    """The path and its status are named."""
+    async with scripted_engine() as engine:
+        engine.poll_answers["/v1/models"] = (404, b"not here")
+        assert await why_not_up(engine.url, caplog) == "/v1/models was answered with status 404"
 
 
 async def test_a_poll_that_fails_inside_the_router_is_not_the_last(caplog: pytest.LogCaptureFixture) -> None:
