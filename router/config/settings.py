@@ -127,7 +127,7 @@ def number_or(*words: str) -> BeforeValidator:
     """Return a validator that refuses all but these words and numbers from 1 on: the error of a union names types."""
 
     def check(given: object) -> object:
-        if given in words or re.fullmatch("[1-9][0-9]{0,3}", str(given)):
+        if given in words or re.fullmatch("[1-9][0-9]*", str(given)):
             return given
         raise ValueError(f"Input should be {', '.join(words)} or a number from 1 on")
 

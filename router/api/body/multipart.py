@@ -140,13 +140,12 @@ class _PartCollector:
     def _end(self) -> None:
         options = parse_options_header(self._disposition)[1]
         name = options.get(b"name")
-        if name is None or b"filename" in options:
-            self._others_seen += 1
-        else:
-            self._fields_seen += 1
+        is_field = name is not None and b"filename" not in options
+        self._fields_seen += is_field
+        self._others_seen += not is_field
         if max(self._fields_seen, self._others_seen) > MAX_PARTS:  # the rest is not read: it may be 300,000 parts
             raise BadRequest(f"A form can have {MAX_PARTS} fields and {MAX_PARTS} files at most.", code="invalid_value")
-        if name is None or b"filename" in options:
+        if name is None or not is_field:
             return
         start = self._body.index(b"\r\n\r\n", self._headers_end) + 4
         self.fields.append(Part(name.decode(errors="replace"), start, start + self._length))

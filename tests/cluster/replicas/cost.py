@@ -12,7 +12,7 @@ import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from signal import SIGTERM
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
     """What is compared, and how."""
 
     alone: Sequence[int]
-    """Processes of each router without a cluster; the first is what the others are compared with."""
+    """Processes of each router without a cluster."""
     replicas: Sequence[int]
     """How many replicas each cluster has."""
     streams: int
@@ -164,27 +164,30 @@ async def measure(setups: Setups, rounds: int, streams: int, seconds: float) -> 
 
 
 def table(bursts: Rounds, singles: Rounds) -> list[str]:
-    """Return the lines of the report: medians over the rounds."""
-    (first, *_), (second, *_) = list(bursts), [*list(bursts)[1:], *bursts]
-    head = ("", "calls/s", "CPU us per call", f"of {first}", f"of {second}", "scheduler's share")
-    return aligned([(*head, "busiest front / idlest", "p50 ms", "p50, one at a time"), *_rows(bursts, singles)])
+    """Return the lines of the report: medians over the rounds. The first two setups are what the others are compared
+    with.
+    """
+    bases = [*bursts][:2]
+    head = ("", "calls/s", "CPU us per call", *(f"of {base}" for base in bases), "scheduler's share")
+    rows = [_row(name, bursts, singles, bases) for name in bursts]
+    return aligned([(*head, "busiest front / idlest", "p50 ms", "p50, one at a time"), *rows])
 
 
-def _rows(bursts: Rounds, singles: Rounds) -> Iterator[Sequence[str]]:
-    bases = list(bursts.values())[:2]
-    for name, loads in bursts.items():
-        ratios = [
-            median(each.cpu_us / base.cpu_us for each, base in zip(loads, rounds, strict=True))
-            for rounds in (bases[0], bases[-1])
-        ]
-        yield (
-            *(name, f"{median(each.calls / each.seconds for each in loads):,.0f}"),
-            *(f"{median(each.cpu_us for each in loads):,.0f}", *(f"{ratio:.2f}" for ratio in ratios)),
-            f"{median(each.scheduler_share for each in loads):.2f}",
-            f"{median(each.uneven for each in loads):.2f}",
-            f"{median(each.median_ms for each in loads):.2f}",
-            f"{median(each.median_ms for each in singles[name]):.2f}",
-        )
+def _row(name: str, bursts: Rounds, singles: Rounds, bases: Sequence[str]) -> Sequence[str]:
+    loads = bursts[name]
+    ratios = [
+        median(each.cpu_us / beside.cpu_us for each, beside in zip(loads, bursts[base], strict=True)) for base in bases
+    ]
+    return (
+        name,
+        f"{median(each.calls / each.seconds for each in loads):,.0f}",
+        f"{median(each.cpu_us for each in loads):,.0f}",
+        *(f"{ratio:.2f}" for ratio in ratios),
+        f"{median(each.scheduler_share for each in loads):.2f}",
+        f"{median(each.uneven for each in loads):.2f}",
+        f"{median(each.median_ms for each in loads):.2f}",
+        f"{median(each.median_ms for each in singles[name]):.2f}",
+    )
 
 
 async def compare(plan: Plan) -> None:
