@@ -467,7 +467,7 @@ class Settings(PolicyGroups):
     @model_validator(mode="after")
     def _has_fitting_ports(self) -> "Settings":
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert: it needs tls_key, and tls_key needs it")
+            raise ValueError("tls_cert: it and tls_key need each other; one is not set")
         if self.admin_host is not None and self.admin_port is None:
             raise ValueError("admin_host: it is the address of admin_port, which is not set")
         if self.admin_port and self.admin_port == self.port:
@@ -500,7 +500,7 @@ class Settings(PolicyGroups):
         if self.cluster_secret_file is None and not is_loopback(host):
             raise ValueError("cluster_address: others can reach it, so cluster_secret_file is needed")
         if len({path is None for path in (self.cluster_tls_cert, self.cluster_tls_key, self.cluster_tls_ca)}) > 1:
-            raise ValueError("cluster_tls_cert: it needs cluster_tls_key and cluster_tls_ca, and they need it")
+            raise ValueError("cluster_tls_cert: it, cluster_tls_key and cluster_tls_ca need each other; one is not set")
         return self
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from router.config.addresses import WorkerAddress
 from router.config.settings import Settings
@@ -29,6 +29,8 @@ _BEARER: Final = HTTPBearer(auto_error=False, description="The operator's key, -
 
 class Credit(BaseModel):
     """Credit for a client: service that it may receive ahead of others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     cost: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
     """Credit in cost units, given in each queue."""

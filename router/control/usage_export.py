@@ -62,6 +62,8 @@ def add_export(routes: APIRouter, usage: ExportLookup) -> None:
         file. A call counts on the day (UTC) on which it ended.
         """
         first, last = _day(request, "from", date.min), _day(request, "to", date.max)
+        if first > last:
+            raise BadRequest("`from` must not be later than `to`.", param="from", code="invalid_value")
         match request.query_params.get("format", "json"):
             case "json":
                 return StreamingResponse(as_json(usage(first, last)), media_type="application/json")

@@ -190,7 +190,7 @@ async def test_a_client_is_credited_and_forgotten() -> None:
             after = (await router.fairness())["clients"]["user-a"]["deficit"][worker]["order"]
             assert after == pytest.approx(before + 500)
             await operate(router, "DELETE", "/clients/user-a", 409)
-            for wrong in ({"cost": 0}, {"cost": -1}, {"cost": "much"}, {}):
+            for wrong in ({"cost": 0}, {"cost": -1}, {"cost": "much"}, {"cost": True}, {"cost": 1, "unit": "s"}, {}):
                 await operate(router, "POST", "/clients/user-a/credit", 400, wrong)
             await call.answer()
             await post.read()
