@@ -401,7 +401,8 @@ class Saved(ClientDeficits):
 def save_up_deficits(eligibility: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
     """Let a refill add a quantum to positive deficits, too."""
     if not isinstance(eligibility._deficits, Saved):
-        eligibility._deficits = eligibility._refill_schedule._deficits = Saved(Shares())
+        saved = eligibility._deficits = eligibility._refill_schedule._deficits = Saved(Shares())
+        eligibility._refill_rounds._deficits = eligibility._cuts._deficits = saved
 
 
 def report_all(event: Event) -> list[Event]:

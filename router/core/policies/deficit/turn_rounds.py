@@ -11,6 +11,7 @@ is then evicted before its client's next turn. In a round, what is cached goes f
 cached in the next.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from router.core.model.request import ClientId
@@ -22,9 +23,16 @@ LITTLE_CHUNKS: Final = 16
 class TurnRounds:
     """The round in which each waiting client takes its next turn."""
 
-    __slots__ = ("_had_turn", "_rounds", "admitted", "current")
+    __slots__ = ("_had_turn", "_may_be_admitted", "_on_admission_change", "_rounds", "admitted", "current")
 
-    def __init__(self) -> None:
+    def __init__(
+        self, may_be_admitted: Callable[[ClientId], bool], on_admission_change: Callable[[ClientId], None]
+    ) -> None:
+        """`may_be_admitted` returns whether a client in debt may take its turn of a round all the same, if it has one.
+        `on_admission_change` is called with each client that is admitted, or is no more.
+        """
+        self._may_be_admitted = may_be_admitted
+        self._on_admission_change = on_admission_change
         self.current = 0
         """The latest round of which a turn was taken."""
         self.admitted: set[ClientId] = set()
@@ -39,7 +47,22 @@ class TurnRounds:
 
     def join(self, client: ClientId) -> None:
         """Let a client that begins to wait take its turn in the current round, or in the next if it has had one."""
+        self._place(client)
+        self._admit(client)
+
+    def _place(self, client: ClientId) -> None:
         self._rounds[client] = self.current + (client in self._had_turn)
+
+    def _admit(self, client: ClientId) -> None:
+        """Let a client in debt have its turn of the current round, if it has had none and its debt allows that."""
+        if self.has_turn(client) and self._may_be_admitted(client):
+            self.admitted.add(client)
+            self._on_admission_change(client)
+
+    def end_admission(self, client: ClientId) -> None:
+        """Let an admitted client have its turn only without a debt."""
+        self.admitted.remove(client)
+        self._on_admission_change(client)
 
     def round_of(self, client: ClientId) -> int:
         """The round in which a waiting client takes its next turn."""
@@ -53,6 +76,8 @@ class TurnRounds:
         """Count a turn of a waiting client. Returns whether a round began with it.
 
         `may_begin`: whether a round may begin with it, which is so if it went as one of those that take turns.
+
+        Takes time in proportion to the waiting clients when a round begins, which is once in as many turns.
         """
         at = self._rounds[client]
         begins = may_begin and at > self.current
@@ -61,7 +86,13 @@ class TurnRounds:
             self._had_turn.clear()
         if at >= self.current:  # a turn of an earlier round leaves the client its turn of this one
             self._had_turn.add(client)
-        self.join(client)
+        self._place(client)
+        if begins:
+            for each in self._rounds:
+                if each != client:
+                    self._admit(each)
+        if client in self.admitted:
+            self.end_admission(client)
         return begins
 
     def leave(self, client: ClientId) -> None:

@@ -1,23 +1,22 @@
 """Counters, refills and priority classes equal those of the rule written as a loop."""
 
-import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, Request, RequestId
+from router.core.policies.deficit.deficits import ClientDeficits
 from router.core.policies.deficit.eligibility import (
     ELIGIBLE,
     FRESH,
     FRESH_AND_SPARSE,
     OVERDUE,
     SPARSE,
-    STEPS,
     Eligibility,
-    Rounds,
 )
 from router.core.policies.deficit.parameters import DeficitParameters
+from router.core.policies.deficit.refill_rounds import RefillRounds
 
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd")]
 MODELS = ("llama", "qwen")
@@ -67,7 +66,8 @@ class EligibilityMachine(RuleBasedStateMachine):
     def part(self) -> float:
         active = {request.client for request in [*self.waiting, *self.in_flight]}
         self.counted = {client: self.counted.get(client, self.weight[client]) for client in active}
-        return Rounds(RULE, lambda: self.rate).fraction(sum(self.counted.values()))
+        rounds = RefillRounds(RULE, lambda: self.rate, ClientDeficits(Shares()))
+        return rounds.fraction(sum(self.counted.values()))
 
     @rule(
         client=clients,
@@ -266,18 +266,3 @@ def test_what_a_refill_adds_is_not_cut() -> None:
     for waiting in ada[:2]:
         take_turn(eligibility, waiting, 1)
     assert eligibility.deficit(ClientId("ada")) == 6
-
-
-@given(st.floats(0.01, 1e6), st.floats(0.1, 1e4))
-def test_a_round_adds_what_is_served_in_its_time(rate: float, weight: float) -> None:
-    """A round adds that for all clients together, but at most a quantum for each, and at least a hundredth of one."""
-    rule = DeficitParameters(1_000.0, round_seconds=5.0)
-    part = Rounds(rule, lambda: rate).fraction(weight)
-    assert part == pytest.approx(min(1.0, max(0.01, 5.0 * rate / (weight * 1_000.0))), abs=1 / STEPS)
-    assert 0 < part <= 1
-
-
-def test_without_a_time_or_a_known_rate_a_round_adds_a_quantum() -> None:
-    """A round adds a quantum, as in Algorithm 1, if it has no time or no rate is known."""
-    assert Rounds(DeficitParameters(round_seconds=0.0), lambda: 1.0).fraction(1e3) == 1
-    assert Rounds(DeficitParameters(), lambda: None).fraction(1e3) == 1

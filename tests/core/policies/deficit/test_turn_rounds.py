@@ -27,13 +27,18 @@ steps = st.lists(
 """What happens, and to whom. `bar`: a client may not go, or may go again."""
 
 
+def without_debts() -> TurnRounds:
+    """Rounds of clients of which none is ever in debt."""
+    return TurnRounds(lambda _: False, lambda _: None)
+
+
 class Turns:
     """Clients that wait and are served in the order of their rounds, by choice within a round."""
 
     def __init__(self, *, bars: bool) -> None:
         """`bars`: whether clients are now and then not allowed to go, as for lack of credit."""
         self._bars = bars
-        self.rounds = TurnRounds()
+        self.rounds = without_debts()
         self.waiting: dict[ClientId, Counter[ClientId]] = {}
         """By waiting client, how many turns each other client has had since that client waits or had a turn."""
         self._barred: set[ClientId] = set()
@@ -97,7 +102,7 @@ def test_nobody_is_put_off_beyond_the_next_round(steps: list[tuple[str, ClientId
 
 def test_a_turn_of_an_earlier_round_leaves_the_client_its_turn_of_the_current_one() -> None:
     """A client that could not go in an earlier round has a turn of that round and one of the current round."""
-    rounds = TurnRounds()
+    rounds = without_debts()
     for client in (ADA, BOB):
         rounds.join(client)
     rounds.take(ADA, may_begin=True)
@@ -108,7 +113,7 @@ def test_a_turn_of_an_earlier_round_leaves_the_client_its_turn_of_the_current_on
 
 def test_a_client_that_returns_has_its_turn_in_the_current_round_if_it_had_none() -> None:
     """A client that returns takes its turn in the current round unless it has had one; then in the next."""
-    rounds = TurnRounds()
+    rounds = without_debts()
     for client in (ADA, BOB):
         rounds.join(client)
         rounds.take(client, may_begin=True)
@@ -123,7 +128,7 @@ def test_a_client_that_returns_has_its_turn_in_the_current_round_if_it_had_none(
 
 def test_a_forgotten_client_begins_like_a_new_one() -> None:
     """Of a forgotten client it is not known that it has had a turn."""
-    rounds = TurnRounds()
+    rounds = without_debts()
     rounds.join(ADA)
     rounds.take(ADA, may_begin=True)
     rounds.leave(ADA)
@@ -134,7 +139,7 @@ def test_a_forgotten_client_begins_like_a_new_one() -> None:
 
 def test_turns_out_of_turn_begin_no_round() -> None:
     """A client that is served for another reason than its turn begins no round, and nobody gains a turn by it."""
-    rounds = TurnRounds()
+    rounds = without_debts()
     rounds.join(ADA)
     rounds.take(ADA, may_begin=True)
     assert not rounds.take(ADA, may_begin=False)
@@ -142,6 +147,30 @@ def test_turns_out_of_turn_begin_no_round() -> None:
 
 
 # Which clients have a turn in spite of a debt.
+
+
+def test_who_may_have_a_turn_in_debt_is_asked_when_a_round_begins() -> None:
+    """Clients that wait in debt are admitted when they begin to wait and when a round begins, for one turn each."""
+    small_debts, reported = {ADA, BOB}, list[ClientId]()
+    rounds = TurnRounds(small_debts.__contains__, reported.append)
+    for client in (ADA, BOB, CYD):
+        rounds.join(client)
+    admitted = [set(rounds.admitted)]
+    for client in (ADA, CYD, CYD):
+        rounds.take(client, may_begin=True)
+        admitted.append(set(rounds.admitted))
+    assert admitted == [{ADA, BOB}, {BOB}, {BOB}, {ADA, BOB}]
+    assert reported[:3] == [ADA, BOB, ADA]
+
+
+def test_an_admission_ends_when_that_is_asked_for() -> None:
+    """What was allowed at the start of a round may be too much later; who no longer wait are not admitted either."""
+    rounds = TurnRounds(lambda _: True, lambda _: None)
+    for client in (ADA, BOB, CYD):
+        rounds.join(client)
+    rounds.end_admission(ADA)
+    rounds.leave(BOB)
+    assert rounds.admitted == {CYD}
 
 
 def in_rounds(turn_overdraft: float = 1.0) -> Eligibility:

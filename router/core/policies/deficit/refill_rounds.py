@@ -1,0 +1,98 @@
+"""The end of a refill round: how much a round adds, and who may keep more than that.
+
+A refill round adds at most Q^u, and no more than the workers can serve in a given time, divided by the weights of the
+active clients. With N eligible clients, a round of DLPM ("Locality-aware Fair Scheduling in LLM Serving", Algorithm 1)
+lasts until each has used Q^u, which takes N · Q^u / S seconds at a service rate of S; a client in debt waits that long.
+So a round adds to each client, per weight, what the workers serve in a time T, divided by the weights of all active
+clients. Within a round the longest match still decides: T, not Q^u, is the time that locality costs others.
+
+What a client has when it begins to wait is cut to that. A client with one call open begins to wait with each call. One
+with several may never cease to wait: if it began while few were active, it would keep a whole quantum, and those that
+came later would wait in debt until that is spent. So it is cut again at its second turn, unless it was in debt since it
+began: then what it has is what refills have added, and that is not cut.
+"""
+
+from collections.abc import Callable, Mapping
+from math import floor
+from typing import Final
+
+from router.core.model.request import ClientId
+from router.core.policies.deficit.active_clients import ActiveClients
+from router.core.policies.deficit.deficits import NO_LIMITS, ClientDeficits, WorkerSet
+from router.core.policies.deficit.parameters import DeficitParameters
+
+STEPS: Final = 2**16
+"""Fractions of a quantum are multiples of 1 / STEPS, so that sums of them are exact."""
+MIN_FRACTION: Final = 0.01
+"""The smallest fraction of a quantum that a round adds."""
+
+
+class RefillRounds:
+    """Adds refill rounds, each with the fraction of Q^u that its time allows."""
+
+    __slots__ = ("_deficits", "_quantum", "_rate", "_seconds")
+
+    def __init__(
+        self, parameters: DeficitParameters, rate: Callable[[], float | None], deficits: ClientDeficits
+    ) -> None:
+        """`rate` returns the workers' service rate S, in cost units per second; None while it is unknown."""
+        self._seconds = parameters.round_seconds
+        self._quantum = parameters.quantum
+        self._rate = rate
+        self._deficits = deficits
+
+    def fraction(self, weight: float) -> float:
+        """The fraction of its quantum that each client receives, in (0, 1], at this total weight of the active
+        clients.
+        """
+        if not self._seconds or weight <= 0 or (rate := self._rate()) is None:
+            return 1.0
+        fraction = self._seconds * rate / (weight * self._quantum)
+        return min(1.0, max(1, floor(STEPS * max(fraction, MIN_FRACTION))) / STEPS)
+
+    def add_for(self, client: ClientId, weight: float, limits: Mapping[WorkerSet, float] = NO_LIMITS) -> float:
+        """Add rounds until this client's deficit is positive; returns how many, in quanta. Rounding may leave it at
+        zero; then one more is needed.
+
+        `weight`: of all active clients. `limits`: how many rounds count for clients with these sets of workers.
+        """
+        added = 0.0
+        while self._deficits.deficit(client) <= 0:
+            left = {workers: max(0.0, limit - added) for workers, limit in limits.items()} if limits else limits
+            added += self._deficits.refill_for(client, self.fraction(weight), left)
+        return added
+
+
+class Cuts:
+    """Cuts the deficits of waiting clients to what a round adds now."""
+
+    __slots__ = ("_active", "_deficits", "_rounds", "_turns_in_credit")
+
+    def __init__(self, rounds: RefillRounds, deficits: ClientDeficits, active: ActiveClients) -> None:
+        self._rounds = rounds
+        self._deficits = deficits
+        self._active = active
+        self._turns_in_credit: dict[ClientId, int] = {}
+        """The turns of each waiting client since it began to, unless it was in debt or cut at a turn since."""
+
+    def join(self, client: ClientId) -> None:
+        """Cut a client that begins to wait, and count its turns from now on."""
+        self._cut(client)
+        self._turns_in_credit[client] = 0
+
+    def count_turn(self, client: ClientId) -> None:
+        """Count a turn of a client that waits on, and cut it at its second."""
+        if client in self._turns_in_credit:
+            if not self._turns_in_credit[client]:
+                self._turns_in_credit[client] = 1
+                return
+            del self._turns_in_credit[client]
+            self._cut(client)
+
+    def discard(self, client: ClientId) -> None:
+        """Count no more turns of a client, because it is in debt or ceases to wait."""
+        if client in self._turns_in_credit:
+            del self._turns_in_credit[client]
+
+    def _cut(self, client: ClientId) -> None:
+        self._deficits.cap(client, self._rounds.fraction(self._active.weight))
