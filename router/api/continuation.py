@@ -90,7 +90,7 @@ def continuation(call: Call, reader: StreamReader, *, ids: bool = True) -> Conti
     text = reader.text
     if text is None:
         return None
-    tokens = reader.output_tokens if text else 0
+    tokens = reader.output_tokens() if text else 0
     limit = _limit(fields, is_chat)
     remaining = None if limit is None else limit - tokens
     changed = _by_text(fields, text, tokens, is_chat)

@@ -88,6 +88,11 @@ class Identity(NamedTuple):
         return 1.0 if self.group is None or self.group.weight is None else self.group.weight
 
 
+def budget_owner(identity: Identity | None, address: str | None) -> str:
+    """Return the owner whose budget of bytes a call counts against: an authenticated client, otherwise the address."""
+    return address or "" if identity is None or identity.anonymous else f"client {identity.client}"
+
+
 class ResolvedClient(NamedTuple):
     """The client that one key or trusted name belongs to."""
 

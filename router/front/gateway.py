@@ -20,7 +20,7 @@ from router.api.endpoints.other import request_target
 from router.api.endpoints.responses import stored_id
 from router.api.families import OTHER, Family, without_slash
 from router.auth.admission import Admission, AdmissionTicket
-from router.auth.identity import Identity
+from router.auth.identity import Identity, budget_owner
 from router.channel.client import SchedulerClient
 from router.core.model.block_key import BlockKey
 from router.core.model.prompt_key import PromptHasher, PromptKey
@@ -108,7 +108,6 @@ class Gateway:
             if exchange.method not in family.methods:
                 raise MethodNotAllowed(exchange.method, ", ".join(family.methods))
             response = stored_id(exchange.path, exchange.method) if family is OTHER else None
-            self._scheduler_client.check_lag()
             self._drain.calls += 1
             try:
                 await self._admit(family, exchange, response)
@@ -128,12 +127,13 @@ class Gateway:
 
     async def _admit(self, family: Family, exchange: Exchange, response: str | None) -> None:
         """Serve a call if its client may make one now. `response`: the stored response that it is about, if any."""
+        self._scheduler_client.check_lag()
         with self._admission.ticket() as ticket:
             if response is None:
                 await self._admission.admit_head(ticket, exchange.headers, exchange.address)
             else:
                 self._admission.admit_uncounted(ticket, exchange.headers, exchange.address)
-            owner = _budget_owner(ticket.identity, exchange.address)
+            owner = budget_owner(ticket.identity, exchange.address)
             if owner != exchange.address:  # the connection counts them against its address otherwise
                 exchange.charge_unread_to(owner)
             with self._budget.hold(owner) as hold:
@@ -243,8 +243,3 @@ def _retry_key(given: bytes, path: str, body: bytes) -> bytes:
     for part in (given, path.encode(), body):
         digest.update(len(part).to_bytes(8, "big") + part)
     return digest.digest()
-
-
-def _budget_owner(identity: Identity | None, address: str | None) -> str:
-    """Return the owner whose budget a call counts against: an authenticated client, otherwise the address."""
-    return address or "" if identity is None or identity.anonymous else f"client {identity.client}"

@@ -445,7 +445,7 @@ class Relay:
         stream = AnswerStream(upstream, reader, rewriter, self._hold)
         legs = self._legs
         if legs is not None:
-            legs.follow(lambda: reader.output_tokens)
+            legs.follow(reader.output_tokens)
         on_first_token = partial(self._report_started, reader)
         try:
             await stream.relay(self._exchange, headers, on_first_token, None if legs is None else self._holds_back)
@@ -472,7 +472,7 @@ class Relay:
         """Report the first token of a stream, and from then on its output as this reader counts it."""
         if self._record is not None:
             self._record.note_first_token()
-        self._scheduler_client.start_stream(self._request.id, lambda: reader.output_tokens)
+        self._scheduler_client.start_stream(self._request.id, reader.output_tokens)
 
     def _holds_back(self) -> bool:
         """Return whether the answer must wait for its first token: without one, it may be that of a failed prefill."""

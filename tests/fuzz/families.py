@@ -275,8 +275,8 @@ def follow(reader: Reader, pieces: list[bytes]) -> tuple[Reader, bytes]:
     tokens = 0
     for piece in pieces:
         shown.append(reader.feed(piece))
-        assert 0 <= tokens <= reader.output_tokens or reader.usage is not None
-        tokens = reader.output_tokens
+        assert 0 <= tokens <= reader.output_tokens() or reader.usage is not None
+        tokens = reader.output_tokens()
     return reader, b"".join([*shown, reader.close()])
 
 
@@ -284,12 +284,12 @@ def facts(reader: Reader) -> tuple[object, ...]:
     """Everything that a relay reads from a reader."""
     check_usage(reader.usage)
     check_failure(reader.error)
-    assert reader.output_tokens >= 0
+    assert reader.output_tokens() >= 0
     answers = reader.answer_keys()
     assert all(key.size for key in answers)
     return (
         *(reader.has_delivered, reader.started, reader.finished, reader.complete, reader.aborted, reader.broken),
-        *(reader.error, reader.usage, reader.output_tokens, answers, reader.answer_keys()),
+        *(reader.error, reader.usage, reader.output_tokens(), answers, reader.answer_keys()),
     )
 
 

@@ -176,7 +176,7 @@ def read_stream(data: bytes, random: Random) -> bool:
         assert shown == data
     other = EventReader(asked)
     assert other.broken or data.startswith(other.feed(data) + other.close() + other.held)
-    assert other.output_tokens >= 0
+    assert other.output_tokens() >= 0
     check_continuation(asked, cut, data, random)
     return reader.finished
 
@@ -200,7 +200,7 @@ def end_facts(reader: StreamReader) -> tuple[object, ...]:
 
 def facts(reader: StreamReader) -> None:
     """Check everything that a relay reads from a reader."""
-    assert reader.output_tokens >= 0
+    assert reader.output_tokens() >= 0
     usage = reader.usage
     assert usage is None or (usage.input_tokens >= 0 and usage.output_tokens >= 0 and (usage.cached_tokens or 0) >= 0)
     assert all(key.size for key in reader.answer_keys())

@@ -107,7 +107,6 @@ class EventReader:
         """The events held back, for the client of a call that no other worker can serve."""
         return b"".join(self._held or ())
 
-    @property
     def output_tokens(self) -> int:
         """Output tokens so far: the engine's own count, or one per event with output, whichever is larger."""
         return self._tokens if self._usage is None else max(self._tokens, self._usage.output_tokens)

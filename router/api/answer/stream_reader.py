@@ -207,7 +207,6 @@ class StreamReader:
         last = self._pass_event(self._splitter.rest()) if self._splitter.tail else b""
         return last + self._release({})
 
-    @property
     def output_tokens(self) -> int:
         """Output tokens so far over all choices. Without usage in chunks, a chunk with output counts as one token.
 

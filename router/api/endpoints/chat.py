@@ -23,15 +23,15 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     choices = read.count(fields, "n", minimum=1) or 1
     user = read.text(fields, "user")
     streamed = read.flag(fields, "stream")
-    ids_wanted = read.flag(fields, "return_token_ids")
+    ids_wanted, beam_search = read.flag(fields, "return_token_ids"), read.flag(fields, "use_beam_search")
     adapters = read.adapters(fields)
     messages = read.messages(fields)
     limit = read.output_limit(fields)
     session, largest = read.session_members(fields), largest_id(fields)
-    usage = requested_usage(fields)
     computed_anew_by, whole = chat_computed_anew_by(fields), is_for_one_engine(fields, choices)
     mode = resume_mode_of(fields, streamed=streamed, answers=choices)
     prompt = hasher.prompt(render.head("chat", model, fields) + render.messages(messages))
+    usage = requested_usage(fields)
     return Call(
         path=PATH,
         body=body,
@@ -50,7 +50,7 @@ def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
         adapters=adapters,
         largest_id=largest,
         computed_anew_by=computed_anew_by,
-        beam_search=read.flag(fields, "use_beam_search"),
+        beam_search=beam_search,
         # With these members the answer repeats or continues the last message instead of adding one.
         extendable=not (fields.get("echo") or fields.get("continue_final_message")),
         whole=whole,

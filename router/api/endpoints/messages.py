@@ -176,7 +176,7 @@ class MessageReader(EventReader):
         reported = self._usage
         if reported is None or not reported.input_tokens:
             return None
-        return Usage(reported.input_tokens, self.output_tokens, reported.cached_tokens)
+        return Usage(reported.input_tokens, self.output_tokens(), reported.cached_tokens)
 
     def _engine_error(self, fields: dict[str, Any]) -> EngineError:
         return failure_of(fields)

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from router.errors import BadRequest, HeadTooLarge, Refused, RouterError, TooSlow
-from router.front.byte_budget import UnreadBytes
+from router.front.byte_budget import Hold, UnreadBytes
 from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, STREAM_WRITER, UNREAD_OWNER, Connections
 from router.front.http.deadlines import Awaiting, Deadlines
 from router.front.http.http_errors import (
@@ -86,7 +86,7 @@ class ClientConnection(HttpToolsProtocol):
         """Bytes received since the last end of a head or part of a body."""
         self._deadlines = Deadlines(self._limits, self.loop)
         self._unread: UnreadBytes
-        self._hold = connections.budget.hold("")
+        self._hold: Hold
         """Counts heads and early bytes in the budget."""
         self._head_bytes = 0
         """Size of the head of the call that arrived last."""
@@ -106,7 +106,8 @@ class ClientConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Enter the connection in the counts, or refuse it if there are too many."""
         super().connection_made(CorkedTransport(transport, self.loop.call_soon))
-        self._address = self._hold.owner = self.client[0] if self.client else ""
+        self._address = self.client[0] if self.client else ""
+        self._hold = self._connections.budget.hold(self._address)
         self._unread = UnreadBytes(self._connections.budget, self.transport, self._address)
         if self._connections.add(self, self._address):
             self._update_deadline()

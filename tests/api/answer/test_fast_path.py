@@ -200,7 +200,7 @@ def test_both_ways_of_reading_a_stream_agree(stream: list[tuple[dict[str, Any], 
         events = [json.loads(event.removeprefix(b"data: ")) for event in shown.split(b"\n\n")[:-1]]
         for event in events:
             event.pop("meta", None)
-        resumable = (reader.continuable, reader.ids, reader.text, reader.output_tokens)
+        resumable = (reader.continuable, reader.ids, reader.text, reader.output_tokens())
         read.append((events, reader.usage, reader.answer_keys(), resumable))
     assert read[0] == read[1]
 

@@ -80,7 +80,7 @@ def test_the_answers_key_is_that_of_the_next_turn() -> None:
     reader.feed(event("content_block_start", index=1, content_block={**USE, "input": {}}))
     for more in ('{"at": ', "[1, 2]}"):
         reader.feed(event("content_block_delta", index=1, delta={"type": "input_json_delta", "partial_json": more}))
-    assert (reader.output_tokens, reader.usage) == (4, Usage(5, 4, None))
+    assert (reader.output_tokens(), reader.usage) == (4, Usage(5, 4, None))
     reader.feed(event("message_delta", delta={}, usage={"output_tokens": 6}) + event("message_stop"))
     assert (reader.complete, reader.usage) == (True, Usage(5, 6, None))
     whole = read_message(call, orjson.dumps({"content": content, "usage": {"input_tokens": 5, "output_tokens": 6}}))
