@@ -441,8 +441,8 @@ class Attempts:
         )
         if pays_prompt and usage is not None and usage.cached_tokens is not None:
             attempt.worker.set_computed_tokens(attempt.flight, charge.after.extend - resent)
-        state.add_charged(charge.after)
         self._close(state, attempt, charge, now, computed=True)
+        state.add_charged(charge.after)
 
     def _resent_tokens(self, state: RequestState, attempt: Attempt, said: Usage | None, output: int | None) -> int:
         """Return the input tokens that a search for beams computed beyond its prompts, for the output that an attempt

@@ -51,8 +51,6 @@ class RetryQueue:
         self._tries = rules.tries
         self._time_to_live = time_to_live
         self._budget = RetryBudget(rules.budget, rules.floor)
-        self.arrivals = 0
-        """The new requests that have arrived, as the scheduler counts them: they raise the retry budget."""
         self._requests: dict[RequestState, None] = {}
         self.requests: Collection[RequestState] = self._requests.keys()
         """Read-only view."""
@@ -61,7 +59,9 @@ class RetryQueue:
         self._changes = 0
         """How often the fleet had changed when all were asked for last."""
 
-    def add(self, state: RequestState, event: Returned, worker: WorkerId, now: float, *, in_use: bool) -> bool:
+    def add(
+        self, state: RequestState, event: Returned, worker: WorkerId, now: float, *, in_use: bool, arrivals: int
+    ) -> bool:
         """Queue a request that this worker returned. Returns False if it must not be tried again.
 
         An engine that has no room has not failed: the request waits as if it had never been sent. A worker that took no
@@ -70,7 +70,7 @@ class RetryQueue:
 
         The retry budget limits retries while failures go on. A request that fails after its worker went out of use
         (`in_use` is False) was sent before that: however many such requests there are, they have one cause, which
-        occurs once.
+        occurs once. `arrivals`: the new requests that have come by now, each of which adds its share to the budget.
         """
         self._requests[state] = self._to_ask[state] = None
         if event.fault is Fault.FULL:
@@ -82,7 +82,7 @@ class RetryQueue:
         if not event.accepted:
             return self._tries > 1
         state.tries += 1
-        return state.tries < self._tries and (event.begun or not in_use or self._budget.take(now, self.arrivals))
+        return state.tries < self._tries and (event.begun or not in_use or self._budget.take(now, arrivals))
 
     def add_lost(self, state: RequestState) -> None:
         """Queue a request that must be prefilled again though no worker has failed it."""

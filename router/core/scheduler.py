@@ -145,7 +145,7 @@ class Scheduler:
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
         self._next_attempts = NextAttempts(settings, self.cluster, view, self.policy, self.fairness)
-        self.handoffs = self._next_attempts.handoffs
+        self.handoffs, self._retries = self._next_attempts.handoffs, self._next_attempts.retries
         self._gate = PrefillGate(self.cluster, self.handoffs, settings.handoff_seconds)
         self._follows_calls = self.policy.properties.follows_calls
         self._table = RequestTable(self._requests, self.shares, self.fairness.turns, self.policy)
@@ -177,6 +177,8 @@ class Scheduler:
         """Queued requests that the policy does not know, as the one worker of each is ejected and comes back."""
         self._awaiting_changes = 0
         """How often the fleet had changed when they were looked at last."""
+        self._arrivals = 0
+        """The new requests that were taken so far: each adds to what may be retried."""
         self._undelivered = Undelivered()
         self._newly_queued = False
         """Whether this event gave the policy requests that it may dispatch before the queue limits have counted
@@ -326,7 +328,7 @@ class Scheduler:
             if request.retry_key is not None and (paid := self._undelivered.take(request, now)) is not None:
                 state.pay(paid)
             self._table.open_request(state, now)
-            self._next_attempts.retries.arrivals += 1
+            self._arrivals += 1
             if is_served:
                 self._newly_queued = True
                 self.policy.enqueue(request, now)
@@ -381,7 +383,7 @@ class Scheduler:
             self._carry_out(self._next_attempts.ready_handoffs(now), now)
         if self.cluster.has_roles:
             self._gate.open_or_close(now)
-        if self._next_attempts.retries.requests:
+        if self._retries.requests:
             if self._newly_queued and (choice := self.policy.next(now)) is not None:
                 self._dispatch(choice, now)
             self._carry_out(self._next_attempts.ready_retries(now), now)
@@ -496,7 +498,7 @@ class Scheduler:
         state.handoff = None
         self._table.open_request(state, now)
         in_use = self.cluster.in_use(worker)
-        may_retry = self._next_attempts.retries.add(state, event, worker, now, in_use=in_use)
+        may_retry = self._retries.add(state, event, worker, now, in_use=in_use, arrivals=self._arrivals)
         if not may_retry and not self.cluster.held:
             if len(state.suspects) == 1:
                 self.membership.blame_suspects(state, now)
@@ -551,7 +553,7 @@ class Scheduler:
         deadline = min(self.cluster.index.next_deadline, self._attempts.next_estimate)
         if self.cluster.ejected:
             deadline = min(deadline, self.cluster.next_readmission)
-        if self._next_attempts.retries.requests or self.handoffs.requests:
+        if self._retries.requests or self.handoffs.requests:
             deadline = min(deadline, self._next_attempts.next_deadline)
         if self._queue_limits.waiters:
             deadline = min(deadline, self._queue_limits.next_deadline, self.policy.next_deadline)

@@ -360,8 +360,8 @@ async def test_a_client_that_leaves_while_its_stream_waits_for_a_worker_leaves_n
         async with router.post(chat("other", stream=True)) as second:
             held = await two.call()
             call.reset()
-            await until(lambda: bool(router.scheduler._next_attempts.retries.requests))
+            await until(lambda: bool(router.scheduler._retries.requests))
             first._task.result().close()
-            await until(lambda: not router.scheduler._next_attempts.retries.requests)
+            await until(lambda: not router.scheduler._retries.requests)
             await held.answer()
             assert (await second.read()).endswith(DONE)

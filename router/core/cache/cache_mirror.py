@@ -239,7 +239,10 @@ class CacheMirror:
                 _pass_on_chunks(state, prompt.hashes, held)
         if computed and cache_kept:
             before = run.holding.chunks
-            self._insert_answers(run, usage, answers, now)
+            for answer in answers:
+                self._tree.insert(answer.hashes, run.worker, now)
+            if not answers and run.prompts:
+                self._insert_unmatchable(run, run.output if usage is None else usage.output_tokens, now)
             if usage is not None and usage.cached_tokens is not None and run.reads and self._tracking.corrects:
                 stored = (
                     whole_blocks(usage.input_tokens + usage.output_tokens - 1, state.block_tokens) - usage.cached_tokens
@@ -328,15 +331,12 @@ class CacheMirror:
             state.evictions["replayed"] += round(evicted)
             state.evicted_ahead += evicted
 
-    def _insert_answers(self, run: PinnedRun, usage: Usage | None, answers: Sequence[PromptKey], now: float) -> None:
-        for answer in answers:
-            self._tree.insert(answer.hashes, run.worker, now)
-        if not answers and run.prompts:
-            output = run.output if usage is None else usage.output_tokens
-            chunks = round(output / self._estimates.tokens_per_chunk(run.model))
-            hashes = b"".join([next(self._unmatchable_hashes).to_bytes(HASH_BYTES, "big") for _ in range(chunks)])
-            if hashes:
-                self._tree.insert(run.prompts[0].hashes + hashes, run.worker, now)
+    def _insert_unmatchable(self, run: PinnedRun, output: int, now: float) -> None:
+        """Insert an answer of this many tokens that cannot be matched later."""
+        chunks = round(output / self._estimates.tokens_per_chunk(run.model))
+        hashes = b"".join([next(self._unmatchable_hashes).to_bytes(HASH_BYTES, "big") for _ in range(chunks)])
+        if hashes:
+            self._tree.insert(run.prompts[0].hashes + hashes, run.worker, now)
 
     def _compare_with_prediction(self, run: PinnedRun, state: CacheState, usage: Usage, *, cache_kept: bool) -> None:
         """Compare what the engine found cached with what was predicted."""

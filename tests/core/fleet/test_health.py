@@ -418,7 +418,7 @@ def test_a_failed_request_waits_no_longer_than_others() -> None:
     give_back(scene, first)
     scene.wait(1000.0)
     assert scene.refusals[first] == Refusal.EXPIRED
-    assert not scene.scheduler._next_attempts.retries.requests
+    assert not scene.scheduler._retries.requests
 
 
 def test_retries_end_with_the_budget_and_continuations_do_not() -> None:

@@ -448,8 +448,8 @@ class DlpmHome(Policy):
 
     def _send(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
         """Count a request as sent to one of the workers that are able to serve it."""
-        self._eligibility.request_dispatched(request)
         self._count_sent(request, worker, able, now)
+        self._eligibility.request_dispatched(request)
 
     def _count_sent(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
         self._worker_deficits.table(request, able)
