@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from typing import ClassVar, Final, Self
 from urllib.parse import urlsplit
 
-import httpx
 import zmq.asyncio
 
 from router.core.kv_blocks.block_names import BlockChange
@@ -37,7 +37,7 @@ from router.errors import WorkerBroke
 from router.kv_events.stream import EventStream, FaultLog, StreamLimits
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.kv_endpoints import READERS, KvPublisher
-from router.upstream.polling.poll_client import fetch, polling_client
+from router.upstream.polling.poll_client import OtherStatus, PollClient
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class WorkerFollower:
         if len(self._streams) == 1:  # of several, it is unknown which one will publish
             self._streams[0].await_news(now)
 
-    async def run(self, context: zmq.asyncio.Context, client: httpx.AsyncClient) -> None:
+    async def run(self, context: zmq.asyncio.Context, client: PollClient) -> None:
         """Follow the worker until cancelled; returns at once if it publishes nothing."""
         sources = self.endpoint.sources or self._of_rank(await self._find_sources(client))
         if not sources:
@@ -145,22 +145,22 @@ class WorkerFollower:
             return sources
         return tuple([source for source in sources if source.rank == self.endpoint.rank])
 
-    async def _find_sources(self, client: httpx.AsyncClient) -> tuple[KvPublisher, ...]:
+    async def _find_sources(self, client: PollClient) -> tuple[KvPublisher, ...]:
         """Ask where the worker publishes, until it answers."""
         while True:
             try:
                 return await self._request_sources(client)
-            except (httpx.HTTPError, WorkerBroke) as error:
+            except WorkerBroke as error:
                 log.warning("worker %s did not answer whether it publishes KV events: %s", self.endpoint.id, error)
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _request_sources(self, client: httpx.AsyncClient) -> tuple[KvPublisher, ...]:
+    async def _request_sources(self, client: PollClient) -> tuple[KvPublisher, ...]:
         host = urlsplit(self.endpoint.url).hostname or ""
         for path, read in READERS.items():
             try:
-                return read(await fetch(client, self.endpoint.url + path, self.endpoint.authorization), host)
-            except httpx.HTTPStatusError as error:
-                if error.response.status_code != httpx.codes.NOT_FOUND:
+                return read(await client.fetch(self.endpoint.url + path, self.endpoint.authorization), host)
+            except OtherStatus as error:
+                if error.answered != HTTPStatus.NOT_FOUND:
                     raise
         return ()
 
@@ -218,7 +218,7 @@ class KvEventSubscriber:
     async def __aenter__(self) -> Self:
         """Start following the workers that join from now on."""
         self._context = zmq.asyncio.Context()
-        self._client = polling_client()
+        self._client = PollClient()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -227,7 +227,7 @@ class KvEventSubscriber:
         for worker in list(self._tasks):
             self._stop(worker)
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
+        self._client.close()
         self._context.destroy(linger=0)
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - nothing else counts

@@ -16,7 +16,6 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
 
-import httpx
 import orjson
 
 from router.channel.messages import FrontEvent
@@ -25,7 +24,7 @@ from router.core.model.events import Arrived, Cancelled, Failed, Finished
 from router.core.model.request import RequestId
 from router.errors import WorkerBroke
 from router.upstream.connections import ConnectedWorker, WorkerConnections
-from router.upstream.polling.poll_client import fetch, polling_client
+from router.upstream.polling.poll_client import OtherStatus, PollClient
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +135,7 @@ class PromptTokenizer:
 
     async def __aenter__(self) -> Self:
         self._threads = ThreadPoolExecutor(2, "tokens")
-        self._client = polling_client()
+        self._client = PollClient()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -144,7 +143,7 @@ class PromptTokenizer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._client.aclose()
+        self._client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
@@ -217,7 +216,7 @@ class PromptTokenizer:
             keys = await self._tokenize(body, model, key)
         except Declined:
             outcome, keys = TokenizeOutcome.DECLINED, ()
-        except (httpx.HTTPError, WorkerBroke, ValueError, TypeError, LookupError) as error:
+        except (WorkerBroke, ValueError, TypeError, LookupError) as error:
             log.debug("the token ids of a call cannot be found: %s", error)
             outcome, keys = TokenizeOutcome.FAILED, ()
         else:
@@ -270,11 +269,11 @@ class PromptTokenizer:
             raise Declined
         headers = {"content-type": "application/json", **worker.authorization}
         try:
-            answer = await fetch(
-                self._client, worker.card.url + "/tokenize", headers, post=orjson.dumps(tokenize_request)
+            answer = await self._client.fetch(
+                worker.card.url + "/tokenize", headers, post=orjson.dumps(tokenize_request)
             )
-        except httpx.HTTPStatusError as error:
-            if error.response.is_client_error:
+        except OtherStatus as error:
+            if error.answered // 100 == 4:
                 raise Declined from None
             raise
         ids = orjson.loads(answer)["tokens"]

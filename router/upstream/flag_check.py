@@ -5,7 +5,6 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
-import httpx
 import orjson
 
 from router.api.body.call import COMPLETIONS
@@ -36,7 +35,7 @@ from router.upstream.flag_rules import (
     handoff_findings,
     role_finding,
 )
-from router.upstream.polling.poll_client import fetch, fetch_any_status, polling_client
+from router.upstream.polling.poll_client import OtherStatus, PollClient
 from router.upstream.ranks.rank_rules import RankRules
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class WorkerCheck(NamedTuple):
 
 
 async def check_worker(
-    endpoint: WorkerEndpoint, client: httpx.AsyncClient, needs: RouterNeeds, *, generate: bool
+    endpoint: WorkerEndpoint, client: PollClient, needs: RouterNeeds, *, generate: bool
 ) -> WorkerCheck:
     """Check one worker's flags by what it reports about itself.
 
@@ -93,7 +92,7 @@ async def check_worker(
         fields = AcceptedFields(dialect.name, info.version)
         if generate:
             await _try_fields(endpoint, client, models[0], fields)
-    except (httpx.HTTPError, WorkerBroke) as error:
+    except WorkerBroke as error:
         return WorkerCheck(endpoint.id, "", [_unanswered(endpoint, error)])
     sizes = cache_sizes(answers)
     connector = connector_of(role, dialect, endpoint.named_connector)
@@ -139,10 +138,10 @@ def _ranks(endpoint: WorkerEndpoint, info: EngineInfo, reported: frozenset[int],
 
 
 def _unanswered(endpoint: WorkerEndpoint, error: Exception) -> Finding:
-    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+    if isinstance(error, OtherStatus) and error.answered in (401, 403):
         return Finding("rejects the router's key", "give its key as worker_api_key, or as api_key under worker")
     why = str(error) or type(error).__name__
-    if isinstance(error, httpx.HTTPStatusError):
+    if isinstance(error, OtherStatus):
         return Finding(f"does not answer as an engine at {endpoint.url} ({why})", "let it start, or correct its URL")
     return Finding(f"does not answer at {endpoint.url} ({why})", "start it, or correct its URL")
 
@@ -152,46 +151,44 @@ def _nonsense(endpoint: WorkerEndpoint, path: str, error: WorkerBroke) -> Findin
     return Finding(seen, "check whether another server, or a proxy, answers there")
 
 
-async def _get(endpoint: WorkerEndpoint, client: httpx.AsyncClient, path: str) -> bytes:
-    return await fetch(client, endpoint.url + path, endpoint.authorization)
+async def _get(endpoint: WorkerEndpoint, client: PollClient, path: str) -> bytes:
+    return await client.fetch(endpoint.url + path, endpoint.authorization)
 
 
-async def _page(endpoint: WorkerEndpoint, client: httpx.AsyncClient, path: str | None) -> bytes | None:
+async def _page(endpoint: WorkerEndpoint, client: PollClient, path: str | None) -> bytes | None:
     """Return the page at a path; None if there is none."""
     if path is None:
         return None
     try:
         return await _get(endpoint, client, path)
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code in (401, 403):
+    except OtherStatus as error:
+        if error.answered in (401, 403):
             raise
         return None
 
 
-async def _usage(endpoint: WorkerEndpoint, client: httpx.AsyncClient, model: str) -> object:
+async def _usage(endpoint: WorkerEndpoint, client: PollClient, model: str) -> object:
     """Send a prompt twice and return the usage of the second answer; None if the worker does not complete text."""
     post = orjson.dumps({"model": model, "prompt": PROMPT, "max_tokens": 1})
     headers = {"content-type": "application/json", **endpoint.authorization}
     answer: Any = None
     try:
         for _ in range(2):
-            answer = orjson.loads(await fetch(client, endpoint.url + COMPLETIONS, headers, post=post))
-    except (httpx.HTTPStatusError, orjson.JSONDecodeError):
+            answer = orjson.loads(await client.fetch(endpoint.url + COMPLETIONS, headers, post=post))
+    except (OtherStatus, orjson.JSONDecodeError):
         return None
     return answer.get("usage") if isinstance(answer, dict) else None
 
 
-async def _try_fields(endpoint: WorkerEndpoint, client: httpx.AsyncClient, model: str, fields: AcceptedFields) -> None:
+async def _try_fields(endpoint: WorkerEndpoint, client: PollClient, model: str, fields: AcceptedFields) -> None:
     """Send a streamed call of each kind with the fields that the router adds, and record in `fields` those refused."""
     headers = {"content-type": "application/json", **endpoint.authorization}
     for path, call in STREAMS.items():
         body = orjson.dumps({"model": model, "max_tokens": 1, "stream": True, **call})
         for _ in Addition:
             post = Additions().put(body, fields[path])
-            reply = await fetch_any_status(client, endpoint.url + path, headers, post=post)
-            refused = (
-                fields_named_in(reply.body, fields[path]) if reply.response.status_code in BAD_REQUEST else NO_FIELDS
-            )
+            reply = await client.fetch_any_status(endpoint.url + path, headers, post=post)
+            refused = fields_named_in(reply.body, fields[path]) if reply.status in BAD_REQUEST else NO_FIELDS
             if not refused:
                 break
             fields.refuse(path, refused)
@@ -206,12 +203,9 @@ def _notes(fields: AcceptedFields) -> Iterator[str]:
 
 async def check_workers(endpoints: Sequence[WorkerEndpoint], needs: RouterNeeds) -> list[WorkerCheck]:
     """Check all workers concurrently, each with prompts."""
-    client = polling_client()
-    try:
+    async with PollClient() as client:
         checks = [check_worker(endpoint, client, needs, generate=True) for endpoint in endpoints]
         return list(await asyncio.gather(*checks))
-    finally:
-        await client.aclose()
 
 
 class FlagWarnings:
@@ -232,7 +226,7 @@ class FlagWarnings:
 
     async def __aenter__(self) -> Self:
         """Open the client."""
-        self._client = polling_client()
+        self._client = PollClient()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -240,7 +234,7 @@ class FlagWarnings:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._client.aclose()
+        self._client.close()
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - see `Observer`
         """Start a check of a worker that joins."""

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, Self
 
-import httpx
 import msgpack
 import zmq
 import zmq.asyncio
@@ -19,6 +18,7 @@ from router.kv_events.stream import REPLAY_END, StreamLimits
 from router.kv_events.subscriber import WorkerFollower
 from router.upstream.directory import WorkerEndpoint
 from router.upstream.kv_endpoints import KvPublisher
+from router.upstream.polling.poll_client import PollClient
 from tests.support.running import TIMEOUT_S
 
 HASHER = BlockHasher(b"secret")
@@ -160,7 +160,7 @@ async def followed_publisher(
         lambda: None,
         lambda endpoint: None,  # noqa: ARG005
     )
-    async with httpx.AsyncClient() as client:
+    async with PollClient() as client:
         task = asyncio.create_task(scene.follower.run(context, client))
         await publisher.subscribed()
         try:

@@ -24,7 +24,7 @@ from router.upstream.flag_rules import (
     handoff_findings,
     tier_findings,
 )
-from router.upstream.polling.poll_client import polling_client
+from router.upstream.polling.poll_client import PollClient
 from tests.support.running import running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine, usage
 from tests.support.workers_http import worker
@@ -51,13 +51,10 @@ async def answering(details: object = None) -> AsyncIterator[ScriptedEngine]:
 
 
 async def examined(url: str, *, generate: bool = True, isolated: bool = False) -> WorkerCheck:
-    client = polling_client()
-    try:
+    async with PollClient() as client:
         return await check_worker(
             WorkerEndpoint(WorkerId("w"), url), client, RouterNeeds(64, isolated), generate=generate
         )
-    finally:
-        await client.aclose()
 
 
 async def changes(url: str, *, generate: bool = True) -> list[str]:

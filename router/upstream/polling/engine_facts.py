@@ -2,9 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Final
-
-import httpx
+from http import HTTPStatus
 
 from router.api.handoff.mooncake import read_engine_ids
 from router.core.model.request import Connector, Role
@@ -20,26 +18,24 @@ from router.upstream.dialects import (
     reported_ranks,
 )
 from router.upstream.directory import WorkerEndpoint, bootstrap_url
-from router.upstream.polling.poll_client import fetch, fetch_any_status
+from router.upstream.polling.poll_client import PollClient
 
 log = logging.getLogger(__name__)
 
-UNREADABLE: Final = (httpx.HTTPError, WorkerBroke)
 
-
-async def ask_info(client: httpx.AsyncClient, endpoint: WorkerEndpoint, dialect: Dialect | None) -> EngineInfo:
+async def ask_info(client: PollClient, endpoint: WorkerEndpoint, dialect: Dialect | None) -> EngineInfo:
     """Return its version and start flags."""
     if dialect is None or dialect.info_path is None:
         return EngineInfo()
     try:
-        return read_engine_info(await fetch(client, endpoint.url + dialect.info_path, endpoint.authorization))
-    except UNREADABLE as error:
+        return read_engine_info(await client.fetch(endpoint.url + dialect.info_path, endpoint.authorization))
+    except WorkerBroke as error:
         log.debug("%s: %s", endpoint.id, error)
         return EngineInfo()
 
 
 async def ask_vocabulary(
-    client: httpx.AsyncClient,
+    client: PollClient,
     endpoint: WorkerEndpoint,
     dialect: Dialect | None,
     models: frozenset[str],
@@ -53,29 +49,29 @@ async def ask_vocabulary(
     headers = {"content-type": "application/json", **endpoint.authorization}
     post = out_of_vocabulary_call(min(models - endpoint.parents.keys(), default=min(models)))
     try:
-        reply = await fetch_any_status(client, endpoint.url + COMPLETIONS_PATH, headers, post=post)
-    except UNREADABLE as error:
+        reply = await client.fetch_any_status(endpoint.url + COMPLETIONS_PATH, headers, post=post)
+    except WorkerBroke as error:
         log.debug("%s: %s", endpoint.id, error)
         return None
-    return read_vocabulary(reply.body) if reply.response.status_code == httpx.codes.BAD_REQUEST else None
+    return read_vocabulary(reply.body) if reply.status == HTTPStatus.BAD_REQUEST else None
 
 
 async def ask_ranks(
-    client: httpx.AsyncClient, endpoint: WorkerEndpoint, dialect: Dialect, info: EngineInfo
+    client: PollClient, endpoint: WorkerEndpoint, dialect: Dialect, info: EngineInfo
 ) -> frozenset[int] | None:
     """Return the engine's data-parallel ranks; None if it does not say."""
     if info.ranks is not None or dialect.cache_path is None:
         return info.ranks
     try:
-        page = await fetch(client, endpoint.url + dialect.cache_path, endpoint.authorization)
+        page = await client.fetch(endpoint.url + dialect.cache_path, endpoint.authorization)
         return reported_ranks(page, dialect.rank_label)
-    except UNREADABLE as error:
+    except WorkerBroke as error:
         log.debug("%s: %s", endpoint.id, error)
         return None
 
 
 async def ask_transfer_engines(
-    client: httpx.AsyncClient, endpoint: WorkerEndpoint, dialect: Dialect | None, bootstrap_port: int
+    client: PollClient, endpoint: WorkerEndpoint, dialect: Dialect | None, bootstrap_port: int
 ) -> Mapping[int, str]:
     """Return the ids of a prefill worker's engines by rank, which decode workers with Mooncake need; else none."""
     if endpoint.named_role is not Role.PREFILL or endpoint.named_connector is not Connector.MOONCAKE:
@@ -83,7 +79,7 @@ async def ask_transfer_engines(
     if dialect is SGLANG:
         return {}
     try:
-        return read_engine_ids(await fetch(client, f"{bootstrap_url(endpoint.url, bootstrap_port)}/query", {}))
-    except UNREADABLE as error:
+        return read_engine_ids(await client.fetch(f"{bootstrap_url(endpoint.url, bootstrap_port)}/query", {}))
+    except WorkerBroke as error:
         log.debug("%s: %s", endpoint.id, error)
         return {}

@@ -4,15 +4,14 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Final
-
-import httpx
 
 from router.core.model.events import CacheReport, WorkReport
 from router.errors import WorkerBroke
 from router.upstream.dialects import Dialect, ReportedLoad, pages_by_rank, reported_ranks
 from router.upstream.directory import WorkerEndpoint
-from router.upstream.polling.poll_client import fetch
+from router.upstream.polling.poll_client import OtherStatus, PollClient
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +92,7 @@ class LoadReader:
         self._load_path = next(iter(dialect.load_readers), None)
         self._cache_path = dialect.cache_path
 
-    async def read(self, client: httpx.AsyncClient) -> LoadPages | None:
+    async def read(self, client: PollClient) -> LoadPages | None:
         """Return the answers about load and cache; None if there is none about the load.
 
         A failure does not count as a missed poll: an engine may be up and keep no metrics.
@@ -103,36 +102,36 @@ class LoadReader:
             return None
         try:
             load = await self._get(client, path)
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code == httpx.codes.NOT_FOUND:
+        except OtherStatus as error:
+            if error.answered == HTTPStatus.NOT_FOUND:
                 paths = [*dialect.load_readers, None]
                 self._load_path = paths[paths.index(path) + 1]
             else:
                 self.warn(error)
             return None
-        except (httpx.HTTPError, WorkerBroke) as error:
+        except WorkerBroke as error:
             self.warn(error)
             return None
         cache = load if path == self._cache_path else await self._read_cache_page(client)
         return LoadPages(dialect, path, load, self._cache_path, cache)
 
-    async def _read_cache_page(self, client: httpx.AsyncClient) -> bytes | None:
+    async def _read_cache_page(self, client: PollClient) -> bytes | None:
         """Return the answer about the cache; None if there is none."""
         if self._cache_path is None:
             return None
         try:
             return await self._get(client, self._cache_path)
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code == httpx.codes.NOT_FOUND:
+        except OtherStatus as error:
+            if error.answered == HTTPStatus.NOT_FOUND:
                 self._cache_path = None
             else:
                 self.warn(error)
-        except (httpx.HTTPError, WorkerBroke) as error:
+        except WorkerBroke as error:
             self.warn(error)
         return None
 
-    async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
-        return await fetch(client, self._endpoint.url + path, self._endpoint.authorization)
+    async def _get(self, client: PollClient, path: str) -> bytes:
+        return await client.fetch(self._endpoint.url + path, self._endpoint.authorization)
 
     def warn(self, error: Exception) -> None:
         """Count and log an unusable answer; the worker stays in service."""

@@ -5,21 +5,19 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Self
 
-import httpx
-
 from router.core.model.events import Event, WorkerLeft
 from router.core.model.request import WorkerId
 from router.errors import WorkerBroke
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.flag_rules import tier_findings
-from router.upstream.polling.poll_client import polling_client
+from router.upstream.polling.poll_client import PollClient
 from router.upstream.polling.probe import LastSign, WorkerProbe, never, part_of
 from router.upstream.ranks.barrier_health import BarrierHealth
 from router.upstream.ranks.rank_rules import RankRules
 
 log = logging.getLogger(__name__)
 
-Poll = Callable[[httpx.AsyncClient], Awaitable[None]]
+Poll = Callable[[PollClient], Awaitable[None]]
 """Polls a worker once."""
 
 
@@ -50,11 +48,11 @@ class Poller:
         self._tasks: dict[WorkerId, tuple[asyncio.Task[None], ...]] = {}
         """For each worker a task that polls its health and one that polls its load, so that slow metrics do not delay
         the health poll."""
-        self._client: httpx.AsyncClient | None = None
+        self._client: PollClient | None = None
 
     async def __aenter__(self) -> Self:
         """Poll each worker once, so that the first call finds the workers that are up; then keep polling."""
-        client = polling_client()
+        client = PollClient()
         await asyncio.gather(*(probe.poll(client) for probe in self._probes.values()))
         self._client = client
         for worker, probe in self._probes.items():
@@ -71,13 +69,13 @@ class Poller:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if client is not None:
-            await client.aclose()
+            client.close()
 
     async def poll_once(self, workers: Collection[WorkerId], seconds: float) -> None:
         """Poll these workers once, for at most so many seconds, before the context is entered."""
         if not workers:
             return
-        async with polling_client() as client:
+        async with PollClient() as client:
             probes = dict.fromkeys(self._probe_of(worker) for worker in workers)
             polls = [asyncio.create_task(probe.poll_health(client)) for probe in probes]
             await asyncio.wait(polls, timeout=seconds)
@@ -130,13 +128,11 @@ class Poller:
     def _probe_of(self, worker: WorkerId) -> WorkerProbe:
         return self._probes[self._directory[worker].server or worker]
 
-    def _start_polling(
-        self, client: httpx.AsyncClient, probe: WorkerProbe, pause: float
-    ) -> tuple[asyncio.Task[None], ...]:
+    def _start_polling(self, client: PollClient, probe: WorkerProbe, pause: float) -> tuple[asyncio.Task[None], ...]:
         polls = (probe.poll_health, probe.poll_load)
         return tuple(asyncio.create_task(self._poll_forever(poll, client, pause)) for poll in polls)
 
-    async def _poll_forever(self, poll: Poll, client: httpx.AsyncClient, pause: float) -> None:
+    async def _poll_forever(self, poll: Poll, client: PollClient, pause: float) -> None:
         """`pause`: seconds before the first poll."""
         while True:
             await asyncio.sleep(pause)

@@ -4,9 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
 from math import inf
-
-import httpx
 
 from router.core.model.events import Event, Evicted, WorkerAnswered, WorkerJoined, WorkerLeft, WorkerReported
 from router.core.model.request import Connector, Role, Worker, WorkerId
@@ -25,7 +24,7 @@ from router.upstream.directory import WorkerDirectory, WorkerEndpoint
 from router.upstream.flag_rules import Finding, WorkerPart, connector_finding, connector_of, role_finding
 from router.upstream.polling.engine_facts import ask_info, ask_ranks, ask_transfer_engines, ask_vocabulary
 from router.upstream.polling.load_reader import LoadPages, LoadReader, LoadReport
-from router.upstream.polling.poll_client import AnswerLate, fetch, unconnected
+from router.upstream.polling.poll_client import AnswerLate, PollClient, Unconnected
 from router.upstream.ranks.rank_rules import RankRules
 
 log = logging.getLogger(__name__)
@@ -118,26 +117,26 @@ class WorkerProbe:
         """Its ranks, if they are workers of their own."""
         return self._endpoint.ranks
 
-    async def poll(self, client: httpx.AsyncClient) -> None:
+    async def poll(self, client: PollClient) -> None:
         """Poll health, models and load once, and feed events for what changed."""
         await self.poll_health(client)
         if self._answers.is_set():
             await self.poll_load(client)
 
-    async def poll_health(self, client: httpx.AsyncClient) -> None:
+    async def poll_health(self, client: PollClient) -> None:
         """Poll the worker's health and, now and then, its models; feed events for what changed."""
         models, began = None, time.monotonic()
         try:
             if not self._endpoint.healthy or self._endpoint.assumed or self._polls % POLLS_PER_MODEL_LIST == 0:
                 models = await self._read_models(client)
             await self._read_health(client, listed=models is not None)
-        except httpx.ConnectError as error:
-            self._on_missed(MISSED_POLLS, unconnected(error))
+        except Unconnected as error:
+            self._on_missed(MISSED_POLLS, str(error))
         except AnswerLate as error:
             if not self._shows_life(began):
                 self._on_missed(1, str(error))
-        except (httpx.HTTPError, WorkerBroke) as error:
-            self._on_missed(1, str(error) or type(error).__name__)
+        except WorkerBroke as error:
+            self._on_missed(1, str(error))
         else:
             self._polls += 1
             self._unanswered = 0
@@ -150,13 +149,13 @@ class WorkerProbe:
                     self._feed(WorkerAnswered(rank.id))
                 self._feed(WorkerAnswered(self._endpoint.id))
 
-    async def poll_load(self, client: httpx.AsyncClient) -> None:
+    async def poll_load(self, client: PollClient) -> None:
         """Wait until the worker is up, then read its load and report it."""
         await self._answers.wait()
         pages = await self._loads.read(client)
         self._load_readable = pages is not None and self._report_load(pages)
 
-    async def _read_models(self, client: httpx.AsyncClient) -> frozenset[str]:
+    async def _read_models(self, client: PollClient) -> frozenset[str]:
         body = await self._get(client, MODELS_PATH)
         dialect = detect_dialect(body)
         self._dialect = dialect
@@ -167,7 +166,7 @@ class WorkerProbe:
         self._publish(self._endpoint)
         return read_models(body)
 
-    async def _on_models(self, client: httpx.AsyncClient, models: frozenset[str]) -> None:
+    async def _on_models(self, client: PollClient, models: frozenset[str]) -> None:
         """Report a worker that has become healthy, or whose list of models or engines has changed, as joined."""
         known = self._endpoint.healthy and not self._endpoint.assumed
         if models != self._endpoint.models or not known or await self._has_other_engines(client):
@@ -214,7 +213,7 @@ class WorkerProbe:
     def _bootstrap_port(self, info: EngineInfo) -> int:
         return self._named_port or info.bootstrap_port or BOOTSTRAP_PORT
 
-    async def _has_other_engines(self, client: httpx.AsyncClient) -> bool:
+    async def _has_other_engines(self, client: PollClient) -> bool:
         """Return whether a prefill worker was started anew between two polls: decode workers must be told its new ids,
         as they wait in vain for an engine that is gone.
         """
@@ -288,7 +287,7 @@ class WorkerProbe:
         labelled = self._dialect is not None and bool(self._dialect.rank_label)
         return labelled and self._rules.ranks != "off" and self._endpoint.rank is None
 
-    async def _read_health(self, client: httpx.AsyncClient, *, listed: bool) -> None:
+    async def _read_health(self, client: PollClient, *, listed: bool) -> None:
         """`listed`: whether the worker has just answered with its list of models."""
         if self._dialect is not None and not (listed and self._dialect.health_path == MODELS_PATH):
             await self._get(client, self._dialect.health_path)
@@ -330,24 +329,24 @@ class WorkerProbe:
             report = LoadReport(load)
         self._feed(_reported(self._endpoint.id, report))
 
-    async def flush(self, client: httpx.AsyncClient) -> None:
+    async def flush(self, client: PollClient) -> None:
         """Have the worker empty its prefix cache. Raises WorkerBroke if it does not, or cannot."""
         path = None if self._dialect is None else self._dialect.flush_path
         if path is None:
             raise WorkerBroke(f"Worker {self._endpoint.id} cannot empty its cache.")
         try:
-            response = await client.post(self._endpoint.url + path, headers=self._endpoint.authorization)
-        except httpx.HTTPError as error:
+            reply = await client.fetch_any_status(self._endpoint.url + path, self._endpoint.authorization, post=b"")
+        except WorkerBroke as error:
             raise WorkerBroke(f"Worker {self._endpoint.id} did not answer: {error}") from error
-        if response.is_error or b'"success":false' in response.content.replace(b" ", b""):
-            answer = f"POST {path} was answered with {response.status_code}"
+        if reply.status >= HTTPStatus.BAD_REQUEST or b'"success":false' in reply.body.replace(b" ", b""):
+            answer = f"POST {path} was answered with {reply.status}"
             raise WorkerBroke(f"Worker {self._endpoint.id} did not empty its cache: {answer}.")
         for rank in self.ranks:
             self._feed(Evicted(rank.id))
         self._feed(Evicted(self._endpoint.id))
 
-    async def _get(self, client: httpx.AsyncClient, path: str) -> bytes:
-        return await fetch(client, self._endpoint.url + path, self._endpoint.authorization)
+    async def _get(self, client: PollClient, path: str) -> bytes:
+        return await client.fetch(self._endpoint.url + path, self._endpoint.authorization)
 
     def _shows_life(self, since: float) -> bool:
         """Whether calls have shown since then that the worker is only too busy to answer polls in time."""

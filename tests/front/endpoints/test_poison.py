@@ -4,7 +4,6 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 
-import httpx
 import pytest
 
 from router.api.body.fields import largest_id
@@ -14,6 +13,7 @@ from router.core.model.request import WorkerId
 from router.errors import BadRequest
 from router.upstream.dialects import read_vocabulary
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
+from router.upstream.polling.poll_client import PollClient
 from router.upstream.polling.probe import WorkerProbe
 from router.upstream.ranks.rank_rules import RankRules
 from tests.support.running import CHAT, COMPLETIONS, chat, running_router, until
@@ -59,7 +59,7 @@ async def test_a_token_id_outside_the_vocabulary_reaches_no_engine(path: str, bo
 
 async def test_a_worker_is_healthy_only_once_it_has_joined() -> None:
     """It joins only after the probe for its vocabulary is answered."""
-    async with scripted_engine() as engine, httpx.AsyncClient() as client:
+    async with scripted_engine() as engine, PollClient() as client:
         as_sglang(engine)
         engine.forwards_vocabulary_probes = True
         endpoint, events = WorkerEndpoint(WorkerId("w"), engine.url), list[Event]()

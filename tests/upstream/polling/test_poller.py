@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 
-import httpx
 import pytest
 
 from router.core.model.events import (
@@ -24,7 +23,7 @@ from router.core.model.events import (
 from router.core.model.request import Connector, Role, WorkerId
 from router.errors import WorkerBroke
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
-from router.upstream.polling.poll_client import MAX_ANSWER_BYTES, polling_client
+from router.upstream.polling.poll_client import MAX_ANSWER_BYTES, PollClient
 from router.upstream.polling.poller import Poller
 from router.upstream.polling.probe import MISSED_POLLS, POLLS_PER_MODEL_LIST, WorkerProbe
 from router.upstream.ranks.rank_rules import RankRules
@@ -39,7 +38,7 @@ class Watch:
     backend: WorkerEndpoint
     events: list[Event]
     probe: WorkerProbe
-    client: httpx.AsyncClient
+    client: PollClient
 
     async def fed(self, polls: int = 1) -> list[Event]:
         """Poll this many times and return the events fed."""
@@ -56,7 +55,7 @@ class Watch:
 
 @asynccontextmanager
 async def watched(*models: str) -> AsyncIterator[Watch]:
-    async with scripted_engine(*models) as engine, httpx.AsyncClient() as client:
+    async with scripted_engine(*models) as engine, PollClient() as client:
         backend = WorkerEndpoint(WorkerId("w"), engine.url)
         events: list[Event] = []
         yield Watch(
@@ -114,7 +113,7 @@ async def test_an_engine_that_answers_with_errors_is_down_after_several_polls() 
 
 async def test_an_engine_that_is_too_busy_to_answer_polls_in_time_stays_while_its_calls_go_on() -> None:
     """Late polls take a worker out of service only once its calls show no life either; an error of its health does."""
-    async with watched() as watch, httpx.AsyncClient(timeout=0.05) as hurried:
+    async with watched() as watch, PollClient(0.05) as hurried:
         signs = {WorkerId("w"): inf}
         watch.probe = WorkerProbe(
             watch.backend, watch.events.append, WorkerDirectory([watch.backend]), RankRules(), signs.__getitem__
@@ -310,7 +309,7 @@ async def test_a_prefill_worker_with_mooncake_is_known_by_its_engines_id(caplog:
 async def why_not_up(url: str, caplog: pytest.LogCaptureFixture) -> str:
     """Poll a worker that cannot be used, and return what the log says of it, in one line."""
     endpoint = WorkerEndpoint(WorkerId("w"), url)
-    async with polling_client() as client:
+    async with PollClient() as client:
         await WorkerProbe(endpoint, list[Event]().append, WorkerDirectory([endpoint]), RankRules()).poll_health(client)
     (line,) = [record.getMessage() for record in caplog.records]
     assert len(line.splitlines()) == 1

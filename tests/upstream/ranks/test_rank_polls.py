@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import httpx
 import orjson
 import pytest
 
@@ -13,6 +12,7 @@ from router.core.model.events import Event, WorkerAnswered, WorkerJoined, Worker
 from router.core.model.request import Takes, WorkerId
 from router.upstream.dialects import LOADS_PATH, SGLANG, VLLM, pages_by_rank, reported_ranks
 from router.upstream.directory import WorkerDirectory, WorkerEndpoint
+from router.upstream.polling.poll_client import PollClient
 from router.upstream.polling.probe import WorkerProbe
 from router.upstream.ranks.barrier_health import BarrierHealth
 from router.upstream.ranks.rank_rules import RankRules
@@ -40,7 +40,7 @@ class Watch:
     engine: ScriptedEngine
     directory: WorkerDirectory
     probe: WorkerProbe
-    client: httpx.AsyncClient
+    client: PollClient
     events: list[Event]
 
     async def fed(self, *ranks: int) -> list[Event]:
@@ -54,7 +54,7 @@ class Watch:
 
 @asynccontextmanager
 async def watched(rules: RankRules = RankRules()) -> AsyncIterator[Watch]:  # noqa: B008 - frozen
-    async with scripted_engine("m") as engine, httpx.AsyncClient() as client:
+    async with scripted_engine("m") as engine, PollClient() as client:
         endpoint = WorkerEndpoint(WorkerId("w"), engine.url)
         directory = WorkerDirectory([endpoint])
         events: list[Event] = []
