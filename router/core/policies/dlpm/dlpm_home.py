@@ -104,7 +104,7 @@ class DlpmHome(Policy):
 
     @property
     def next_deadline(self) -> float:
-        """The earlier of the next request leaving home and the end of a delayed refill."""
+        """The earlier of the next deadline of the pool and the end of a delayed refill."""
         return min(self._pool.next_deadline, self._refill_hold.next_deadline) if len(self._pool) else inf
 
     def enqueue(self, request: Request, now: float) -> None:
@@ -146,6 +146,7 @@ class DlpmHome(Policy):
             return choice
         if not len(self._pool):
             return None
+        self._pool.take_in_changes(now)
         self._pool.release_from_home(now)
         self._refill_hold.advance(now)
         choice = self._choose_next(now)

@@ -4,9 +4,11 @@ A request is at home at the workers that hold most of its prefix. It leaves home
 multiple of the time that its prefix takes to compute: then any worker may take it, and at home it still goes first.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import repeat
 from math import ceil, inf
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -22,6 +24,10 @@ _arrival = attrgetter("arrival")
 _size = attrgetter("size")
 MOST_HOMES: Final = 3
 """The most homes of a request. If more workers hold its prefix, those with the lowest load are its homes."""
+CHANGES_AT_ONCE: Final = 32
+"""Up to this many changed matches are taken in at once, in about a millisecond."""
+CHANGES_SECONDS: Final = 0.002
+"""Time from taking in some of more changed matches to taking in the next ones."""
 
 
 @dataclass(slots=True)
@@ -119,6 +125,10 @@ class HomePool:
         """By route, the queue of requests that have no home or have left it."""
         self._home_deadlines: list[HomeDeadline] = []
         self._arrivals = 0
+        self._changes: deque[tuple[WorkerId, PooledRequest]] = deque()
+        """Changed matches that are not taken in yet, each at one worker. Some of the requests may be gone."""
+        self._next_changes = inf
+        """When the next of them are taken in."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -133,10 +143,11 @@ class HomePool:
 
     @property
     def next_deadline(self) -> float:
-        """The time at which the next request leaves home; infinite if none will."""
+        """The time at which the next request leaves home, or more changed matches are taken in; infinite without."""
         while self._home_deadlines and not self._is_current(self._home_deadlines[0]):
             heappop(self._home_deadlines)
-        return self._home_deadlines[0].at if self._home_deadlines else inf
+        leaving = self._home_deadlines[0].at if self._home_deadlines else inf
+        return min(leaving, self._next_changes)
 
     def queues_for(self, worker: WorkerId, routes: Collection[str]) -> list[LongestMatchQueue]:
         """The non-empty queues that a worker may take from; the queue of requests at home there comes last."""
@@ -170,6 +181,8 @@ class HomePool:
         waiting = self._waiting.pop(request)
         if not self._waiting:
             self._home_deadlines.clear()
+            self._changes.clear()
+            self._next_changes = inf
         self._view.unwatch(request)
         for worker in waiting.homes:
             self._remove_home(waiting, worker)
@@ -182,9 +195,28 @@ class HomePool:
         self._sidelined.update_priority(client, priority_class)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
-        """The match of these requests at this worker changed. Those that arrived first choose their homes first."""
-        for waiting in sorted([self._waiting[name] for name in requests], key=_arrival):
-            if worker in waiting.able:
+        """The match of these requests at this worker changed. Those that arrived first choose their homes first.
+
+        Thousands may share a prefix, and to choose a home for each takes too long for one event. So if there are many,
+        they keep their homes for some moments.
+        """
+        self._changes.extend(zip(repeat(worker), sorted([self._waiting[name] for name in requests], key=_arrival)))
+        if len(self._changes) <= CHANGES_AT_ONCE:
+            self._take_in_changes(CHANGES_AT_ONCE)
+        elif self._next_changes == inf:
+            self._next_changes = -inf
+
+    def take_in_changes(self, now: float) -> None:
+        """Take in some of the matches that changed, if many did and it is time for that."""
+        if self._next_changes <= now:
+            # With at least a part of them, they cannot pile up, however many come.
+            self._take_in_changes(max(CHANGES_AT_ONCE, len(self._changes) // 128))
+            self._next_changes = now + CHANGES_SECONDS if self._changes else inf
+
+    def _take_in_changes(self, most: int) -> None:
+        for _ in range(min(most, len(self._changes))):
+            worker, waiting = self._changes.popleft()
+            if self._waiting.get(waiting.request.id) is waiting and worker in waiting.able:
                 self._match_changed(waiting, worker)
 
     def _match_changed(self, waiting: PooledRequest, worker: WorkerId) -> None:

@@ -12,7 +12,7 @@ from router.core.model.events import Arrived
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.dlpm.dlpm_home import DlpmHome
 from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters, DlpmHomeParameters
-from router.core.policies.dlpm.home_pool import MOST_HOMES, PooledRequest
+from router.core.policies.dlpm.home_pool import CHANGES_AT_ONCE, CHANGES_SECONDS, MOST_HOMES, HomePool, PooledRequest
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import CHUNK_TOKENS, MODEL, Scene, key
 
@@ -310,6 +310,8 @@ def test_an_eviction_visits_the_requests_that_are_at_home_there(alike: int) -> N
     unwatched = {name: pool[name].matched for name in pool._waiting if WorkerId("w1") not in pool[name].homes}
     assert len(unwatched) > alike / 4
     scene.evict("w1")
+    for _ in range(alike // CHANGES_AT_ONCE):
+        scene.wait(CHANGES_SECONDS)
     assert all(pool[name].matched is matched for name, matched in unwatched.items())
     assert all(WorkerId("w1") not in pool[name].homes for name in pool._waiting)
 
@@ -336,6 +338,52 @@ def test_requests_choose_new_homes_in_the_order_of_their_arrival() -> None:
     scene.evict("w1")
     assert len(chosen) > 1
     assert chosen == sorted(chosen, key=names.index)
+
+
+@pytest.fixture
+def many_at_home() -> tuple[Scene, HomePool]:
+    """Many requests that wait alike for one of two busy workers, which holds their prefix."""
+    scene = new_scene(settings=SchedulerSettings(window=FixedWindow(requests=1), waiting=WaitingLimits(1000, 1e9)))
+    scene.arrive("ada", DOCUMENT)
+    scene.arrive("ada", "w2 is busy")
+    for number in range(10 * CHANGES_AT_ONCE):
+        scene.arrive("ada", f"{DOCUMENT}{number}")
+    return scene, cast("DlpmHome", scene.scheduler.policy)._pool
+
+
+def at_home(pool: HomePool) -> int:
+    return sum(bool(waiting.homes) for waiting in pool._waiting.values())
+
+
+def test_of_many_changed_matches_an_event_takes_in_a_few(many_at_home: tuple[Scene, HomePool]) -> None:
+    """No event takes long because thousands that wait lose their prefix."""
+    scene, pool = many_at_home
+    waited = at_home(pool)
+    scene.evict("w1")
+    assert at_home(pool) == waited - CHANGES_AT_ONCE
+    scene.wait(CHANGES_SECONDS)
+    assert at_home(pool) == waited - 2 * CHANGES_AT_ONCE
+
+
+def test_all_changed_matches_are_taken_in_without_other_events(many_at_home: tuple[Scene, HomePool]) -> None:
+    """The scheduler is woken for each part of them, so that nobody waits in vain for a home that holds nothing."""
+    scene, pool = many_at_home
+    scene.evict("w1")
+    for _ in range(10):
+        assert at_home(pool) == 0 or scene.scheduler.policy.next_deadline <= scene.now + CHANGES_SECONDS
+        scene.wait(CHANGES_SECONDS)
+    check_homes(scene, DlpmHomeParameters(20_000))
+    assert at_home(pool) == 0
+
+
+def test_a_request_that_left_is_not_missed_when_its_match_is_taken_in(many_at_home: tuple[Scene, HomePool]) -> None:
+    """Its client may leave while its new match is not taken in yet."""
+    scene, pool = many_at_home
+    scene.evict("w1")
+    for name in [name for name, waiting in pool._waiting.items() if waiting.homes]:
+        scene.cancel(name)
+    scene.wait(CHANGES_SECONDS)
+    assert len(pool) == CHANGES_AT_ONCE
 
 
 @pytest.mark.parametrize("parameters", [{"load_ratio": 0.5}, {"load_slack": -1}, {"quantum": 0.0}])
