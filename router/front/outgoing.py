@@ -150,7 +150,7 @@ class OutgoingCall:
         finish: Callable[[bytes], bytes] | None,
     ) -> bytes:
         """Return the body as this worker gets it."""
-        body = self.steered(worker, path, self._call.additions.put(body, added))
+        body = self._call.additions.put(self.steered(worker, path, body), added)
         return body if finish is None else finish(body)
 
     def steered(self, worker: ConnectedWorker, path: str, body: bytes) -> bytes:

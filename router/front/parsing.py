@@ -20,11 +20,13 @@ from router.api.body.steering import refuse_steering
 from router.api.families import Family, with_deployment
 from router.auth.identity import Identifier, Identity
 from router.core.model.prompt_key import PromptHasher
-from router.errors import UnknownModel
+from router.errors import BadRequest, UnknownModel
 from router.upstream.connections import ServedModel, WorkerConnections
 
 T = TypeVar("T")
 
+NAME_BYTES: Final = 256
+"""Bytes of a model's or user's name at most, as the router keeps these names after their call."""
 INLINE_BYTES: Final = 64 * 1024
 """Bodies up to this size are parsed on the event loop unless they have many members, longer ones in a thread."""
 INLINE_MEMBERS: Final = 2000
@@ -116,7 +118,7 @@ class BodyParser:
         if deployment is not None:
             body = with_deployment(body, head.content_type, deployment)
         call = family.parse(head, body, self._hasher, ids=self._ids)
-        call.check_names()
+        _check_names(call)
         if (model := self._connections.aliases.get(call.model)) is None:
             return call
         return family.parse(head, rename(body, call.content_type, model), self._hasher, ids=self._ids)
@@ -128,6 +130,14 @@ class BodyParser:
             return isolation.cache_scope_of(self._identifier.identify(sender.headers, user, sender.address))
 
         return with_cache_salt(body, cache_scope, isolation.secret)
+
+
+def _check_names(call: Call) -> None:
+    """Raise BadRequest if the name of the model or the user exceeds `NAME_BYTES`."""
+    for param, name in (("model", call.model), ("user", call.user or "")):
+        if len(name) > NAME_BYTES or len(name.encode()) > NAME_BYTES:
+            message = f"`{param}` is longer than {NAME_BYTES} bytes."
+            raise BadRequest(message, param=param, code="string_above_max_length")
 
 
 def is_light(body: bytes, content_type: str) -> bool:

@@ -14,7 +14,6 @@ from typing import cast
 
 import pytest
 
-from router.api.body.call import NAME_BYTES
 from router.api.families import Reader
 from router.auth.identity import Identifier
 from router.errors import Refused
@@ -22,6 +21,7 @@ from router.front.answer_stream import AnswerStream
 from router.front.byte_budget import ByteBudget
 from router.front.http.response_writer import StreamWriter
 from router.front.outgoing import HELD_BYTES
+from router.front.parsing import NAME_BYTES
 from router.upstream.http_client import SMALL_BLOCKS, WorkerClient, WorkerResponse
 from tests.support.running import CHAT, TIMEOUT_S, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, scripted_engine, usage, usage_chunk

@@ -6,11 +6,8 @@ from typing import Final, NamedTuple
 from router.api.body.edits import Additions
 from router.api.body.fields import NO_SESSION, SessionMembers
 from router.core.model.prompt_key import Prompt
-from router.errors import BadRequest
 
 COMPLETIONS: Final = "/v1/completions"
-NAME_BYTES: Final = 256
-"""Bytes of a model's or user's name at most, as the router keeps these names after their call."""
 
 
 class ResumeMode(Enum):
@@ -86,13 +83,6 @@ class Call(NamedTuple):
     """Whether one engine must compute all of it. If not, one may compute the prompt and another one the answer."""
     light: bool = True
     """Whether the event loop may parse and edit the body. If not, that takes long and is done in a thread."""
-
-    def check_names(self) -> None:
-        """Raise BadRequest if the name of the model or the user exceeds `NAME_BYTES`."""
-        for param, name in (("model", self.model), ("user", self.user or "")):
-            if len(name) > NAME_BYTES or len(name.encode()) > NAME_BYTES:
-                message = f"`{param}` is longer than {NAME_BYTES} bytes."
-                raise BadRequest(message, param=param, code="string_above_max_length")
 
 
 class Head(NamedTuple):

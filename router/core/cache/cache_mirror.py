@@ -28,7 +28,6 @@ from router.core.cache.cache_model import CacheState, PinnedRun
 from router.core.cache.engine_rules import (
     MatchWorth,
     Tracking,
-    blocks_for,
     computes_anew,
     resent_tokens,
     rules_of,
@@ -312,7 +311,7 @@ class CacheMirror:
         """Update what a request holds beside what the tree accounts for. Returns whether that is more than before."""
         if not self._tracking.replays:
             return False
-        held = blocks_for(run.prompt_tokens + run.output, state.block_tokens)
+        held = _blocks_for(run.prompt_tokens + run.output, state.block_tokens)
         own = max(0.0, held - run.prompt_chunks * self._estimates.tokens_per_chunk(run.model))
         more = own > run.own_tokens
         state.own_tokens += own - run.own_tokens
@@ -385,6 +384,11 @@ class CacheMirror:
         hits = _increase(before, report, lambda each: each.hit_tokens)
         if state.calibration.silent and hits is not None:
             state.calibration.record_totals(state.predicted_tokens, round(hits), state.prompt_tokens)
+
+
+def _blocks_for(tokens: int, block: int) -> int:
+    """Round tokens up to full blocks."""
+    return -(-tokens // block) * block
 
 
 def _increase(before: CacheReport, after: CacheReport, of: Callable[[CacheReport], float | None]) -> float | None:

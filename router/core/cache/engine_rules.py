@@ -76,11 +76,6 @@ def whole_blocks(tokens: float, block: int) -> int:
     return int(tokens) // block * block
 
 
-def blocks_for(tokens: float, block: int) -> int:
-    """Round tokens up to full blocks."""
-    return -(-int(tokens) // block) * block
-
-
 class MatchWorth(NamedTuple):
     """How many tokens a match at one worker counts for."""
 

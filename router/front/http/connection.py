@@ -84,7 +84,7 @@ class ClientConnection(HttpToolsProtocol):
         """The part of the next head that has arrived, possibly with some bytes before it."""
         self._unparsed_bytes = 0
         """Bytes received since the last end of a head or part of a body."""
-        self._deadlines = Deadlines(self._limits, self.loop)
+        self._deadlines: Deadlines
         self._unread: UnreadBytes
         self._hold: Hold
         """Counts heads and early bytes in the budget."""
@@ -107,6 +107,7 @@ class ClientConnection(HttpToolsProtocol):
         """Enter the connection in the counts, or refuse it if there are too many."""
         super().connection_made(CorkedTransport(transport, self.loop.call_soon))
         self._address = self.client[0] if self.client else ""
+        self._deadlines = Deadlines(self._limits, self.loop)
         self._hold = self._connections.budget.hold(self._address)
         self._unread = UnreadBytes(self._connections.budget, self.transport, self._address)
         if self._connections.add(self, self._address):
