@@ -152,21 +152,13 @@ Everything else outside /v1 stays closed: it starts, stops, empties or reconfigu
 """
 
 
-def _chat(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001 - fits Parser
-    return parse_chat(body, hasher, ids=ids)
-
-
-def _completion(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
-    return parse_completion(body, hasher, ids=ids)
-
-
 _EMBEDDINGS: Final = Family(embeddings.parse_embeddings, EventReader, read_plain)
 _SCORING: Final = Family(scoring.parse_scoring, EventReader, read_plain)
 _TOKENIZING: Final = Family(tokenizing.parse_tokenizing, EventReader, tokenizing.read_tokenized)
 _INFO: Final = Family(parse_other, EventReader, read_plain, methods=("GET",))
 FAMILIES: Final[Mapping[str, Family]] = {
-    CHAT: Family(_chat, tokenizable=True, generates=True, served_by_all_engines=True),
-    COMPLETIONS: Family(_completion, tokenizable=True, generates=True, served_by_all_engines=True),
+    CHAT: Family(parse_chat, tokenizable=True, generates=True, served_by_all_engines=True),
+    COMPLETIONS: Family(parse_completion, tokenizable=True, generates=True, served_by_all_engines=True),
     responses.PATH: Family(
         responses.parse_response, responses.ResponseReader, responses.read_response, responses.ERRORS, generates=True
     ),

@@ -7,7 +7,7 @@ import pytest
 
 from router.api.answer.answer_record import RECORD_LIMIT, TokenRecord
 from router.api.answer.stream_reader import StreamReader
-from router.api.body.call import Call, ResumeMode
+from router.api.body.call import Call, Head, ResumeMode
 from router.api.body.edits import Addition
 from router.api.continuation import Continuation, Rewriter, continuation, last_events
 from router.api.endpoints.chat import parse_chat
@@ -16,18 +16,19 @@ from router.core.model.prompt_key import PromptHasher
 from router.errors import WorkerBroke
 
 HASHER = PromptHasher(b"secret")
+CHAT = Head("/v1/chat/completions")
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]
 HEAD = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
 
 def chat(**fields: Any) -> Call:
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True, **fields}
-    return parse_chat(json.dumps(body).encode(), HASHER, ids=True)
+    return parse_chat(CHAT, json.dumps(body).encode(), HASHER, ids=True)
 
 
 def completion(**fields: Any) -> Call:
     body = {"model": "m", "prompt": "Hi", "stream": True, **fields}
-    return parse_completion(json.dumps(body).encode(), HASHER, ids=True)
+    return parse_completion(CHAT, json.dumps(body).encode(), HASHER, ids=True)
 
 
 def event(choice: dict[str, Any], **more: Any) -> bytes:

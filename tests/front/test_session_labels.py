@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from router.api.body.call import Head
 from router.api.body.fields import SessionMembers
 from router.api.endpoints.chat import parse_chat
 from router.config.settings import Settings
@@ -12,6 +13,8 @@ from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import SessionId
 from router.front.exchange import Exchange
 from router.front.session_labels import UNLABELLED, SessionLabel, SessionLabels
+
+HEAD = Head("/v1/chat/completions")
 
 NAMES = Settings().session_labels
 BODY = b'{"model": "m", "messages": []}'
@@ -32,7 +35,7 @@ def labelled(session: str, parent: str | None = None, *, last: bool = False) -> 
 
 def read(headers: Sequence[tuple[bytes, bytes]] = (), body: bytes = BODY, labels: SessionLabels | None = None) -> Any:
     labels = labels or SessionLabels(NAMES)
-    return labels.read(exchange(*headers), parse_chat(body, PromptHasher(b"")))
+    return labels.read(exchange(*headers), parse_chat(HEAD, body, PromptHasher(b"")))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ def test_the_first_label_counts() -> None:
     """Of several labels the first one in the order of the setting counts, headers before the body."""
     both = [(b"x-session-id", b"late"), (b"session-id", b"early")]
     assert read(both, b'{"model": "m", "messages": [], "prompt_cache_key": "body"}').session == "early"
-    assert SessionLabels(["x-session-id"]).read(exchange(*both), parse_chat(BODY, PromptHasher(b""))).session == "late"
+    assert read(both, labels=SessionLabels(["x-session-id"])).session == "late"
 
 
 def test_each_agent_of_claude_code_has_its_own_context() -> None:
@@ -106,4 +109,4 @@ def test_most_calls_have_no_label() -> None:
     labels = SessionLabels(NAMES)
     assert read([(b"authorization", b"x")], labels=labels) == UNLABELLED
     assert not labels.ignored
-    assert parse_chat(BODY, PromptHasher(b"")).session == SessionMembers()
+    assert parse_chat(HEAD, BODY, PromptHasher(b"")).session == SessionMembers()

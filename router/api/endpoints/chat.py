@@ -4,7 +4,7 @@ from typing import Final
 
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
-from router.api.body.call import Call, ResumeMode
+from router.api.body.call import Call, Head, ResumeMode
 from router.api.body.edits import additions, requested_usage
 from router.api.body.fields import largest_id
 from router.api.body.restrictions import chat_computed_anew_by, is_for_one_engine, resume_mode_of
@@ -13,7 +13,7 @@ from router.core.model.prompt_key import PromptHasher
 PATH: Final = "/v1/chat/completions"
 
 
-def parse_chat(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
+def parse_chat(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
     """Parse the members that the router needs, and leave the others to the engine.
 
     `ids`: ask the engine for token ids if another engine could continue the answer by them. Raises BadRequest.

@@ -4,7 +4,7 @@ from typing import Final
 
 from router.api.body import fields as read
 from router.api.body import prompt_bytes as render
-from router.api.body.call import COMPLETIONS, Call, ResumeMode
+from router.api.body.call import COMPLETIONS, Call, Head, ResumeMode
 from router.api.body.edits import additions, requested_usage
 from router.api.body.fields import Fields, largest_id
 from router.api.body.prompts import prompts_of
@@ -15,7 +15,7 @@ DEFAULT_MAX_TOKENS: Final = 16
 """The limit of both engines for a call without one."""
 
 
-def parse_completion(body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
+def parse_completion(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
     """Parse the members that the router needs, and leave the others to the engine.
 
     `ids`: ask the engine for token ids if another engine could continue the answer by them. Raises BadRequest.

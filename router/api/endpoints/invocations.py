@@ -15,8 +15,8 @@ from router.core.model.prompt_key import PromptHasher
 PATH: Final = "/invocations"
 
 
-def parse_invocation(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:  # noqa: ARG001
+def parse_invocation(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool = False) -> Call:
     """Parse a body without messages, but with a prompt, as a completion, and any other as a chat. Raises BadRequest."""
     fields = read.load_fields(body)
-    is_completion = "messages" not in fields and "prompt" in fields
-    return parse_completion(body, hasher, ids=ids) if is_completion else parse_chat(body, hasher, ids=ids)
+    parse = parse_completion if "messages" not in fields and "prompt" in fields else parse_chat
+    return parse(head, body, hasher, ids=ids)

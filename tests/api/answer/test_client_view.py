@@ -7,9 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.api.answer.client_view import UsageSplice
+from router.api.body.call import Head
 from router.api.endpoints.chat import parse_chat
 from router.api.endpoints.completions import parse_completion
 from router.core.model.prompt_key import PromptHasher
+
+HEAD = Head("/v1/chat/completions")
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
 NASTY = st.sampled_from(["", "usage", '"usage":{}}', ',"usage":', "}\n\ndata: {", "\u00fc", '"choices":[]', "\\"])
@@ -31,7 +34,7 @@ CHUNKS = st.builds(
 def splice(usage: bool = False, continuous: bool = False) -> UsageSplice:
     options = {"include_usage": usage, "continuous_usage_stats": continuous}
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "stream_options": options}
-    return UsageSplice(parse_chat(orjson.dumps(body), PromptHasher(b"secret")))
+    return UsageSplice(parse_chat(HEAD, orjson.dumps(body), PromptHasher(b"secret")))
 
 
 def through(client: UsageSplice, event: bytes) -> bytes:
@@ -97,7 +100,7 @@ def test_sglangs_completion_looks_as_if_only_the_client_asked(continuous: bool) 
     """`usage` is null if the client asked for none, and members with token ids are cut out."""
     options = {"include_usage": False, "continuous_usage_stats": continuous}
     body = {"model": "m", "prompt": "Hi", "stream": True, "stream_options": options}
-    client = UsageSplice(parse_completion(orjson.dumps(body), PromptHasher(b"secret"), ids=True))
+    client = UsageSplice(parse_completion(HEAD, orjson.dumps(body), PromptHasher(b"secret"), ids=True))
     choice = {"index": 0, "text": ',"token_ids":[1]', "finish_reason": None, "matched_stop": None}
     sent = {"choices": [{**choice, "token_ids": [3, 4], "prompt_token_ids": [1]}], "usage": USAGE}
     wanted = {"choices": [choice], "usage": USAGE if continuous else None}

@@ -10,8 +10,11 @@ from router.api.answer.answer_record import TokenRecord
 from router.api.answer.fast_path import ChunkRun, CommonChunks
 from router.api.answer.sse import plain_data
 from router.api.answer.stream_reader import StreamReader
+from router.api.body.call import Head
 from router.api.endpoints.chat import parse_chat
 from router.core.model.prompt_key import PromptHasher
+
+HEAD = Head("/v1/chat/completions")
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12, "completion_tokens_details": None}
 NULLS = st.dictionaries(st.sampled_from(["reasoning_content", "stop_reason", "token_ids", "matched_stop"]), st.none())
@@ -189,7 +192,7 @@ def test_both_ways_of_reading_a_stream_agree(stream: list[tuple[dict[str, Any], 
     """Bytes for the client, usage and the continuation are the same on the fast path and with the JSON parser."""
     read = []
     for common in (True, False):
-        reader = StreamReader(parse_chat(BODY, PromptHasher(b"secret"), ids=True))
+        reader = StreamReader(parse_chat(HEAD, BODY, PromptHasher(b"secret"), ids=True))
         shown = b""
         for delta, ids, finish, usage, more in [FIRST, *stream]:
             content = {"id": "c", "choices": [{"index": 0, "delta": delta, **ids, **finish}]}

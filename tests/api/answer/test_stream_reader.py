@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api.answer.stream_reader import EngineError, StreamReader, read_json
-from router.api.body.call import Call
+from router.api.body.call import Call, Head
 from router.api.endpoints.chat import parse_chat
 from router.api.endpoints.completions import parse_completion
 from router.core.model.prompt_key import PromptHasher
@@ -17,6 +17,7 @@ from router.core.model.request import Usage
 from router.errors import WorkerBroke
 
 HASHER = PromptHasher(b"secret")
+HEAD = Head("/v1/chat/completions")
 DONE = b"data: [DONE]\n\n"
 FINAL = {"prompt_tokens": 9, "total_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
 
@@ -24,11 +25,11 @@ FINAL = {"prompt_tokens": 9, "total_tokens": 12, "completion_tokens": 3, "prompt
 def chat(usage: bool = False, continuous: bool = False, **fields: Any) -> Call:
     options = {"include_usage": usage, "continuous_usage_stats": continuous}
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True, "stream_options": options}
-    return parse_chat(orjson.dumps({**body, **fields}), HASHER)
+    return parse_chat(HEAD, orjson.dumps({**body, **fields}), HASHER)
 
 
 def completion(**fields: Any) -> Call:
-    return parse_completion(orjson.dumps({"model": "m", "stream": True, **fields}), HASHER)
+    return parse_completion(HEAD, orjson.dumps({"model": "m", "stream": True, **fields}), HASHER)
 
 
 def event(*choices: dict[str, Any], usage: dict[str, Any] | None = None, **more: Any) -> bytes:
@@ -383,12 +384,12 @@ def shown(call: Call, *blocks: bytes) -> list[dict[str, Any] | None]:
 
 def test_a_fingerprint_beside_usage_that_only_the_router_asked_for_goes_to_the_last_chunk_of_each_choice() -> None:
     """The client gets it where the engine puts it for a call without usage, on either way of reading."""
-    call = parse_chat(b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"stream":true,"n":2}', HASHER)
+    call = parse_chat(HEAD, b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"stream":true,"n":2}', HASHER)
     ends = [event(text_choice("b", index, "stop"), usage=counted(2)) for index in (0, 1)]
     sent = [event(text_choice("a"), usage=counted(1)), *ends, event(usage=FINAL, **MARK), DONE]
     marks = [each and each.get("system_fingerprint") for each in shown(call, *sent)]
     assert marks == [None, "vllm-1", "vllm-1", None]
-    one = parse_chat(b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"stream":true}', HASHER)
+    one = parse_chat(HEAD, b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"stream":true}', HASHER)
     one_end = event({"index": 0, "delta": {"content": "b"}, "finish_reason": "stop"}, usage=counted(2))
     marks = [each and each.get("system_fingerprint") for each in shown(one, one_end, event(usage=FINAL, **MARK), DONE)]
     assert marks == ["vllm-1", None]
@@ -397,7 +398,7 @@ def test_a_fingerprint_beside_usage_that_only_the_router_asked_for_goes_to_the_l
 @pytest.mark.parametrize(("known", "mark"), [("vllm-1", MARK), ("", {})])
 def test_a_choice_that_ends_early_does_not_wait_for_a_known_fingerprint(known: str, mark: dict[str, Any]) -> None:
     """Its last chunk goes on at once with what an earlier answer has shown; the last choice's waits for the usage."""
-    call = parse_chat(b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"stream":true,"n":2}', HASHER)
+    call = parse_chat(HEAD, b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"stream":true,"n":2}', HASHER)
     reader = StreamReader(call)
     reader.fingerprint = known
     passed = reader.feed(event(text_choice("a", 0, "stop"), usage=counted(1)))

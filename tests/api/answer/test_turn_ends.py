@@ -13,7 +13,8 @@ from router.api.endpoints.responses import ResponseReader, parse_response, read_
 from router.core.model.prompt_key import PromptHasher
 
 HASHER = PromptHasher(b"")
-CHAT = parse_chat(b'{"model": "m", "messages": []}', HASHER)
+HEAD = Head("/v1/chat/completions")
+CHAT = parse_chat(HEAD, b'{"model": "m", "messages": []}', HASHER)
 MESSAGE = parse_messages(Head("/v1/messages"), b'{"model": "m", "messages": []}', HASHER)
 RESPONSE = parse_response(Head("/v1/responses"), b'{"model": "m", "input": "x"}', HASHER)
 TOOL_CALL = {"index": 0, "id": "1", "function": {"name": "f", "arguments": "{}"}}

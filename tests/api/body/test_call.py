@@ -17,6 +17,7 @@ from router.core.model.prompt_key import PromptHasher
 from router.errors import BadRequest
 
 HASHER = PromptHasher(b"secret")
+HEAD = Head("/v1/chat/completions")
 HELLO = {"role": "user", "content": "Hello"}
 BOTH = {"include_usage": True, "continuous_usage_stats": True}
 
@@ -42,9 +43,9 @@ def test_endpoints_parse_their_own_path() -> None:
 
 def test_facts_of_a_call() -> None:
     """Model, user, streaming and choices are what the client sent; null is the same as absent."""
-    call = parse_chat(chat(stream=False, user="alice", n=2, max_tokens=None), HASHER)
+    call = parse_chat(HEAD, chat(stream=False, user="alice", n=2, max_tokens=None), HASHER)
     assert (call.model, call.user, call.streamed, call.choices, call.output_limit) == ("m", "alice", False, 2, None)
-    call = parse_chat(chat(stream=None, user=None, n=None), HASHER)
+    call = parse_chat(HEAD, chat(stream=None, user=None, n=None), HASHER)
     assert (call.user, call.streamed, call.choices) == (None, False, 1)
 
 
@@ -61,7 +62,7 @@ def test_facts_of_a_call() -> None:
 )
 def test_output_limit_of_chat(fields: dict[str, Any], limit: int | None) -> None:
     """The limit is for all choices together and, of two names, the larger."""
-    assert parse_chat(chat(**fields), HASHER).output_limit == limit
+    assert parse_chat(HEAD, chat(**fields), HASHER).output_limit == limit
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_output_limit_of_chat(fields: dict[str, Any], limit: int | None) -> None
 )
 def test_output_limit_of_completions(fields: dict[str, Any], limit: int | None) -> None:
     """Completions have the engines' default of 16 for each choice of each prompt."""
-    assert parse_completion(completion(**fields), HASHER).output_limit == limit
+    assert parse_completion(HEAD, completion(**fields), HASHER).output_limit == limit
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_output_limit_of_completions(fields: dict[str, Any], limit: int | None) 
 )
 def test_each_prompt_has_a_key(fields: dict[str, Any], tokens: tuple[int | None, ...]) -> None:
     """There is one key for each prompt of the list, with the exact length where it came as token ids."""
-    call = parse_completion(completion(**fields), HASHER)
+    call = parse_completion(HEAD, completion(**fields), HASHER)
     assert tuple(prompt.key.tokens for prompt in call.prompts) == tokens
     assert call.extendable == (None in tokens)
 
@@ -119,7 +120,7 @@ def test_each_prompt_has_a_key(fields: dict[str, Any], tokens: tuple[int | None,
 def test_the_error_of_an_invalid_chat_names_the_member(body: bytes, param: str) -> None:
     """An invalid member that the router needs is a 400 with the name of the member."""
     with pytest.raises(BadRequest) as caught:
-        parse_chat(body, HASHER)
+        parse_chat(HEAD, body, HASHER)
     assert caught.value.param == param
     assert caught.value.code in {"missing_required_parameter", "invalid_type", "invalid_value"}
 
@@ -135,20 +136,20 @@ def test_the_error_of_an_invalid_chat_names_the_member(body: bytes, param: str) 
 )
 def test_values_are_read_as_engines_read_them(fields: dict[str, Any], limit: int, streamed: bool, choices: int) -> None:
     """Numbers as texts, whole floats and words for booleans mean in the router what they mean in an engine."""
-    call = parse_chat(chat(**fields), HASHER)
+    call = parse_chat(HEAD, chat(**fields), HASHER)
     assert (call.output_limit, call.streamed, call.choices) == (limit, streamed, choices)
 
 
 @pytest.mark.parametrize("body", [chat(messages=[]), chat(messages=None), chat(model=None), chat(model="")])
 def test_what_is_missing_is_the_engines_to_refuse(body: bytes) -> None:
     """A call without messages, or without a model, is a call; any model may serve it if it names none."""
-    assert parse_chat(body, HASHER).model in ("", "m")
+    assert parse_chat(HEAD, body, HASHER).model in ("", "m")
 
 
 @pytest.mark.parametrize("prompt", [None, []])
 def test_a_missing_prompt_is_the_engines_to_refuse(prompt: object) -> None:
     """It may come as embeddings, and counts as uncached."""
-    (one,) = parse_completion(completion(prompt=prompt), HASHER).prompts
+    (one,) = parse_completion(HEAD, completion(prompt=prompt), HASHER).prompts
     assert not one.key.hashes
 
 
@@ -158,7 +159,7 @@ def test_a_missing_prompt_is_the_engines_to_refuse(prompt: object) -> None:
 def test_an_invalid_prompt_is_rejected(prompt: object) -> None:
     """A prompt is a text, token ids, or a list of only one of them."""
     with pytest.raises(BadRequest) as caught:
-        parse_completion(completion(prompt=prompt), HASHER)
+        parse_completion(HEAD, completion(prompt=prompt), HASHER)
     assert caught.value.param == "prompt"
 
 
@@ -182,7 +183,7 @@ def test_an_invalid_prompt_is_rejected(prompt: object) -> None:
 def test_hostile_json_is_a_bad_request(body: bytes) -> None:
     """Broken, deep or unpaired JSON is the client's fault and nothing else."""
     with pytest.raises(BadRequest):
-        parse_chat(body, HASHER)
+        parse_chat(HEAD, body, HASHER)
 
 
 JSON = st.recursive(
@@ -207,7 +208,7 @@ def test_any_body_is_parsed_or_a_bad_request(parse: Any, fields: dict[str, Any],
     """Parsing raises no other error than BadRequest."""
     for body in (json.dumps({"model": "m", "messages": [fields], "prompt": "x", **fields}).encode(), junk):
         with contextlib.suppress(BadRequest):
-            assert parse(body, HASHER).prompts
+            assert parse(HEAD, body, HASHER).prompts
 
 
 @given(st.dictionaries(st.text(max_size=5), st.integers()), st.sampled_from([None, {}, {"include_usage": True}]))
@@ -221,7 +222,7 @@ def test_body_of_a_call_that_does_not_stream_is_the_clients(extra: dict[str, int
         "stream": None,
     }
     body = json.dumps(fields).encode()
-    assert parse_chat(body, HASHER).body == body
+    assert parse_chat(HEAD, body, HASHER).body == body
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -253,15 +254,15 @@ def test_bytes_around_the_usage_request_stay() -> None:
     start = b' {"model" : "m", "seed": 123456789012345678901234567890, "t": 1.10e0,\n "stream": true, '
     end = b'"messages": [{"role": "user", "content": "\\u0041 \\"stream_options\\": 1"}]}\n'
     asked = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
-    assert sent(parse_chat(start + end, HASHER)) == start.replace(b"{", b"{" + asked + b",", 1) + end
+    assert sent(parse_chat(HEAD, start + end, HASHER)) == start.replace(b"{", b"{" + asked + b",", 1) + end
     for given_ in (b'"stream_options" : null, ', b'"\\u0073tream_options": {"include_usage": true}, '):
-        assert sent(parse_chat(start + given_ + end, HASHER)) == start + asked + b", " + end
+        assert sent(parse_chat(HEAD, start + given_ + end, HASHER)) == start + asked + b", " + end
 
 
 def test_body_that_asks_for_all_usage_is_unchanged() -> None:
     """A client that asked for both kinds gets its own bytes forwarded."""
     body = chat(stream=True, stream_options=BOTH)
-    assert sent(parse_chat(body, HASHER)) is body
+    assert sent(parse_chat(HEAD, body, HASHER)) is body
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -297,12 +298,12 @@ def test_a_refusal_names_the_fields_that_were_added(refusal: bytes, named: set[A
 @pytest.mark.parametrize("fields", [{"echo": True}, {"continue_final_message": True}])
 def test_answer_that_is_no_new_message_does_not_extend_the_key(fields: dict[str, Any]) -> None:
     """An answer that repeats or continues the last message is not what the next prompt will hold."""
-    assert parse_chat(chat(), HASHER).extendable
-    assert not parse_chat(chat(**fields), HASHER).extendable
+    assert parse_chat(HEAD, chat(), HASHER).extendable
+    assert not parse_chat(HEAD, chat(**fields), HASHER).extendable
 
 
 @pytest.mark.parametrize("fields", [{"echo": True}, {"suffix": "end"}, {"prompt": [1, 2]}])
 def test_text_that_does_not_follow_its_prompt_does_not_extend_the_key(fields: dict[str, Any]) -> None:
     """A completion continues its prompt's key only where prompt and answer stand together as text."""
-    assert parse_completion(completion(), HASHER).extendable
-    assert not parse_completion(completion(**fields), HASHER).extendable
+    assert parse_completion(HEAD, completion(), HASHER).extendable
+    assert not parse_completion(HEAD, completion(**fields), HASHER).extendable

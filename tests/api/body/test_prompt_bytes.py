@@ -5,23 +5,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.api.body.call import Head
 from router.api.body.prompt_bytes import HEAD_FIELDS, TEXT, head, messages
 from router.api.endpoints.chat import parse_chat
 from router.api.endpoints.completions import parse_completion
 from router.core.model.prompt_key import CHUNK_BYTES, PromptHasher, PromptKey
 
 HASHER = PromptHasher(b"secret")
+HEAD = Head("/v1/chat/completions")
 LONG = "long text " * 100
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 3_000_000}}
 
 
 def key(**fields: Any) -> PromptKey:
     body = {"model": "m", "messages": [{"role": "user", "content": LONG}], **fields}
-    return parse_chat(orjson.dumps(body), HASHER).prompts[0].key
+    return parse_chat(HEAD, orjson.dumps(body), HASHER).prompts[0].key
 
 
 def text_key(**fields: Any) -> PromptKey:
-    return parse_completion(orjson.dumps({"model": "m", "prompt": LONG, **fields}), HASHER).prompts[0].key
+    return parse_completion(HEAD, orjson.dumps({"model": "m", "prompt": LONG, **fields}), HASHER).prompts[0].key
 
 
 def user(content: Any) -> dict[str, Any]:

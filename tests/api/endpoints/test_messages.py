@@ -10,6 +10,7 @@ from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import Usage
 
 HASHER = PromptHasher(b"secret")
+HEAD = Head("/v1/chat/completions")
 HELLO: Any = {"role": "user", "content": "Hello " * 50}
 USE: Any = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": [1, 2]}}
 CALLED: Any = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": '{"at":[1,2]}'}}
@@ -21,7 +22,7 @@ def parse(messages: list[Any], **more: Any) -> Call:
 
 
 def chat(messages: list[Any], **more: Any) -> Call:
-    return parse_chat(orjson.dumps({"model": "m", "messages": messages, **more}), HASHER)
+    return parse_chat(HEAD, orjson.dumps({"model": "m", "messages": messages, **more}), HASHER)
 
 
 def event(kind: str, **fields: object) -> bytes:
