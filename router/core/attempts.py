@@ -16,10 +16,8 @@ at once: that of the prompt is closed first.
 from math import inf
 from typing import Final
 
-from router.core.cache.prefix_map import PrefixMap
+from router.core.books import Books
 from router.core.clients.fairness import Fairness, Outstanding
-from router.core.clients.ledger import Ledger
-from router.core.fleet.cluster import Cluster
 from router.core.fleet.in_flight import InFlight
 from router.core.fleet.worker_state import WorkerState
 from router.core.handoffs import PrefillGate, pooled_outstanding
@@ -30,7 +28,6 @@ from router.core.model.events import ChargedRequest, Failed, Fault, Resumed, Ret
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Leg, Request, Role, Usage, WorkerId
 from router.core.policies.base import Choice, Policy
-from router.core.predict.token_estimates import Estimates
 from router.core.requests import Attempt, Handoff, RequestState, Stage
 
 ESTIMATE_SECONDS: Final = 0.5
@@ -42,23 +39,20 @@ class Attempts:
 
     def __init__(
         self,
-        cluster: Cluster,
-        prefixes: PrefixMap,
-        estimates: Estimates,
-        ledger: Ledger,
+        books: Books,
         policy: Policy,
         fairness: Fairness,
         membership: Membership,
         gate: PrefillGate,
         cost: LinearCost,
     ) -> None:
-        self._cluster = cluster
-        self._workers = cluster.states
-        self._prefixes = prefixes
-        self._mirror = prefixes.mirror
-        self._blocks = prefixes.blocks
-        self._estimates = estimates
-        self._ledger = ledger
+        self._cluster = books.cluster
+        self._workers = books.cluster.states
+        self._prefixes = books.prefixes
+        self._mirror = books.prefixes.mirror
+        self._blocks = books.prefixes.blocks
+        self._estimates = books.estimates
+        self._ledger = books.ledger
         self._policy = policy
         self._fairness = fairness
         self._turns = fairness.turns

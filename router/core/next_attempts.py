@@ -7,9 +7,8 @@ requests: prefilled ones first, as they do not keep, then returned ones, each ki
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from router.core.books import Books
 from router.core.clients.fairness import Fairness
-from router.core.fleet.cluster import Cluster
-from router.core.fleet_view import SchedulerView
 from router.core.handoffs import HandoffPool, rest_beside, rest_of
 from router.core.model.commands import Refusal
 from router.core.model.request import Request, WorkerId
@@ -25,15 +24,13 @@ Outcome = tuple[RequestState, Choice | Refusal]
 class NextAttempts:
     """The returned and the prefilled requests, and the workers for them."""
 
-    def __init__(
-        self, settings: SchedulerSettings, cluster: Cluster, view: SchedulerView, policy: Policy, fairness: Fairness
-    ) -> None:
-        self._cluster = cluster
-        self._view = view
+    def __init__(self, settings: SchedulerSettings, books: Books, policy: Policy, fairness: Fairness) -> None:
+        self._cluster = books.cluster
+        self._view = books.view
         self._policy = policy
         self.handoffs: Final = HandoffPool(settings.handoff_seconds, fairness)
         self.retries: Final = RetryQueue(settings.health, settings.waiting.time_to_live)
-        self._retry_workers = RetryWorkers(cluster)
+        self._retry_workers = RetryWorkers(books.cluster)
 
     def __len__(self) -> int:
         return len(self.retries.requests) + len(self.handoffs)

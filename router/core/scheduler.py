@@ -46,20 +46,14 @@ commands can cross. When a worker returns a request, that attempt ends like any 
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from random import Random
-from typing import Final
 
 from router.core.attempts import Attempts
-from router.core.cache.prefix_map import Oracle, PrefixMap
+from router.core.books import Books
+from router.core.cache.prefix_map import Oracle
 from router.core.carried_requests import CarriedRequests
-from router.core.clients.backlog import Backlog
 from router.core.clients.fairness import Fairness
-from router.core.clients.ledger import Ledger
 from router.core.clients.queue_limits import QueueLimits
-from router.core.clients.shares import Shares
 from router.core.clients.undelivered import Undelivered
-from router.core.clients.usage_days import UsageDays
-from router.core.fleet.cluster import Cluster
-from router.core.fleet_view import SchedulerView
 from router.core.handoffs import PrefillGate
 from router.core.known_clients import KnownClients
 from router.core.membership import Membership, WorkerEvent
@@ -93,12 +87,8 @@ from router.core.model.request import ClientId, Leg, Request, RequestId, WorkerI
 from router.core.next_attempts import NextAttempts, Outcome
 from router.core.policies.base import Choice, PolicyFactory
 from router.core.policies.context import Parameters, PolicyContext
-from router.core.predict.token_estimates import Estimates
 from router.core.requests import Attempt, RequestState, RequestTable, new_state
 from router.core.scheduler_settings import SchedulerSettings
-
-CHUNKS_PER_MEASURED_PREFIX: Final = 80
-"""Chunks in the prefix tree per measured prefix that is kept; with the default `prefix_limit`, 50,000 are kept."""
 
 
 class Scheduler:
@@ -116,62 +106,32 @@ class Scheduler:
         self.settings = settings
         self._requests: dict[RequestId, RequestState] = {}
         """Changed by `RequestTable` only."""
-        self.estimates = Estimates(measured_prefixes=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
-        self.ledger = Ledger(
-            settings.cached_in_flight, settings.cost, UsageDays(settings.usage_days, named=settings.named)
-        )
-        outputs = self.estimates.outputs
-        self.cluster = Cluster(
-            settings.window, settings.health, settings.departed_limit, outputs, decode_alone=settings.decode_alone
-        )
-        self.backlog = Backlog()
-        self.prefixes = PrefixMap(
-            settings.prefix_limit,
-            self.estimates,
-            settings.match_minimum,
-            settings.kv_tokens,
-            settings.tracking,
-            oracle,
-            self._requests,
-        )
-        self.mirror = self.prefixes.mirror
-        self.blocks = self.prefixes.blocks
-        self._view = view = SchedulerView(self.cluster, self.prefixes, self.estimates)
-        self.shares = Shares()
+        books = Books(settings, self._requests, oracle)
+        self.estimates, self.ledger, self.cluster = books.estimates, books.ledger, books.cluster
+        self.prefixes, self.mirror, self.blocks = books.prefixes, books.prefixes.mirror, books.prefixes.blocks
+        self.shares, self.backlog = books.shares, books.backlog
         context = PolicyContext(
-            view, settings.cost, random, parameters, self.backlog, settings.debtor_limit, self.shares, outputs
+            *(books.view, settings.cost, random, parameters),
+            *(self.backlog, settings.debtor_limit, self.shares, books.outputs),
         )
         self.policy = policy(context)
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
-        self._next_attempts = NextAttempts(settings, self.cluster, view, self.policy, self.fairness)
+        self._next_attempts = NextAttempts(settings, books, self.policy, self.fairness)
         self.handoffs, self._retries = self._next_attempts.handoffs, self._next_attempts.retries
         self._gate = PrefillGate(self.cluster, self.handoffs, settings.handoff_seconds)
         self._follows_calls = self.policy.properties.follows_calls
         self._table = RequestTable(self._requests, self.shares, self.fairness.turns, self.policy)
-        self.membership = Membership(self.cluster, self.prefixes, outputs, self.policy, self.fairness, self._requeue)
+        self.membership = Membership(
+            *(self.cluster, self.prefixes, books.outputs, self.policy, self.fairness), requeue=self._requeue
+        )
         self.clients = KnownClients(settings.client_limit, self.shares, self.ledger, self.fairness, self.policy)
         self.weights: Mapping[ClientId, float] = self.clients.weights
-        self._attempts = Attempts(
-            self.cluster,
-            self.prefixes,
-            self.estimates,
-            self.ledger,
-            self.policy,
-            self.fairness,
-            self.membership,
-            self._gate,
-            settings.cost,
-        )
+        self._attempts = Attempts(books, self.policy, self.fairness, self.membership, self._gate, settings.cost)
         self._queue_limits = QueueLimits(settings.waiting)
         self._carried = CarriedRequests(
-            self.cluster,
-            self.membership,
-            self.clients,
-            self.policy,
-            self._attempts,
-            self._table,
-            self._next_attempts,
+            *(self.cluster, self.membership, self.clients, self.policy),
+            *(self._attempts, self._table, self._next_attempts),
         )
         self._awaiting: dict[RequestId, Request] = {}
         """Queued requests that the policy does not know, as the one worker of each is ejected and comes back."""

@@ -18,7 +18,7 @@ ORDER: Final[Mapping[str, str]] = {
     "router": "__main__ > cli > process > control > cluster > kv_events, persistence, telemetry > front"
     " > upstream > config > auth > channel, api > core, runtime > errors",
     "router.core": "snapshot > scheduler > carried_requests > attempts, next_attempts > handoffs, retries, membership,"
-    " fleet_view, known_clients > requests > scheduler_settings, policies > cache, fleet"
+    " books, known_clients > requests > scheduler_settings, policies > cache, fleet"
     " > clients, kv_blocks, predict > model",
     "router.core.policies": "registry > balance > dlpm, preble > deficit, sessions, simple, vtc, queued > base"
     " > context",

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.core.books import SchedulerView
 from router.core.cache.prefix_map import PrefixMap
 from router.core.clients.backlog import Backlog
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.window import FixedWindow
-from router.core.fleet_view import SchedulerView
 from router.core.model.commands import Refusal
 from router.core.model.cost import LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId

@@ -1,13 +1,46 @@
-"""The one view through which policies see the fleet and the prefix map."""
+"""What the core knows whatever the policy, and the one view through which policies see the fleet and the prefix map."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import inf
+from typing import Final
 
-from router.core.cache.prefix_map import PrefixMap
+from router.core.cache.prefix_map import LiveRequest, Oracle, PrefixMap
+from router.core.clients.backlog import Backlog
+from router.core.clients.ledger import Ledger
+from router.core.clients.shares import Shares
+from router.core.clients.usage_days import UsageDays
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.in_flight import InFlightTable
-from router.core.model.request import BarrierId, Request, WorkerId
+from router.core.model.request import BarrierId, Request, RequestId, WorkerId
 from router.core.predict.token_estimates import Estimates
+from router.core.scheduler_settings import SchedulerSettings
+
+CHUNKS_PER_MEASURED_PREFIX: Final = 80
+"""Chunks in the prefix tree per measured prefix that is kept; with the default `prefix_limit`, 50,000 are kept."""
+
+
+class Books:
+    """What is counted and learned of workers, their caches, clients and predictions."""
+
+    def __init__(
+        self, settings: SchedulerSettings, live: Mapping[RequestId, LiveRequest], oracle: Oracle | None
+    ) -> None:
+        """`live` and `oracle`: as in `PrefixMap`."""
+        self.estimates: Final = Estimates(measured_prefixes=settings.prefix_limit // CHUNKS_PER_MEASURED_PREFIX)
+        self.outputs: Final = self.estimates.outputs
+        usage = UsageDays(settings.usage_days, named=settings.named)
+        self.ledger: Final = Ledger(settings.cached_in_flight, settings.cost, usage)
+        self.shares: Final = Shares()
+        self.backlog: Final = Backlog()
+        self.cluster: Final = Cluster(
+            *(settings.window, settings.health, settings.departed_limit, self.outputs),
+            decode_alone=settings.decode_alone,
+        )
+        self.prefixes: Final = PrefixMap(
+            *(settings.prefix_limit, self.estimates, settings.match_minimum, settings.kv_tokens),
+            *(settings.tracking, oracle, live),
+        )
+        self.view: Final = SchedulerView(self.cluster, self.prefixes, self.estimates)
 
 
 class SchedulerView:
