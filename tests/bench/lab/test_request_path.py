@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from bench.lab.micro.request_path import Step, Way, measured
+from bench.lab.micro.request_path import HTTP_CLIENT, Recorder, Step, Way, measured, one_by_one
 
 MOST_FILES_PER_CHUNK = 5
 MOST_CHANGES_PER_CHUNK = 8
@@ -14,6 +14,13 @@ def test_a_change_of_file_is_a_call_into_another_file() -> None:
     """Calls within a file, and repeated calls of a function, are not changes."""
     steps = [Step("a.py", "f"), Step("a.py", "g"), Step("b.py", "f"), Step("a.py", "f")]
     assert measured(steps) == Way(files=2, functions=3, changes=2)
+
+
+def test_a_chat_counts_only_if_its_chunks_came_one_by_one() -> None:
+    """A chat of which two chunks came in one block is left out, although its path is the shortest."""
+    block, other = Step(HTTP_CLIENT, "Connection.data_received"), Step("a.py", "f")
+    apart, together = Recorder(steps=[block, other] * 5), Recorder(steps=[block, other] * 4)
+    assert one_by_one([apart, together, apart]) == [apart, apart]
 
 
 def test_a_chunk_takes_a_short_way_to_the_client() -> None:
