@@ -9,7 +9,7 @@ from router.core.policies.context import FleetView
 from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, QueuesByClient
 
 K = TypeVar("K", WorkerId, str)
 
@@ -21,7 +21,7 @@ class ArrivalPool(HomePool):
         self,
         view: FleetView,
         loads: FleetLoads,
-        new_queue: Callable[[Callable[[Request], int], SidelinedClients], LongestMatchQueue],
+        new_queue: Callable[[Callable[[Request], int], QueuesByClient], LongestMatchQueue],
         *,
         loss: int,
         wait_factor: float,
@@ -93,7 +93,7 @@ class ArrivalPool(HomePool):
     def _enter(self, queues: dict[K, ArrivalQueue], key: K, waiting: PooledRequest) -> None:
         queue = queues.get(key)
         if queue is None:
-            queue = queues[key] = ArrivalQueue(self._eligibility, self._sidelined)
+            queue = queues[key] = ArrivalQueue(self._eligibility, self._by_client)
         queue.add(waiting)
 
 

@@ -1,8 +1,8 @@
 """Waiting requests by client in order of arrival, and the clients of a priority class in order.
 
-A queue keeps each client in one sorted list per priority class, at a *place* no later than that of its first request.
-Whoever reads a list corrects what is out of date as far as it reads: so the removal of a first request costs nothing
-more, and a client's new priority class visits only the queues that found it missing from that class.
+A queue keeps one sorted list of clients per priority class. A client is in that of its class, at a *place* no later
+than that of its first request, and may be in others. Whoever reads a list corrects what is out of date as far as it
+reads: so the removal of a first request costs nothing more.
 
 The first requests of all clients of a class are merged from these lists, some more than are asked for, and kept: most
 often the next choice finds one of them gone, and nothing else changed.
@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from router.core.model.request import ClientId
 from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
 from router.core.policies.dlpm.home_pool import PooledRequest
-from router.core.policies.dlpm.longest_match import SidelinedClients
+from router.core.policies.dlpm.longest_match import QueuesByClient
 
 Arrived = tuple[int, PooledRequest]
 """A request and its arrival, which is unique."""
@@ -99,13 +99,13 @@ class FirstArrived:
 class ArrivalQueue:
     """The requests that are at home at one worker, or of one route that may go to any."""
 
-    def __init__(self, eligibility: WaitingClients, sidelined: SidelinedClients) -> None:
-        """`eligibility` knows the priority class and the last turn of each waiting client. `sidelined`: shared by the
+    def __init__(self, eligibility: WaitingClients, by_client: QueuesByClient) -> None:
+        """`eligibility` knows the priority class and the last turn of each waiting client. `by_client`: shared by the
         queues that learn together of new priority classes.
         """
         self._eligibility = eligibility
-        self._sidelined = sidelined
-        self._changes = sidelined.changes
+        self._by_client = by_client
+        self._changes = by_client.changes
         self._clients: dict[ClientId, ClientArrivals] = {}
         self._places: tuple[list[ClientPlace], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
         self._numbers = 0
@@ -118,15 +118,17 @@ class ArrivalQueue:
     def add(self, waiting: PooledRequest) -> None:
         """Add a request."""
         client = waiting.request.client
+        own_class = self._eligibility.waiting_priority_class(client)
         for priority_class, first in self._first.items():
-            first.add(waiting, of_class=self._eligibility.waiting_priority_class(client) == priority_class)
+            first.add(waiting, of_class=own_class == priority_class)
         arrivals = self._clients.get(client)
         if arrivals is None:
             self._numbers += 1
             arrivals = self._clients[client] = ClientArrivals(client, self._numbers)
             arrivals.requests.append((waiting.arrival, waiting))
-            for priority_class in range(PRIORITY_CLASSES):
-                self._place(arrivals, priority_class, 0, waiting.arrival)
+            self._by_client.enter(client, self)
+            if own_class is not None:
+                self._place(arrivals, own_class, 0, waiting.arrival)
             return
         insort(arrivals.requests, (waiting.arrival, waiting))
         if arrivals.requests[0][1] is waiting:
@@ -151,16 +153,16 @@ class ArrivalQueue:
             del requests[bisect_left(requests, (waiting.arrival,))]
         if not requests:
             del self._clients[arrivals.client]
+            self._by_client.leave(arrivals.client, self)
             for priority_class, place in enumerate(arrivals.places):
-                if place is None:
-                    self._sidelined.discard(arrivals.client, priority_class, self)
-                else:
+                if place is not None:
                     self._remove_place(place, priority_class)
 
-    def return_to_heap(self, client: ClientId, priority_class: int) -> None:
-        """Let a client that was missing from this class be found in it."""
+    def take_in_class(self, client: ClientId, priority_class: int) -> None:
+        """Let a client that waits here be found in its new priority class."""
         arrivals = self._clients[client]
-        self._place(arrivals, priority_class, 0, arrivals.requests[0][0])
+        if arrivals.places[priority_class] is None:
+            self._place(arrivals, priority_class, 0, arrivals.requests[0][0])
 
     def _place(self, arrivals: ClientArrivals, priority_class: int, turn: int, arrival: int) -> None:
         key = turn if priority_class in ROUND_ROBIN_CLASSES else arrival
@@ -182,7 +184,6 @@ class ArrivalQueue:
             if eligibility.waiting_priority_class(arrivals.client) != priority_class:
                 del places[number]
                 arrivals.places[priority_class] = None
-                self._sidelined.add(arrivals.client, priority_class, self)
                 continue
             arrival = arrivals.requests[0][0]
             turn = eligibility.last_turn(arrivals.client) if by_turn else 0

@@ -26,7 +26,7 @@ from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
 from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients, longest
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, QueuesByClient, longest
 from router.core.policies.dlpm.refill_hold import AwaitingFirstToken, RefillHold
 
 
@@ -286,10 +286,10 @@ class DlpmHome(Policy):
             for client, _, deficit, quantum in counters.rows:
                 self._eligibility.restore(client, deficit, quantum)
 
-    def _new_queue(self, matched: Callable[[Request], int], sidelined: SidelinedClients) -> LongestMatchQueue:
+    def _new_queue(self, matched: Callable[[Request], int], by_client: QueuesByClient) -> LongestMatchQueue:
         priority_class, parameters = self._eligibility.waiting_priority_class, self._parameters
         patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._eligibility.turn
-        return LongestMatchQueue(matched, lambda _: None, priority_class, patience, oldest_every, turn, sidelined)
+        return LongestMatchQueue(matched, lambda _: None, priority_class, patience, oldest_every, turn, by_client)
 
     def _new_pool(self, view: FleetView) -> HomePool:
         loss, wait_factor = self._parameters.home_loss, self._parameters.home_patience

@@ -18,7 +18,7 @@ from router.core.model.prompt_key import CHUNK_BYTES
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.context import FleetView
 from router.core.policies.dlpm.fleet_loads import FleetLoads
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, SidelinedClients
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, QueuesByClient
 
 _arrival = attrgetter("arrival")
 _size = attrgetter("size")
@@ -101,19 +101,19 @@ class HomePool:
         self,
         view: FleetView,
         loads: FleetLoads,
-        new_queue: Callable[[Callable[[Request], int], SidelinedClients], LongestMatchQueue],
+        new_queue: Callable[[Callable[[Request], int], QueuesByClient], LongestMatchQueue],
         *,
         loss: int,
         wait_factor: float,
     ) -> None:
         """`loads`: of all workers of the pool. `new_queue` makes a queue, given a function that returns a request's
-        match in chunks, and the clients that are missing from any of the queues.
+        match in chunks, and the queues of each client.
 
         `loss`: see `DlpmHomeParameters.home_loss`, in tokens. `wait_factor`: see `DlpmHomeParameters.home_patience`.
         """
         self._view = view
         self._loads = loads
-        self._sidelined = SidelinedClients()
+        self._by_client = QueuesByClient()
         self._new_queue = new_queue
         self._loss = loss
         self._wait_factor = wait_factor
@@ -136,7 +136,7 @@ class HomePool:
     @property
     def class_changes(self) -> int:
         """How often a client that waits got another priority class."""
-        return self._sidelined.changes.count
+        return self._by_client.changes.count
 
     def __getitem__(self, request: RequestId) -> PooledRequest:
         return self._waiting[request]
@@ -192,7 +192,7 @@ class HomePool:
 
     def update_priority(self, client: ClientId, priority_class: int | None) -> None:
         """Take in the new priority class of a client; None if it is not eligible."""
-        self._sidelined.update_priority(client, priority_class)
+        self._by_client.update_priority(client, priority_class)
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         """The match of these requests at this worker changed. Those that arrived first choose their homes first.
@@ -235,7 +235,7 @@ class HomePool:
         """The new worker is a home for requests that have none."""
         if worker not in self._homes:
             self._homes[worker] = self._new_queue(
-                lambda request: self._waiting[request.id].matched.at(worker), self._sidelined
+                lambda request: self._waiting[request.id].matched.at(worker), self._by_client
             )
         for waiting in self._waiting.values():
             if worker in self._view.able(waiting.request):
@@ -362,7 +362,7 @@ class HomePool:
         route = waiting.request.route
         if route not in self._any_worker:
             self._any_worker[route] = self._new_queue(
-                lambda request: self._waiting[request.id].away_match, self._sidelined
+                lambda request: self._waiting[request.id].away_match, self._by_client
             )
         self._any_worker[route].push(waiting.request, waiting.arrival)
 

@@ -71,7 +71,7 @@ class WaitingEntry:
 class ClientQueue:
     """The waiting requests of one client, while it has any."""
 
-    __slots__ = ("_first", "_order", "client", "gone", "offered", "ranks", "sidelined", "waiting")
+    __slots__ = ("_first", "_order", "client", "gone", "offered", "ranks", "waiting")
 
     def __init__(self, client: ClientId) -> None:
         self.client = client
@@ -88,8 +88,6 @@ class ClientQueue:
         self.offered: list[ClientRank | None] = [None] * PRIORITY_CLASSES
         """By priority class, the rank by which the queue finds this client, or an earlier one; None if the client is
         not in this heap."""
-        self.sidelined: set[int] | None = None
-        """The priority classes in whose heaps the client is missing because it had another one at the head."""
 
     def add(self, entry: WaitingEntry) -> None:
         """Add a waiting request."""
@@ -155,46 +153,45 @@ class PriorityChanges:
 class ClassedQueue(Protocol):
     """A queue that keeps its clients by priority class."""
 
-    def return_to_heap(self, client: ClientId, priority_class: int) -> None:
-        """Let a client that was missing from this class be found in it."""
+    def take_in_class(self, client: ClientId, priority_class: int) -> None:
+        """Let a client of the queue be found in its new priority class."""
 
 
-class SidelinedClients:
-    """The clients that are missing from the heaps of a priority class, in one queue or several, so that a new priority
-    class visits no other queue and no other heap.
-    """
+class QueuesByClient:
+    """The queues, one or several, in which each client waits: only those take in its new priority class."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[ClientId, int], dict[ClassedQueue, None]] = {}
+        self._queues: dict[ClientId, dict[ClassedQueue, None]] = {}
         self.changes: Final = PriorityChanges()
 
     def __len__(self) -> int:
         return len(self._queues)
 
-    def add(self, client: ClientId, priority_class: int, queue: ClassedQueue) -> None:
-        """Note that a client is missing from this heap of a queue."""
-        self._queues.setdefault((client, priority_class), {})[queue] = None
+    def enter(self, client: ClientId, queue: ClassedQueue) -> None:
+        """Note that a client begins to wait in a queue."""
+        self._queues.setdefault(client, {})[queue] = None
 
-    def discard(self, client: ClientId, priority_class: int, queue: ClassedQueue) -> None:
-        """Note that a client is not missing from this heap of a queue."""
-        queues = self._queues[client, priority_class]
+    def leave(self, client: ClientId, queue: ClassedQueue) -> None:
+        """Note that a client waits no longer in a queue."""
+        queues = self._queues[client]
         del queues[queue]
         if not queues:
-            del self._queues[client, priority_class]
+            del self._queues[client]
 
     def update_priority(self, client: ClientId, priority_class: int | None) -> None:
         """Let the queues take in the new priority class of a client; None if it is not eligible."""
         self.changes.add(client)
         if priority_class is not None:
-            for queue in self._queues.pop((client, priority_class), ()):
-                queue.return_to_heap(client, priority_class)
+            for queue in self._queues.get(client, ()):
+                queue.take_in_class(client, priority_class)
 
 
 class LongestMatchQueue:
     """A heap of requests per client, and a heap of clients, by their first requests, per priority class.
 
-    In each heap, a client's rank is no later than that of its first request. So nothing needs to be done when the first
-    request goes or loses its match, and little when the priority class changes: wrong ranks are corrected at the head.
+    A client is in the heap of its class, and may be in others. In each, its rank is no later than that of its first
+    request. So nothing needs to be done when the first request goes or loses its match, and little when the priority
+    class changes: what is wrong is corrected at the head.
     """
 
     def __init__(
@@ -205,14 +202,14 @@ class LongestMatchQueue:
         max_passes: int = 32,
         oldest_every: int = 0,
         turn: Callable[[Request, int], int] | None = None,
-        sidelined: SidelinedClients | None = None,
+        by_client: QueuesByClient | None = None,
     ) -> None:
         """`watch` returns a request's current match in chunks and starts to report its changes to `match_changed`.
 
         A request that does not fit is passed over `max_passes` times; then room is kept for it. In one of
         `oldest_every` turns of a client its oldest request goes, whatever its match; with 0 in none. `turn` returns
         when a client has its turn with a request, given minus the request's match in chunks. It orders the classes of
-        `ROUND_ROBIN_CLASSES`, and becomes earlier only by a longer match. `sidelined`: shared by the queues that learn
+        `ROUND_ROBIN_CLASSES`, and becomes earlier only by a longer match. `by_client`: shared by the queues that learn
         together of new priority classes.
         """
         self._watch = watch
@@ -226,7 +223,7 @@ class LongestMatchQueue:
         """Requests that were not compared yet. A request that waits alone is served without a match."""
         self._client_queues: dict[ClientId, ClientQueue] = {}
         self._firsts: tuple[list[ClientRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
-        self._sidelined = SidelinedClients() if sidelined is None else sidelined
+        self._by_client = QueuesByClient() if by_client is None else by_client
         self._leaders: list[Leader] = []
         """What was found when `leaders` were last sought."""
         self._leaders_sought = 0
@@ -259,6 +256,7 @@ class LongestMatchQueue:
         client_queue = self._client_queues.get(client)
         if client_queue is None:
             client_queue = self._client_queues[client] = ClientQueue(client)
+            self._by_client.enter(client, self)
         self.pushes += 1
         self.newest = request
         entry = WaitingEntry(request, self.pushes if arrival is None else arrival, self.pushes, client_queue)
@@ -280,8 +278,7 @@ class LongestMatchQueue:
         client_queue.waiting -= 1
         if not client_queue.waiting:
             del self._client_queues[client_queue.client]
-            for priority_class in client_queue.sidelined or ():
-                self._sidelined.discard(client_queue.client, priority_class, self)
+            self._by_client.leave(client_queue.client, self)
             client_queue.close()
             if not self._entries:
                 self._forget_removed()
@@ -304,14 +301,12 @@ class LongestMatchQueue:
 
     def update_priority(self, client: ClientId, priority_class: int | None) -> None:
         """Take in the new priority class of a client; None if it is not eligible."""
-        self._sidelined.update_priority(client, priority_class)
+        self._by_client.update_priority(client, priority_class)
 
-    def return_to_heap(self, client: ClientId, priority_class: int) -> None:
-        """Let a client that was missing from this heap be found in it."""
+    def take_in_class(self, client: ClientId, priority_class: int) -> None:
+        """Let a client that waits here be found in its new priority class."""
         client_queue = self._client_queues[client]
-        assert client_queue.sidelined is not None
-        client_queue.sidelined.remove(priority_class)
-        if client_queue.ranks:
+        if client_queue.ranks and client_queue.offered[priority_class] is None:
             rank = client_queue.ranks[0]
             self._offer(client_queue, (self._turn_of(rank, priority_class), rank), priority_class)
 
@@ -335,7 +330,7 @@ class LongestMatchQueue:
         self._compare_new()
         if count > self._leaders_sought or not self._leaders_are_current():
             self._leaders, self._leaders_sought = self._find_leaders(count), count
-            self._leaders_at, self._classes_at = self.changes, self._sidelined.changes.count
+            self._leaders_at, self._classes_at = self.changes, self._by_client.changes.count
         return self._leaders[:count]
 
     def _leaders_are_current(self) -> bool:
@@ -344,7 +339,7 @@ class LongestMatchQueue:
 
     def _classes_are_current(self) -> bool:
         """Whether no client that waits here got another priority class."""
-        changes = self._sidelined.changes
+        changes = self._by_client.changes
         if self._classes_at != changes.count:
             changed = changes.since(self._classes_at)
             if changed is None or not self._client_queues.keys().isdisjoint(changed):
@@ -401,20 +396,11 @@ class LongestMatchQueue:
                 corrected = client_queue.offered[priority_class] = turn, rank
                 heapreplace(firsts, corrected)
             elif self._priority_class(client_queue.client) != priority_class:
-                self._sideline(priority_class)
+                heappop(firsts)
+                client_queue.offered[priority_class] = None
             else:
                 return offered
         return None
-
-    def _sideline(self, priority_class: int) -> None:
-        """Remove the client at the head of the heap of this priority class, because it has another one."""
-        _, rank = heappop(self._firsts[priority_class])
-        client_queue = rank.entry.client_queue
-        client_queue.offered[priority_class] = None
-        if client_queue.sidelined is None:
-            client_queue.sidelined = set()
-        client_queue.sidelined.add(priority_class)
-        self._sidelined.add(client_queue.client, priority_class, self)
 
     def may_be_passed(self, entry: WaitingEntry) -> bool:
         """Whether other requests may go ahead of this one."""
@@ -437,9 +423,9 @@ class LongestMatchQueue:
         client_queue = entry.client_queue
         client_queue.rank(rank)
         if client_queue.ranks[0] is rank:
-            sidelined = client_queue.sidelined or ()
+            own_class = self._priority_class(client_queue.client)
             for priority_class, offered in enumerate(client_queue.offered):
-                if priority_class not in sidelined:
+                if offered is not None or priority_class == own_class:
                     placed = self._turn_of(rank, priority_class), rank
                     if offered is None or placed < offered:
                         self._offer(client_queue, placed, priority_class)

@@ -10,7 +10,7 @@ from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.balance.arrival_queue import ArrivalQueue, oldest
 from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH_AND_SPARSE, ROUND_ROBIN_CLASSES
 from router.core.policies.dlpm.home_pool import PooledRequest
-from router.core.policies.dlpm.longest_match import SidelinedClients
+from router.core.policies.dlpm.longest_match import QueuesByClient
 
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "eve")]
 CLASSES = (FRESH_AND_SPARSE, ELIGIBLE)
@@ -48,8 +48,8 @@ class Waiting:
 
     def __init__(self) -> None:
         self.clients = Clients()
-        self._sidelined = SidelinedClients()
-        self._queues = [ArrivalQueue(self.clients, self._sidelined) for _ in range(2)]
+        self._by_client = QueuesByClient()
+        self._queues = [ArrivalQueue(self.clients, self._by_client) for _ in range(2)]
         self._requests: dict[int, tuple[PooledRequest, set[int]]] = {}
         self._arrivals = 0
 
@@ -79,7 +79,7 @@ class Waiting:
     def set_class(self, client: ClientId, priority_class: int | None) -> None:
         """Change a client's priority class."""
         self.clients.classes[client] = priority_class
-        self._sidelined.update_priority(client, priority_class)
+        self._by_client.update_priority(client, priority_class)
 
     def oldest(self, places: Places, priority_class: int, count: int) -> list[int]:
         """Return the arrivals of the requests that are found in these queues."""

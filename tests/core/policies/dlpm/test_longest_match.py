@@ -13,7 +13,7 @@ from router.core.model.commands import PassedOver
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.policies.base import Turn
 from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH_AND_SPARSE, OVERDUE
-from router.core.policies.dlpm.longest_match import FEW_CHANGES, LongestMatchQueue, SidelinedClients, longest
+from router.core.policies.dlpm.longest_match import FEW_CHANGES, LongestMatchQueue, QueuesByClient, longest
 from router.core.predict.token_estimates import Estimates
 from tests.core.scenario import CHUNK_TOKENS, MODEL, key
 
@@ -234,7 +234,7 @@ def test_clients_that_come_and_go_do_not_accumulate() -> None:
         queue.remove(request(client, 1).id)
         queue.remove(request(client, 2).id)
     assert list(queue._client_queues) == ["stays"]
-    assert not len(queue._sidelined)
+    assert len(queue._by_client) == 1
     assert all(len(firsts) < 30 for firsts in queue._firsts)
 
 
@@ -413,17 +413,17 @@ class Looks:
         self.classes: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, OVERDUE)
         self.turns = {client: turn for turn, client in enumerate(CLIENTS)}
         self.matches: tuple[dict[RequestId, int], ...] = ({}, {})
-        self.sidelined = SidelinedClients()
-        self.queues = self.new_queues(self.sidelined)
+        self.by_client = QueuesByClient()
+        self.queues = self.new_queues(self.by_client)
 
-    def new_queues(self, sidelined: SidelinedClients) -> list[LongestMatchQueue]:
+    def new_queues(self, by_client: QueuesByClient) -> list[LongestMatchQueue]:
         return [
             LongestMatchQueue(
                 lambda each, matched=matched: matched[each.id],  # type: ignore[misc]
                 lambda _: None,
                 self.classes.__getitem__,
                 turn=self.turn,
-                sidelined=sidelined,
+                by_client=by_client,
             )
             for matched in self.matches
         ]
@@ -450,7 +450,7 @@ class Looks:
                 queue.match_changed([name])
             case "class":
                 self.classes[client] = (OVERDUE, FRESH_AND_SPARSE, None, ELIGIBLE)[value + 1]
-                self.sidelined.update_priority(client, self.classes[client])
+                self.by_client.update_priority(client, self.classes[client])
             case "turn":
                 self.turns[client] = max(self.turns.values()) + 1
                 self.rounds[client] += 1
@@ -468,7 +468,7 @@ class Looks:
 
     def looked_at_anew(self) -> list[RequestId]:
         """Return the same of new queues, of which nothing is known."""
-        queues = self.new_queues(SidelinedClients())
+        queues = self.new_queues(QueuesByClient())
         for queue, matched in zip(queues, self.matches, strict=True):
             for name in matched:
                 queue.push(self.request(name), arrival=int(name[1:]))
