@@ -66,7 +66,8 @@ class PollClient:
         """`answer_seconds`: time within which any answer must be complete; `forget_seconds`: as `FORGET_SECONDS`."""
         self._answer_seconds = answer_seconds
         self._forget_seconds = forget_seconds
-        self._trusted = ssl.create_default_context()
+        self._trusted: ssl.SSLContext | None = None
+        """Who signs certificates; None before the first poll with TLS, as it takes tens of milliseconds to read."""
         self._servers: dict[tuple[str, str], PolledServer] = {}
         """By scheme and address."""
 
@@ -117,6 +118,8 @@ class PollClient:
         server = self._servers.get((scheme, address))
         if server is None:
             self._forget_before(now - self._forget_seconds)
+            if scheme == "https" and self._trusted is None:
+                self._trusted = ssl.create_default_context()
             client = WorkerClient(f"{scheme}://{address}", self._answer_seconds, self._trusted)
             server = self._servers[scheme, address] = PolledServer(client, now)
         server.polled_at = now

@@ -3,11 +3,14 @@
 import asyncio
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+import trustme
 
 from router.errors import WorkerBroke
 from router.upstream.polling.poll_client import AnswerLate, OtherStatus, PollClient, Unconnected
@@ -29,7 +32,9 @@ class Server:
 
 
 @asynccontextmanager
-async def server(answer: bytes = ANSWER, *, closes: bool = False) -> AsyncIterator[Server]:
+async def server(
+    answer: bytes = ANSWER, *, closes: bool = False, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Server]:
     """Run a server. `closes`: whether it closes the connection after an answer."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,8 +51,8 @@ async def server(answer: bytes = ANSWER, *, closes: bool = False) -> AsyncIterat
         served.append(asyncio.create_task(serve(reader, writer)))
 
     served = list[asyncio.Task[None]]()
-    async with await asyncio.start_server(accept, "127.0.0.1", 0) as listening:
-        here = Server(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+    async with await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls) as listening:
+        here = Server(f"http{'s' * (tls is not None)}://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
         yield here
         await asyncio.gather(*served, return_exceptions=True)  # the client has closed its connections before
 
@@ -126,3 +131,21 @@ async def test_a_router_without_descriptors_says_nothing_about_the_worker() -> N
                 await client.fetch(polled.url, {})
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_server_with_tls_is_polled_only_if_the_machine_trusts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a call would be sent there only then."""
+    authority, tls = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    async with server(tls=tls) as polled:
+        async with PollClient() as client:
+            with pytest.raises(Unconnected, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.fetch(polled.url, {})
+        authority.cert_pem.write_to_path(tmp_path / "trusted.pem")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "trusted.pem"))
+        async with PollClient() as client:
+            assert await client.fetch(polled.url, {}) == b"ok"
+            assert await client.fetch(polled.url, {}) == b"ok"
+        assert len(polled.requests) == 2
