@@ -64,8 +64,8 @@ class Load(NamedTuple):
 
     @property
     def cpu_us(self) -> float:
-        """CPU microseconds per call."""
-        return 1e6 * sum(self.cpu_seconds.values()) / max(1, self.calls)
+        """CPU microseconds per call. At least a tick was used, though the system may have counted none."""
+        return 1e6 * max(1 / TICK, sum(self.cpu_seconds.values())) / max(1, self.calls)
 
     @property
     def scheduler_share(self) -> float:
