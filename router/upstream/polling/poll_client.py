@@ -98,7 +98,6 @@ class PollClient:
         scheme, address, path, query, _ = urlsplit(url)
         client = self._client(scheme, address)
         method, target = "GET" if post is None else "POST", f"{path}?{query}" if query else path
-        late = AnswerLate(f"{url} did not answer in full within {self._answer_seconds:g} s.")
         try:
             async with asyncio.timeout(self._answer_seconds):
                 response = await client.send(method, target, dict(headers), post or b"")
@@ -107,11 +106,14 @@ class PollClient:
                 finally:
                     response.close()
         except TimeoutError:
-            raise late from None
+            raise self._late(url) from None
         except WorkerUnreachable as error:
-            raise _without_answer(error, late) from None
+            raise _without_answer(error) or self._late(url) from None
         except NoWorker as error:  # it says nothing about the worker
             raise AnswerLate(error.message) from None
+
+    def _late(self, url: str) -> AnswerLate:
+        return AnswerLate(f"{url} did not answer in full within {self._answer_seconds:g} s.")
 
     def _client(self, scheme: str, address: str) -> WorkerClient:
         now = asyncio.get_running_loop().time()
@@ -141,14 +143,14 @@ async def _body(response: WorkerResponse, path: str) -> bytes:
     return b"".join(blocks)
 
 
-def _without_answer(error: WorkerUnreachable, late: AnswerLate) -> WorkerBroke:
-    """Return why a poll got no answer. `late`: if that is because it took too long to connect."""
+def _without_answer(error: WorkerUnreachable) -> WorkerBroke | None:
+    """Return why a poll got no answer; None if it took too long to connect."""
     cause = error.__cause__
     if isinstance(cause, WorkerUnreachable):  # a used connection was closed, and there was no new one
         cause = cause.__cause__
     if cause is None:
         return WorkerBroke(error.message)
     if isinstance(cause, TimeoutError):
-        return late
+        return None
     named = isinstance(cause, socket.gaierror | ssl.SSLError)
     return Unconnected(f"no connection ({cause})" if named else "it refuses connections")
