@@ -16,6 +16,7 @@ from router.channel.messages import (
     FrontEvent,
     FrontMessage,
     Question,
+    ResponseChanged,
     Saved,
     SchedulerMessage,
     Settled,
@@ -58,6 +59,13 @@ class WorkerObserver(Protocol):
         """Take note of a change."""
 
 
+class ResponseObserver(Protocol):
+    """Learns that stored responses have changed, through this front or another one."""
+
+    def response_changed(self, response: str, *, deleted: bool) -> None:
+        """Take note of a change."""
+
+
 class EventObserver(Protocol):
     """Observes the events that this front sends; changes nothing."""
 
@@ -97,6 +105,7 @@ class SchedulerClient:
         self._answers: dict[int, asyncio.Future[AnswerValue]] = {}
         self._questions = 0
         self._workers: list[WorkerObserver] = []
+        self._responses: list[ResponseObserver] = []
         self._observers: defaultdict[type[FrontEvent], list[EventObserver]] = defaultdict(list)
         self._report_timer: asyncio.TimerHandle | None = None
         self._steps = 0
@@ -119,6 +128,10 @@ class SchedulerClient:
     def follow_workers(self, observer: WorkerObserver) -> None:
         """Tell an observer of every later change of the workers."""
         self._workers.append(observer)
+
+    def follow_responses(self, observer: ResponseObserver) -> None:
+        """Tell an observer of every later change of a stored response."""
+        self._responses.append(observer)
 
     def attach(self, observer: EventObserver) -> None:
         """Add an observer of this front's events."""
@@ -207,6 +220,9 @@ class SchedulerClient:
             case WorkerChanged() | WorkerRemoved():
                 for observer in self._workers:
                     observer.apply(message)
+            case ResponseChanged(response, deleted):
+                for follower in self._responses:
+                    follower.response_changed(response, deleted=deleted)
             case Saved() | Continued() | Settled():
                 """Its channel keeps what a saved state does not cover, if the two can part."""
             case _:

@@ -22,6 +22,7 @@ from router.channel.messages import (
     PlacementRecord,
     PrefillBeside,
     RanBefore,
+    ResponseChanged,
     Saved,
     SchedulerMessage,
     Timeouts,
@@ -442,8 +443,12 @@ class SchedulerHost:
             self._workers[change.card.id] = change
         else:
             self._workers.pop(change.worker, None)
+        self.tell_fronts(change)
+
+    def tell_fronts(self, message: WorkerChanged | WorkerRemoved | ResponseChanged) -> None:
+        """Send a message to all fronts that are connected."""
         for link in self._links:
-            link.deliver(change)
+            link.deliver(message)
 
     def is_taken(self, request: RequestId) -> bool:
         """Return whether a request with this id has not ended, or is to be reported."""

@@ -71,10 +71,15 @@ class ResponseStored:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseForgotten:
-    """A stored response was deleted at its worker."""
+class ResponseChanged:
+    """A worker has cancelled a stored response, deleted it, or changed it in another way.
+
+    The front that forwarded the call reports it, and the scheduler tells all fronts: any of them may stream or follow
+    the response.
+    """
 
     response: str
+    deleted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +231,7 @@ class AllReported:
     """How many messages the front has sent to any run, this one included."""
 
 
-Fact = UnreachableWorker | FieldsRefused | CallEnded | ResponseStored | ResponseForgotten | FrontMeasured | Superseded
+Fact = UnreachableWorker | FieldsRefused | CallEnded | ResponseStored | ResponseChanged | FrontMeasured | Superseded
 """What a front reports besides its requests."""
 FrontMessage = FrontEvent | WaitedBefore | RanBefore | AllReported | Fact | Ask
 
@@ -383,5 +388,14 @@ class Settled:
 
 
 SchedulerMessage = (
-    Assignment | Reject | Withdrawn | WorkerChanged | WorkerRemoved | Answered | Saved | Continued | Settled
+    Assignment
+    | Reject
+    | Withdrawn
+    | WorkerChanged
+    | WorkerRemoved
+    | ResponseChanged
+    | Answered
+    | Saved
+    | Continued
+    | Settled
 )

@@ -24,7 +24,7 @@ from router.channel.messages import (
     CallEnded,
     FrontMessage,
     RanBefore,
-    ResponseForgotten,
+    ResponseChanged,
     ResponseStored,
     SchedulerMessage,
     TakeInput,
@@ -142,8 +142,8 @@ class UnsavedHistory:
         self._live: dict[RequestId, RequestHistory] = {}
         self._requests: dict[RequestHistory, None] = {}
         """Live requests, and ended ones that no saved state covers, in order of arrival."""
-        self._facts: deque[tuple[int, ResponseStored | ResponseForgotten]] = deque()
-        """What was stored and forgotten, each with the number of its message."""
+        self._facts: deque[tuple[int, ResponseStored | ResponseChanged]] = deque()
+        """What was stored and changed, each with the number of its message."""
         self._questions: dict[int, Ask] = {}
         """Questions without an answer, by number."""
         self._calls: dict[TicketId, list[BeginCall | TakeInput]] = {}
@@ -172,7 +172,7 @@ class UnsavedHistory:
                 self._end_attempt(returned, message)
             case Finished() | Failed() | Cancelled():
                 self._end(message)
-            case ResponseStored() | ResponseForgotten():
+            case ResponseStored() | ResponseChanged():
                 self._facts.append((self.messages, message))
             case Ask(number):
                 self._questions[number] = message

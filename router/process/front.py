@@ -106,6 +106,7 @@ def build_front(settings: Settings, secret: bytes, drain: Drain, clock: Callable
     admission = Admission(identifier, scheduler_client)
     budget = ByteBudget(settings.max_held_bytes)
     background = BackgroundResponses(scheduler_client, worker_connections)
+    scheduler_client.follow_responses(background)
     tokenizer = build_prompt_tokenizer(settings, worker_connections, scheduler_client, secret)
     handoffs = Handoffs(worker_connections, settings.handoff_seconds)
     session_labels = SessionLabels(settings.session_labels)

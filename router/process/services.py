@@ -16,7 +16,7 @@ from router.channel.messages import (
     FindResponse,
     FrontMeasured,
     IsOfAnother,
-    ResponseForgotten,
+    ResponseChanged,
     ResponseStored,
     Superseded,
     TakeInput,
@@ -65,8 +65,10 @@ class SchedulerServices(FrontServices):
                 self._directory.refuse_fields(worker, path, fields)
             case ResponseStored(response, client, worker):
                 self._stored.remember(StoredResponse(response, client, worker))
-            case ResponseForgotten(response):
-                self._stored.forget(response)
+            case ResponseChanged(response, deleted):
+                if deleted:
+                    self._stored.forget(response)
+                self._host.tell_fronts(fact)
             case FrontMeasured():
                 self.measurements.take(front.name, fact)
             case Superseded(epoch):

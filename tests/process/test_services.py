@@ -1,12 +1,24 @@
-"""What the scheduler's process does for fronts besides scheduling: each front's counted calls end with it, once."""
+"""What the scheduler's process does for fronts besides scheduling: counted calls and stored responses."""
 
 from random import Random
 
+import pytest
+
 from router.channel.codec import FRONT_DECODER, encode
 from router.channel.host import FrontLink, SchedulerHost
-from router.channel.messages import Answered, Ask, BeginCall, CallEnded, SchedulerMessage, TicketId
+from router.channel.messages import (
+    Answered,
+    Ask,
+    BeginCall,
+    CallEnded,
+    ResponseChanged,
+    ResponseStored,
+    SchedulerMessage,
+    TicketId,
+)
 from router.core.clients.rate_limits import ClientLimits, OwnerLimits
 from router.core.fleet.stored_responses import StoredResponses
+from router.core.model.request import ClientId, WorkerId
 from router.core.policies.context import Parameters
 from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
@@ -23,7 +35,8 @@ class ServicesScene:
     def __init__(self) -> None:
         scheduler = Scheduler(POLICIES["rr+fcfs"], SchedulerSettings(), Parameters(), Random(0))
         self.host = SchedulerHost(scheduler, [], lambda: 0.0)
-        self.services = SchedulerServices(self.host, WorkerDirectory(), StoredResponses(10), lambda _: None)
+        self.stored = StoredResponses(10)
+        self.services = SchedulerServices(self.host, WorkerDirectory(), self.stored, lambda _: None)
         self.host.set_services(self.services)
         self.received: list[SchedulerMessage] = []
 
@@ -67,3 +80,15 @@ def test_a_call_that_has_ended_is_not_ended_again_with_its_front() -> None:
         other.receive(CallEnded(TicketId(ticket), None))
     assert not len(scene.services.limits)
     assert not any(scene.services._calls.values())
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_all_fronts_learn_of_a_change_of_a_stored_response(deleted: bool) -> None:
+    """Another front than the one that forwarded the call may stream the response; a deleted one is forgotten."""
+    scene, ann = ServicesScene(), ClientId("ann")
+    creator, changer = scene.front(), scene.front()
+    creator.receive(ResponseStored("resp_1", ann, WorkerId("w")))
+    changed = ResponseChanged("resp_1", deleted=deleted)
+    changer.receive(changed)
+    assert scene.received == [changed, changed]
+    assert scene.stored.worker_of("resp_1", ann) == (None if deleted else "w")

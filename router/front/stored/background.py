@@ -95,8 +95,8 @@ class BackgroundResponses:
         """Remove a stream that has ended."""
         self._streams.pop(response, None)
 
-    def check_now(self, response: str, *, deleted: bool) -> None:
-        """Poll a response now, because its client cancelled it or had it `deleted`."""
+    def response_changed(self, response: str, *, deleted: bool) -> None:
+        """Poll a response now and cut its stream, because its client cancelled it or had it `deleted`."""
         if deleted and response in self._wake_events:
             self._deleted.add(response)
         if (cut := self._streams.get(response)) is not None:

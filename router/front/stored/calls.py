@@ -10,7 +10,7 @@ from router.api.body.call import Call
 from router.api.endpoints.other import request_target
 from router.auth.admission import AdmissionTicket
 from router.channel.client import SchedulerClient
-from router.channel.messages import FindResponse, IsOfAnother, ResponseForgotten
+from router.channel.messages import FindResponse, IsOfAnother, ResponseChanged
 from router.core.model.request import ClientId, RequestId, WorkerId
 from router.errors import BadRequest, UnknownResponse
 from router.front.byte_budget import Hold
@@ -89,7 +89,7 @@ class ResponseCalls:
             if (refused := worker_refused(upstream.status, everywhere=False)) is not None:
                 raise refused
             if 200 <= upstream.status < 300 and head.method != "GET":
-                self._on_change(response, head.method)
+                self._scheduler_client.report(ResponseChanged(response, deleted=head.method == "DELETE"))
             headers = [(name, value) for name in PASSED_ON if (value := upstream.headers.get(name)) is not None]
             if all_here:
                 await exchange.respond(upstream.status, headers, first)
@@ -103,10 +103,3 @@ class ResponseCalls:
             await exchange.end()
         finally:
             upstream.close()
-
-    def _on_change(self, response: str, method: str) -> None:
-        """Update the records after a worker has deleted, cancelled or otherwise changed a response."""
-        deleted = method == "DELETE"
-        if deleted:
-            self._scheduler_client.report(ResponseForgotten(response))
-        self._background.check_now(response, deleted=deleted)
