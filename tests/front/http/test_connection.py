@@ -188,6 +188,7 @@ async def test_too_many_connections_of_one_address_are_refused() -> None:
         assert "d2lpm_connections 1.0" in metrics
 
 
+@pytest.mark.one_process("each front has its share of the connections")
 async def test_a_flood_of_connections_costs_the_flooder() -> None:
     """When there are too many, the longest idle one of the address with most is cut, and no call is."""
     flooder = "127.0.0.2"
