@@ -55,6 +55,7 @@ def quanta(quantum: float) -> st.SearchStrategy[tuple[object, ...]]:
     head_start = st.sampled_from([0.0, 0.1 * quantum, 3 * quantum])
     home: dict[str, st.SearchStrategy[object]] = {
         "cached_first": st.booleans(),
+        "cached_first_from": st.sampled_from([0, 0, 1]),
         "turn_overdraft": st.sampled_from([0.0, 0.5, 1.0, 3.0]),
         "home_loss": st.sampled_from([0, 2 * CHUNK_TOKENS, 256]),
         "home_patience": st.sampled_from([0.0, 3.0, 1e6]),
@@ -401,7 +402,7 @@ class Saved(ClientDeficits):
 def save_up_deficits(eligibility: Eligibility, request: Request, waiting: int) -> None:  # noqa: ARG001
     """Let a refill add a quantum to positive deficits, too."""
     if not isinstance(eligibility._deficits, Saved):
-        saved = eligibility._deficits = eligibility._refill_schedule._deficits = Saved(Shares())
+        saved = eligibility._deficits = eligibility._refills._schedule._deficits = Saved(Shares())
         eligibility._refill_rounds._deficits = eligibility._cuts._deficits = saved
 
 
@@ -460,7 +461,7 @@ def test_a_scheduler_that_breaks_a_rule_is_found(
             pass
 
 
-ALWAYS_FRESH = DlpmHomeParameters(QUANTUM, head_start=1e9, overdue_after=0.0, cached_first=True)
+ALWAYS_FRESH = DlpmHomeParameters(QUANTUM, head_start=1e9, overdue_after=0.0, cached_first_from=0)
 
 
 def turns_with(overdraft: float) -> PolicyFactory:
@@ -478,7 +479,8 @@ def turns_with(overdraft: float) -> PolicyFactory:
 def test_turns_with_more_debt_than_the_bound_allows_are_found() -> None:
     """Clients that have turns in rounds with a debt of one quantum stay within the bound for it; with any debt not."""
     window = SchedulerSettings(window=FixedWindow(1))
-    scenario = Scenario((STEADY, SHORT), 2, settings=window, parameters=(ALWAYS_FRESH,), steps=1200)
+    clients = (STEADY, SHORT, HEAVY)  # of two, each waits for its own call in flight
+    scenario = Scenario(clients, 2, settings=window, parameters=(ALWAYS_FRESH,), steps=1200)
     sound = Fleet(scenario, turns_with(1.0))
     for _ in sound.run():
         pass

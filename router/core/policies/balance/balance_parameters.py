@@ -81,6 +81,9 @@ class BrhParameters(BalanceRouteParameters):
 class DlpmBalanceParameters(DlpmHomeParameters):
     """DLPM from one pool, with balance among ranks that step together."""
 
+    cached_first: bool = False
+    """While many clients wait, let them take turns in rounds. Among ranks that step together the last turns decide
+    all the same."""
     patience: int = 64
     """How often other requests may go ahead of one that may go, before it goes next, to the lightest rank, or room is
     kept for it."""

@@ -10,30 +10,31 @@ lower priority class go first:
 2. A client is *fresh* if it has a head start left (`TurnOrder`). A client is *sparse* if it has nothing in flight or,
    in a pool, fewer requests than there are workers. Without these classes, a client that seldom sends a request would
    wait until the long matches of a heavy client have used up a quantum. Clients that are both take turns.
-   Where they do so in rounds (`TurnRounds`), a fresh client that has had no turn in the current round and has nothing
-   in flight is *admitted* to it with a small debt. It delays no refill. A fresh client that has a turn ahead is not
-   overdue.
+   In a pool they do so in rounds (`TurnRounds`) while many wait. Then a client is fresh only while it has nothing in
+   flight, and each cheap call that arrives then renews its head start. A fresh client with a long prompt, which might
+   be evicted if it missed a round, is *admitted* with a small debt to a round in which it has had no turn. It delays no
+   refill. A fresh client that has a turn ahead is not overdue.
 3. Then fresh clients go, and then sparse ones: in each class the longest match first.
 4. All other eligible clients go last, again by longest match.
 
-What a refill adds, and who may keep more, is decided in `refill_rounds`.
+`refills` decides when deficits are refilled, `refill_rounds` by how much.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from math import inf
 from typing import Final
 
 from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request
 from router.core.policies.deficit.active_clients import ActiveClients
-from router.core.policies.deficit.deficits import NO_LIMITS, ClientDeficits, WorkerSet
+from router.core.policies.deficit.deficits import ClientDeficits
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.refill_rounds import Cuts, RefillRounds
-from router.core.policies.deficit.refill_schedule import RefillSchedule
-from router.core.policies.deficit.turn_order import TurnOrder
-from router.core.policies.deficit.turn_rounds import TurnRounds
+from router.core.policies.deficit.refills import Refills
+from router.core.policies.deficit.turn_order import TurnOrder, chunks_of
+from router.core.policies.deficit.turn_rounds import LITTLE_CHUNKS, TurnRounds
 from router.core.policies.deficit.waiting_index import WaitingIndex
-from router.core.policies.deficit.worker_sets import WorkerSets
 
 OVERDUE, FRESH_AND_SPARSE, FRESH, SPARSE, ELIGIBLE = range(5)
 """The priority class of an eligible client: lower goes first."""
@@ -53,14 +54,15 @@ class Eligibility:
         shares: Shares,
         debtors: int = DEBTOR_LIMIT,
         *,
-        turn_overdraft: float | None = None,
+        rounds_from: int | None = None,
+        turn_overdraft: float = 0.0,
     ) -> None:
         """`on_priority_change` is called with each waiting client whose priority class changes.
 
         `rate`: the service rate of the workers of this queue; see `RefillRounds`. `debtors`: how many counters of
         forgotten clients are kept because they are in debt. No client is sparse before `set_sparse_limit`.
-        `turn_overdraft`: if given, clients take turns in rounds, and a fresh client may have its turn with a debt of
-        this many quanta.
+        `rounds_from`: from how many waiting clients per worker on they take turns in rounds; None: they never do.
+        `turn_overdraft`: the most quanta of debt with which a client may have a turn while they do.
         """
         self._on_priority_change = on_priority_change
         self._parameters = parameters
@@ -76,18 +78,34 @@ class Eligibility:
         self._waiting = WaitingIndex(PRIORITY_CLASSES)
         self._eligible = self._waiting.classes
         self.any_eligible: Final = self._waiting.any_eligible
-        self._turn_overdraft = turn_overdraft or 0.0
-        self._rounds = None if turn_overdraft is None else TurnRounds(self._may_be_admitted, self._admission_changed)
-        self._turns = TurnOrder(parameters.overdue_after, self._rounds)
+        self._turn_overdraft = turn_overdraft
+        self._clients_per_worker = rounds_from
+        self._rounds_from = inf
+        """How many waiting clients begin to take turns in rounds."""
+        self.rounds: TurnRounds | None = None
+        """The rounds in which clients take turns, while they do. Read only."""
+        self._turns = TurnOrder(parameters.overdue_after)
         self.turn: Final = self._turns.turn
         self.last_turn: Final = self._turns.last
-        self.waiting_priority_class: Final = self._eligible.get if self._rounds is None else self._class_in_round
-        """The priority class of a waiting client; None if the client is not eligible."""
-        self._worker_sets = WorkerSets(self._deficits)
-        self._refill_schedule = RefillSchedule(self._deficits, self._waiting.is_ineligible)
+        self.waiting_priority_class: Final = self._waiting.ready.get
+        """The priority class of a waiting client; None if the client may not go."""
+        self._refills = Refills(
+            self._deficits,
+            self._refill_rounds,
+            self._active,
+            self._waiting,
+            self._update_eligibility,
+            self._admit_refilled,
+        )
+        self._worker_sets = self._refills.sets
+        self.refill: Final = self._refills.refill
+        self.pay_owed_rounds: Final = self._refills.pay_owed_rounds
+        self.divide_refills: Final = self._refills.divide
         self.in_flight: dict[ClientId, int] = {}
         """The number of each client's requests in flight; read-only for others."""
         self._overdue: set[ClientId] = set()
+        self._long: set[ClientId] = set()
+        """Clients that have had a long prompt waiting since they began to wait."""
         self._restored = False
         """True if deficits are from before a restart and no two clients have waited at once since."""
 
@@ -98,45 +116,28 @@ class Eligibility:
     def _is_eligible(self, client: ClientId) -> bool:
         return self._deficits.deficit(client) > 0 or client in self._overdue
 
-    def _class_in_round(self, client: ClientId) -> int | None:
-        assert self._rounds is not None
-        priority_class = self._eligible.get(client)
-        return FRESH_AND_SPARSE if priority_class is None and client in self._rounds.admitted else priority_class
-
     def _class_of(self, client: ClientId) -> int:
         if client in self._overdue:
             return OVERDUE
-        if self._rounds is not None and client in self._rounds.admitted:
+        if self.rounds is not None and client in self.rounds.admitted:
             return FRESH_AND_SPARSE
         sparse = self.in_flight.get(client, 0) < self._sparse_limit
-        if client in self._turns.head_starts:
+        if client in self._turns.head_starts and (self.rounds is None or client not in self.in_flight):
             return FRESH_AND_SPARSE if sparse else FRESH
         return SPARSE if sparse else ELIGIBLE
 
     def any_in_class(self, priority_class: int) -> bool:
         """Whether a client of this priority class waits, be it one that is only admitted to a round of turns."""
-        admitted = priority_class == FRESH_AND_SPARSE and self._rounds is not None and self._rounds.admitted
+        admitted = priority_class == FRESH_AND_SPARSE and self.rounds is not None and self.rounds.admitted
         return bool(self._waiting.by_class[priority_class] or admitted)
 
     def set_sparse_limit(self, sparse_limit: int) -> None:
         """Count clients with fewer requests in flight than this as sparse from now on."""
         self._sparse_limit = sparse_limit
+        rounds_from = self._clients_per_worker
+        self._rounds_from = rounds_from * sparse_limit if sparse_limit and rounds_from is not None else inf
         for client in self._eligible:
             self._update_priority_class(client)
-
-    def divide_refills(self, workers_of: Callable[[str], WorkerSet] | None) -> None:
-        """Let refills count by the sets of workers that clients wait for, as these are now; see `WorkerSets`.
-
-        `workers_of` returns the workers that serve a route; None if all workers serve the same routes. Takes time in
-        proportion to the known clients unless it was and is None.
-        """
-        if not self._worker_sets.divide(workers_of):
-            return
-        self._refill_schedule.clear()
-        for client, routes in self._waiting.routes.items():
-            self._worker_sets.assign(client, routes)
-            if client not in self._eligible:
-                self._schedule_refill(client)
 
     def add_waiting(self, request: Request, cost: float = 0.0) -> None:
         """Add a waiting request. A new client starts with one quantum, Q^u times its weight; a client that begins to
@@ -153,11 +154,19 @@ class Eligibility:
         if quantum_changed and self._waiting.is_ineligible(client):
             self._schedule_refill(client)
         self._active.add_request(request)
+        if chunks_of(request) > LITTLE_CHUNKS:
+            self._long.add(client)
         if client not in self._waiting.routes:
             self._cuts.join(client)
             self._turns.join(client, self._parameters.head_start * self.weight(client), cost)
-            if self._rounds is not None:
-                self._rounds.join(client)
+            if self.rounds is not None:
+                self.rounds.join(client)
+            elif len(self._waiting.routes) >= self._rounds_from:
+                self._begin_rounds(client)
+        elif self.rounds is not None and client not in self.in_flight:
+            self._turns.renew(client, self._parameters.head_start * self.weight(client), cost)
+            self._update_priority_class(client)
+            self.rounds.admit(client)
         new_route = self._waiting.add(client, request.route)
         self._restored = self._restored and len(self._waiting.routes) == 1
         if new_route:
@@ -183,25 +192,41 @@ class Eligibility:
             if client not in self._eligible:
                 self._schedule_refill(client)
 
+    def _begin_rounds(self, newcomer: ClientId) -> None:
+        """Let clients take turns in rounds from now on. The newcomer has begun to wait, and is not among them yet."""
+        self.rounds = self._turns.rounds = TurnRounds(self._may_be_admitted, self._admission_changed)
+        for client in (*self._waiting.routes, newcomer):
+            self._update_priority_class(client)  # in rounds it is fresh only with nothing in flight
+            self.rounds.join(client)
+
     def take_turn(self, client: ClientId) -> None:
-        """Count a turn of a waiting client, one of whose requests is about to be dispatched. Only where clients take
+        """Count a turn of a waiting client, one of whose requests is about to be dispatched. Only while clients take
         turns in rounds.
         """
-        assert self._rounds is not None
-        self._rounds.take(client, may_begin=self._class_in_round(client) in ROUND_ROBIN_CLASSES)
+        assert self.rounds is not None
+        self.rounds.take(client, may_begin=self._waiting.ready.get(client) in ROUND_ROBIN_CLASSES)
+
+    def _admit_refilled(self) -> None:
+        """Let clients whose debts are small enough after a refill have their turn of this round now."""
+        if self.rounds is not None:
+            self.rounds.admit_all()
 
     def _may_be_admitted(self, client: ClientId) -> bool:
         """Whether a waiting client that has a turn ahead in this round may take it in spite of its debt."""
         return client not in self._eligible and self._deficits.deficit(client) <= 0 and self._may_take_turn(client)
 
     def _may_take_turn(self, client: ClientId) -> bool:
-        """Whether a client is fresh, has nothing in flight and no more debt than a turn in a round allows."""
-        if client in self.in_flight or client not in self._turns.head_starts:
+        """Whether a client is fresh, has a long prompt, nothing in flight and no more debt than a turn in a round
+        allows.
+        """
+        if client in self.in_flight or client not in self._turns.head_starts or client not in self._long:
             return False
         return self._deficits.quanta_short(client) <= self._turn_overdraft
 
     def _admission_changed(self, client: ClientId) -> None:
+        assert self.rounds is not None
         self._update_priority_class(client)
+        self._waiting.set_ready(client, FRESH_AND_SPARSE if client in self.rounds.admitted else None)
         if client in self._waiting.routes:
             self._on_priority_change(client)
 
@@ -235,10 +260,13 @@ class Eligibility:
             self._worker_sets.changed |= eligible
             self._turns.leave(client)
             self._cuts.discard(client)
+            self._long.discard(client)
             if client in self._overdue:
                 self._overdue.remove(client)
-            if self._rounds is not None:
-                self._rounds.leave(client)
+            if self.rounds is not None:
+                self.rounds.leave(client)
+                if not self._waiting.routes:
+                    self.rounds = self._turns.rounds = None
         elif self._worker_sets.assign(client, routes) and not eligible:
             self._schedule_refill(client)
 
@@ -259,6 +287,8 @@ class Eligibility:
             del self.in_flight[request.client]
         self._active.remove_request(request.client)
         self._update_priority_class(request.client)
+        if self.rounds is not None and request.client in self._waiting.routes:
+            self.rounds.admit(request.client)
 
     def charge(self, client: ClientId, cost: float) -> bool:
         """Subtract this cost from a client's deficit; a negative cost is a refund. Returns whether the deficit ceased
@@ -272,8 +302,8 @@ class Eligibility:
             self._update_eligibility(client)
             if client not in self._eligible and (had or cost < 0):
                 self._schedule_refill(client)
-            if self._rounds is not None and client in self._rounds.admitted and not self._may_take_turn(client):
-                self._rounds.end_admission(client)
+            if self.rounds is not None and client in self.rounds.admitted and not self._may_take_turn(client):
+                self.rounds.end_admission(client)
         return deficit <= 0 < deficit + cost
 
     def has_positive_deficit(self, client: ClientId) -> bool:
@@ -291,27 +321,6 @@ class Eligibility:
         ]
         return sum([self.weight(client) for client in ineligible])
 
-    def refill(self, routes: Collection[str] | None = None) -> list[ClientId]:
-        """CHECKREFILL: if clients wait and none is eligible, add quanta until one is. Returns the clients that became
-        eligible.
-
-        `routes`: consider only clients that have a request of one of these routes waiting.
-        """
-        if self.any_eligible(routes):
-            return []
-        client = self._refill_schedule.earliest(lambda each: self._waiting.wait_on(each, routes))
-        if client is None:
-            return []
-        limits = self._refill_limits(client) if self._worker_sets.divided else NO_LIMITS
-        self._worker_sets.owe(limits, self._refill_rounds.add_for(client, self._active.weight, limits))
-        return self._collect_refilled()
-
-    def _refill_limits(self, client: ClientId) -> Mapping[WorkerSet, float]:
-        """How many rounds of a refill for this client count for clients that wait for other sets of workers."""
-        needy = self._refill_schedule.earliest_by_clock(lambda _: True)
-        fraction = self._refill_rounds.fraction(self._active.weight)
-        return self._worker_sets.refill_limits(client, self._eligible, needy, fraction)
-
     def reset(self) -> None:
         """Give every client one quantum, as at its first request. Called only while no client waits.
 
@@ -323,8 +332,8 @@ class Eligibility:
     def forget(self, client: ClientId) -> None:
         """Keep the counter of a client without requests only if it is in debt."""
         self._deficits.forget(client)
-        if self._rounds is not None:
-            self._rounds.forget(client)
+        if self.rounds is not None:
+            self.rounds.forget(client)
 
     def restore(self, client: ClientId, deficit: float, quantum: float) -> None:
         """Load a client's counter. `reset` leaves it alone until two clients wait at once: before that, an empty queue
@@ -338,48 +347,32 @@ class Eligibility:
         self._deficits.restore_group(group, deficit, quantum)
         self._restored = True
 
-    def pay_owed_rounds(self) -> None:
-        """Add the rounds of earlier refills that are owed to clients who wait for other workers; see `WorkerSets`."""
-        if self._worker_sets.add_owed(self._eligible):
-            self._collect_refilled()
-
     def mark_overdue(self) -> None:
         """Mark the clients as overdue that are late for a turn, have nothing in flight and at most a small debt."""
         if not self._parameters.overdue_after:
             return
+        overdraft = max(self._parameters.overdraft, self._turn_overdraft if self.rounds is not None else 0.0)
         for client in self._turns.pop_late(len(self._active.clients)):
-            if self._rounds is not None and self._has_turn_ahead(client, self._rounds):
+            if self.rounds is not None and self._has_turn_ahead(client, self.rounds):
                 continue
-            shortfall = self._deficits.quanta_short(client)
-            if client not in self.in_flight and shortfall <= self._parameters.overdraft:
+            if client not in self.in_flight and self._deficits.quanta_short(client) <= overdraft:
                 self._overdue.add(client)
                 self._update_eligibility(client)
                 self._update_priority_class(client)
 
     def _has_turn_ahead(self, client: ClientId, rounds: TurnRounds) -> bool:
         """Whether a fresh client takes its turn in this round, or in the next one, to which turns of others lead."""
-        if client not in self._turns.head_starts:
+        in_credit = client in self._eligible
+        if client not in self._turns.head_starts or not (in_credit or self._may_take_turn(client)):
             return False
         if rounds.has_turn(client):
-            return self._class_in_round(client) == FRESH_AND_SPARSE
+            return self._waiting.ready.get(client) == FRESH_AND_SPARSE
         return self.any_in_class(FRESH_AND_SPARSE)
-
-    def _collect_refilled(self) -> list[ClientId]:
-        """Mark and return all clients that the refill rounds so far have made eligible."""
-        refilled = []
-        for client in self._refill_schedule.pop_refilled():
-            if self._waiting.is_ineligible(client):
-                self._update_eligibility(client)
-                if client in self._eligible:
-                    refilled.append(client)
-                else:
-                    self._schedule_refill(client)
-        return refilled
 
     def _schedule_refill(self, client: ClientId) -> None:
         """Note when a waiting client that is not eligible will be."""
         self._cuts.discard(client)
-        self._refill_schedule.schedule(client, self._waiting.routes, most=2 * len(self._waiting.routes) + 16)
+        self._refills.schedule(client)
 
     def _update_eligibility(self, client: ClientId) -> None:
         """Update whether a waiting client is eligible, and report a change."""
@@ -387,6 +380,8 @@ class Eligibility:
         if eligible == (client in self._eligible):
             return
         self._waiting.set_class(client, self._class_of(client) if eligible else None)
+        if not eligible and self.rounds is not None and client in self.rounds.admitted:
+            self._waiting.set_ready(client, FRESH_AND_SPARSE)
         self._worker_sets.changed |= not eligible
         self._on_priority_change(client)
 

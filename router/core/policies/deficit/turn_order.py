@@ -3,7 +3,8 @@
 A client that begins to wait has a *head start* if the input of its first request costs no more than that, and until it
 was charged more. Clients with a head start take turns, like new flows in FQ-CoDel (RFC 8290, section 4.2): by longest
 match, some of many clients with one call open each would wait until all others have used up a quantum. In a pool they
-may do so in rounds, one turn each, first those whose request has little to compute (`TurnRounds`).
+may do so in rounds (`TurnRounds`), one turn each: first those that have begun to wait, then those that always have a
+call waiting, and in both parts first those whose request has little to compute.
 
 A client is late for a turn when, since it began to wait or last had one, so many requests were dispatched that each
 active client could have had one.
@@ -19,17 +20,31 @@ CLOCK_BITS: Final = 64
 """Enough for all turns of a fleet."""
 
 
+def chunks_of(request: Request) -> int:
+    """The number of whole chunks of a request's prompts."""
+    return sum([prompt.size for prompt in request.prompts]) // CHUNK_BYTES
+
+
 class TurnOrder:
     """Keeps when each waiting client had its last turn."""
 
-    __slots__ = ("_checks", "_clock", "_last", "_overdue_after", "_rounds", "dispatches", "head_starts", "last")
+    __slots__ = (
+        "_checks",
+        "_clock",
+        "_last",
+        "_overdue_after",
+        "_renewed",
+        "dispatches",
+        "head_starts",
+        "last",
+        "rounds",
+    )
 
-    def __init__(self, overdue_after: float, rounds: TurnRounds | None = None) -> None:
-        """`overdue_after`: dispatches per active client after which a client is late for a turn. `rounds`: in which
-        clients take turns, if they do.
-        """
+    def __init__(self, overdue_after: float) -> None:
+        """`overdue_after`: dispatches per active client after which a client is late for a turn."""
         self._overdue_after = overdue_after
-        self._rounds = rounds
+        self.rounds: TurnRounds | None = None
+        """The rounds in which clients take turns; None while they take them in a fixed order. Set from outside."""
         self._last: dict[ClientId, int] = {}
         """By waiting client, the clock value of its last turn or of the start of its wait. Values are unique."""
         self.last: Final = self._last.__getitem__
@@ -43,14 +58,24 @@ class TurnOrder:
         being late, in increasing order."""
         self.head_starts: Final[dict[ClientId, float]] = {}
         """What is left of the head start of each waiting client that has one, in cost units. Read only for others."""
+        self._renewed: set[ClientId] = set()
+        """Waiting clients whose head start was renewed since they began to wait."""
 
     def join(self, client: ClientId, head_start: float, cost: float) -> None:
-        """Put a client that begins to wait behind all others. It has this head start, in cost units, unless the input
-        of its request costs as much.
+        """Put a client that begins to wait behind all others, with this head start, in cost units, unless the input of
+        its request costs as much.
         """
         if head_start > cost:
             self.head_starts[client] = head_start
         self.move_to_back(client)
+
+    def renew(self, client: ClientId, head_start: float, cost: float) -> None:
+        """Give a client that waits already a whole head start again, unless the input of its new request costs as
+        much. In rounds it goes after those that have begun to wait.
+        """
+        if head_start > cost:
+            self.head_starts[client] = head_start
+            self._renewed.add(client)
 
     def move_to_back(self, client: ClientId) -> None:
         """Put a waiting client behind all others, as it had a turn."""
@@ -62,6 +87,7 @@ class TurnOrder:
     def leave(self, client: ClientId) -> None:
         """Count a client as no longer waiting."""
         del self._last[client], self._checks[client]
+        self._renewed.discard(client)
         if client in self.head_starts:
             del self.head_starts[client]
 
@@ -74,15 +100,17 @@ class TurnOrder:
 
     def turn(self, request: Request, unmatched: int) -> int:
         """When a client has its turn with a waiting request; earlier is less. The client whose last turn is the longest
-        ago goes first; where clients take turns in rounds, within an earlier round and with little to compute.
+        ago goes first; where clients take turns in rounds, within an earlier round, without a renewed head start and
+        with little to compute.
 
         `unmatched`: minus the chunks of the request that are cached.
         """
         last = self._last[request.client]
-        if self._rounds is None:
+        if self.rounds is None:
             return last
-        much = sum([prompt.size for prompt in request.prompts]) // CHUNK_BYTES + unmatched > LITTLE_CHUNKS
-        return (2 * self._rounds.round_of(request.client) + much << CLOCK_BITS) + last
+        much = chunks_of(request) + unmatched > LITTLE_CHUNKS
+        place = 4 * self.rounds.round_of(request.client) + 2 * (request.client in self._renewed) + much
+        return (place << CLOCK_BITS) + last
 
     def pop_late(self, active: int) -> list[ClientId]:
         """The waiting clients that are late for a turn, with so many active clients. Each is late again only after as

@@ -48,16 +48,23 @@ class TurnRounds:
     def join(self, client: ClientId) -> None:
         """Let a client that begins to wait take its turn in the current round, or in the next if it has had one."""
         self._place(client)
-        self._admit(client)
+        self.admit(client)
 
     def _place(self, client: ClientId) -> None:
         self._rounds[client] = self.current + (client in self._had_turn)
 
-    def _admit(self, client: ClientId) -> None:
-        """Let a client in debt have its turn of the current round, if it has had none and its debt allows that."""
-        if self.has_turn(client) and self._may_be_admitted(client):
+    def admit(self, client: ClientId) -> None:
+        """Let a waiting client in debt have its turn of the current round, if it has had none and its debt allows that.
+        Called whenever it may have become so.
+        """
+        if client not in self.admitted and self.has_turn(client) and self._may_be_admitted(client):
             self.admitted.add(client)
             self._on_admission_change(client)
+
+    def admit_all(self) -> None:
+        """Admit each waiting client that may be. Takes time in proportion to them."""
+        for client in self._rounds:
+            self.admit(client)
 
     def end_admission(self, client: ClientId) -> None:
         """Let an admitted client have its turn only without a debt."""
@@ -84,13 +91,12 @@ class TurnRounds:
         if begins:
             self.current = at
             self._had_turn.clear()
-        if at >= self.current:  # a turn of an earlier round leaves the client its turn of this one
+        # A turn of an earlier round leaves the client its turn of this one, unless it had it in debt.
+        if at >= self.current or client in self.admitted:
             self._had_turn.add(client)
         self._place(client)
         if begins:
-            for each in self._rounds:
-                if each != client:
-                    self._admit(each)
+            self.admit_all()
         if client in self.admitted:
             self.end_admission(client)
         return begins

@@ -9,7 +9,7 @@ from router.core.model.request import ClientId
 class WaitingIndex:
     """Counts waiting clients' requests by route, and eligible clients by priority class and by route."""
 
-    __slots__ = ("_eligible_by_route", "by_class", "classes", "routes")
+    __slots__ = ("_eligible_by_route", "by_class", "classes", "ready", "routes")
 
     def __init__(self, classes: int) -> None:
         """`classes`: how many priority classes there are."""
@@ -17,6 +17,8 @@ class WaitingIndex:
         """The number of each waiting client's requests, by route. Read only for others."""
         self.classes: Final[dict[ClientId, int]] = {}
         """The priority class of each waiting client that is eligible. Read only for others."""
+        self.ready: Final[dict[ClientId, int]] = {}
+        """The same, and that of each client that may go although it is not eligible. Read only for others."""
         self.by_class: Final = [0] * classes
         """The number of eligible clients of each priority class. Read only for others."""
         self._eligible_by_route: dict[str, int] = {}
@@ -46,6 +48,8 @@ class WaitingIndex:
                 del self.classes[client]
         if not routes:
             del self.routes[client]
+            if client in self.ready:
+                del self.ready[client]
         return True
 
     def set_class(self, client: ClientId, priority_class: int | None) -> None:
@@ -54,13 +58,21 @@ class WaitingIndex:
         if was_eligible:
             self.by_class[self.classes[client]] -= 1
         if priority_class is None:
-            del self.classes[client]
+            del self.classes[client], self.ready[client]
         else:
-            self.classes[client] = priority_class
+            self.classes[client] = self.ready[client] = priority_class
             self.by_class[priority_class] += 1
         if was_eligible == (priority_class is None):
             for route in self.routes[client]:
                 self._add_eligible_on(route, -1 if was_eligible else 1)
+
+    def set_ready(self, client: ClientId, priority_class: int | None) -> None:
+        """Let a client that is not eligible go all the same, in this priority class; with None no more."""
+        if client not in self.classes:
+            if priority_class is not None:
+                self.ready[client] = priority_class
+            elif client in self.ready:
+                del self.ready[client]
 
     def is_ineligible(self, client: ClientId) -> bool:
         """Whether a client waits and is not eligible."""

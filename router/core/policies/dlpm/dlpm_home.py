@@ -92,7 +92,8 @@ class DlpmHome(Policy):
             partial(context.view.rate, self._awaiting_first_token.keys()),
             context.shares,
             context.debtors,
-            turn_overdraft=parameters.turn_overdraft if parameters.cached_first else None,
+            rounds_from=parameters.cached_first_from if parameters.cached_first else None,
+            turn_overdraft=parameters.turn_overdraft,
         )
         self._pool = self._new_pool(context.view)
         self._refill_hold = RefillHold(parameters.isolation, self._eligibility, context.view, context.cost)
@@ -441,7 +442,7 @@ class DlpmHome(Policy):
 
     def _take(self, choice: Choice, now: float) -> Choice:
         able = self._pool[choice.request.id].able
-        if self._parameters.cached_first:
+        if self._eligibility.rounds is not None:
             self._eligibility.take_turn(choice.request.client)
         self.withdraw(choice.request.id, now)
         self._send(choice.request, choice.worker, able, now)

@@ -52,11 +52,14 @@ class D2lpmParameters:
 class DlpmHomeParameters(DeficitParameters):
     """DLPM from one pool, with home workers."""
 
-    cached_first: bool = False
-    """Let clients take turns in rounds, in each of which those whose request is cached go first: more cache hits where
-    the prefixes of many clients exceed the caches."""
+    cached_first: bool = True
+    """While many clients wait, let them take turns in rounds, in each of which those whose request is cached go first:
+    more cache hits where their prefixes exceed the caches."""
+    cached_first_from: int = 8
+    """With `cached_first`: from how many waiting clients per worker on, until none waits."""
     turn_overdraft: float = 0.5
-    """With `cached_first`: the largest debt, as a fraction of Q^u, with which a client may have its turn in a round."""
+    """With `cached_first`: the largest debt, as a fraction of Q^u, with which a client may have its turn in a round, or
+    be overdue in one."""
     worker_quantum: float = 100_000.0
     """Q^w, in cost units: what a refill adds to a client's deficit at each worker. Higher: fewer copies of a prefix."""
     home_loss: int = 256
@@ -78,8 +81,8 @@ class DlpmHomeParameters(DeficitParameters):
             raise ValueError("worker_quantum must be positive")
         if self.load_ratio < 1 or self.load_slack < 0:
             raise ValueError("load_ratio must be at least 1, and load_slack not negative")
-        if self.turn_overdraft < 0:
-            raise ValueError("turn_overdraft must not be negative")
+        if min(self.turn_overdraft, self.cached_first_from) < 0:
+            raise ValueError("turn_overdraft and cached_first_from must not be negative")
         if self.isolation and not MIN_ISOLATION <= self.isolation <= 1:
             raise ValueError(f"isolation must be 0, or from {MIN_ISOLATION} to 1")
 

@@ -200,7 +200,7 @@ def test_the_refill_schedule_does_not_grow_with_charges() -> None:
     eligibility.charge(ClientId("ada"), 1e6)
     for _ in range(1000):
         eligibility.charge(ClientId("ada"), -1)
-    assert len(eligibility._refill_schedule) < 30
+    assert len(eligibility._refills._schedule) < 30
 
 
 def test_a_client_is_overdue_after_one_dispatch_per_active_client() -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Final
 
 import pytest
 from hypothesis import given, settings
@@ -163,6 +164,17 @@ def test_who_may_have_a_turn_in_debt_is_asked_when_a_round_begins() -> None:
     assert reported[:3] == [ADA, BOB, ADA]
 
 
+def test_a_turn_in_debt_is_the_only_one_of_its_round() -> None:
+    """A client that was admitted in an earlier round has its turn in the current one or in debt, not both."""
+    rounds = TurnRounds(lambda _: True, lambda _: None)
+    for client in (ADA, BOB):
+        rounds.join(client)
+    rounds.take(ADA, may_begin=True)
+    rounds.take(ADA, may_begin=True)
+    rounds.take(BOB, may_begin=True)
+    assert not rounds.has_turn(BOB)
+
+
 def test_an_admission_ends_when_that_is_asked_for() -> None:
     """What was allowed at the start of a round may be too much later; who no longer wait are not admitted either."""
     rounds = TurnRounds(lambda _: True, lambda _: None)
@@ -174,13 +186,20 @@ def test_an_admission_ends_when_that_is_asked_for() -> None:
 
 
 def in_rounds(turn_overdraft: float = 1.0) -> Eligibility:
-    eligibility = Eligibility(lambda _: None, RULE, lambda: None, Shares(), turn_overdraft=turn_overdraft)
+    eligibility = Eligibility(
+        lambda _: None, RULE, lambda: None, Shares(), rounds_from=0, turn_overdraft=turn_overdraft
+    )
     eligibility.set_sparse_limit(1)
     return eligibility
 
 
-def request(client: ClientId, number: int = 0) -> Request:
-    return Request(RequestId(f"{client}{number}"), client, "llama", ())
+LONG: Final = 2 * LITTLE_CHUNKS
+"""The chunks of a prompt that might be evicted."""
+
+
+def request(client: ClientId, number: int = 0, chunks: int = LONG) -> Request:
+    """A request with a long prompt, unless said otherwise."""
+    return Request(RequestId(f"{client}{number}"), client, "llama", (PromptKey(b"", chunks * CHUNK_BYTES),))
 
 
 def indebted(eligibility: Eligibility, client: ClientId, debt: float) -> None:
@@ -219,6 +238,124 @@ def test_a_client_with_a_call_in_flight_is_not_admitted() -> None:
     assert eligibility.waiting_priority_class(ADA) is None
 
 
+def test_a_client_in_debt_is_admitted_when_its_last_call_ends() -> None:
+    """A client with two calls open, in debt, has its turn of the round also if one was in flight when that began."""
+    eligibility = in_rounds()
+    indebted(eligibility, ADA, 5)
+    eligibility.request_dispatched(request(ADA, 1))
+    eligibility.add_waiting(request(ADA))
+    eligibility.request_ended(request(ADA, 1))
+    assert eligibility.waiting_priority_class(ADA) == FRESH_AND_SPARSE
+
+
+@pytest.mark.parametrize("cost", [0.0, RULE.head_start])
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_cheap_call_brings_a_head_start_while_nothing_is_in_flight(cost: float, in_flight: bool) -> None:
+    """Ada never ceases to wait, and has used up the head start with which she began. A further call brings another, and
+    so a turn in debt, unless that call is expensive or one of hers is in flight.
+    """
+    eligibility = in_rounds(turn_overdraft=20.0)
+    eligibility.add_waiting(request(ADA))
+    eligibility.charge(ADA, RULE.head_start)
+    if in_flight:
+        eligibility.request_dispatched(request(ADA, 2))
+    assert eligibility.waiting_priority_class(ADA) is None
+    eligibility.add_waiting(request(ADA, 1), cost)
+    assert eligibility.waiting_priority_class(ADA) == (None if cost or in_flight else FRESH_AND_SPARSE)
+
+
+def test_in_rounds_a_client_is_fresh_only_while_nothing_is_in_flight() -> None:
+    """In rounds a client with a head start and a call in flight goes after those that have their turn."""
+    eligibility = in_rounds()
+    eligibility.set_sparse_limit(2)
+    eligibility.add_waiting(request(ADA))
+    before = eligibility.waiting_priority_class(ADA)
+    eligibility.request_dispatched(request(ADA, 1))
+    assert (before, eligibility.waiting_priority_class(ADA)) == (FRESH_AND_SPARSE, SPARSE)
+
+
+def test_when_rounds_begin_clients_with_calls_in_flight_are_no_longer_fresh() -> None:
+    """Ada has a head start and a call in flight when Cyd begins to wait, and the rounds begin."""
+    seen: list[ClientId] = []
+    eligibility = Eligibility(seen.append, RULE, lambda: None, Shares(), rounds_from=1)
+    eligibility.set_sparse_limit(2)
+    eligibility.add_waiting(request(ADA))
+    eligibility.request_dispatched(request(ADA, 1))
+    before = eligibility.waiting_priority_class(ADA)
+    seen.clear()
+    for client in (BOB, CYD):
+        eligibility.add_waiting(request(client))
+    assert (before, eligibility.waiting_priority_class(ADA)) == (FRESH_AND_SPARSE, SPARSE)
+    assert ADA in seen
+
+
+def test_clients_take_turns_in_rounds_while_many_wait() -> None:
+    """Rounds begin when so many clients wait per worker, with all of them, and end when none does."""
+    eligibility = Eligibility(lambda _: None, RULE, lambda: None, Shares(), rounds_from=1)
+    eligibility.set_sparse_limit(2)
+    waits = []
+    for client in (ADA, BOB, CYD):
+        eligibility.add_waiting(request(client))
+        waits.append(0 if eligibility.rounds is None else len(eligibility.rounds))
+    for client in (ADA, BOB, CYD):
+        eligibility.remove_waiting(request(client))
+        waits.append(0 if eligibility.rounds is None else len(eligibility.rounds))
+    assert waits == [0, 0, 3, 2, 1, 0]
+    assert eligibility.rounds is None
+
+
+@pytest.mark.parametrize(("sparse_limit", "rounds_from"), [(0, 0), (1, None)])
+def test_rounds_need_a_sparse_limit_and_to_be_asked_for(sparse_limit: int, rounds_from: int | None) -> None:
+    """Where no client is sparse, none takes turns; and none does so in rounds unless that is asked for."""
+    eligibility = Eligibility(lambda _: None, RULE, lambda: None, Shares(), rounds_from=rounds_from)
+    eligibility.set_sparse_limit(sparse_limit)
+    for client in CLIENTS:
+        eligibility.add_waiting(request(client))
+    assert eligibility.rounds is None
+
+
+def test_a_client_with_short_prompts_is_not_admitted() -> None:
+    """Of a client in debt whose prompts are short, nothing is evicted while it waits: it has no turn in spite of it."""
+    eligibility = in_rounds()
+    indebted(eligibility, ADA, 5)  # with a long prompt, which no longer waits
+    eligibility.add_waiting(request(ADA, 0, LITTLE_CHUNKS))
+    assert eligibility.waiting_priority_class(ADA) is None
+
+
+@pytest.mark.parametrize("debt", [0.4, 0.6])
+@pytest.mark.parametrize("rounds_from", [0, None])
+def test_with_short_prompts_a_client_in_debt_goes_once_it_is_overdue(rounds_from: int | None, debt: float) -> None:
+    """In rounds a client with as much debt as a turn allows is overdue once each active client could have had a turn,
+    although turns of others lead to the next round; otherwise only with a smaller debt.
+    """
+    rule = replace(RULE, overdraft=0.2)
+    eligibility = Eligibility(lambda _: None, rule, lambda: None, Shares(), rounds_from=rounds_from, turn_overdraft=0.5)
+    eligibility.set_sparse_limit(1)
+    indebted(eligibility, ADA, debt * QUANTUM)
+    eligibility.add_waiting(request(ADA, 0, LITTLE_CHUNKS))
+    eligibility.add_waiting(request(BOB))
+    eligibility.mark_overdue()
+    before = eligibility.waiting_priority_class(ADA)
+    for number in (1, 2):
+        eligibility.request_dispatched(request(CYD, number))
+        eligibility.request_ended(request(CYD, number))
+    eligibility.mark_overdue()
+    expected = OVERDUE if debt < 0.5 and rounds_from is not None else None
+    assert (before, eligibility.waiting_priority_class(ADA)) == (None, expected)
+
+
+def test_a_client_is_admitted_when_a_refill_makes_its_debt_small_enough() -> None:
+    """A client that owes too much for a turn need not wait for the next round once a refill has made that less."""
+    eligibility = in_rounds()
+    indebted(eligibility, ADA, QUANTUM + 5)
+    indebted(eligibility, BOB, 5)
+    for client in (ADA, BOB):
+        eligibility.add_waiting(request(client))
+    before = eligibility.waiting_priority_class(ADA)
+    assert eligibility.refill() == [BOB]
+    assert (before, eligibility.waiting_priority_class(ADA)) == (None, FRESH_AND_SPARSE)
+
+
 def test_a_client_in_debt_has_one_turn_per_round() -> None:
     """After its turn a client in debt is admitted again only when the next round has begun."""
     eligibility = in_rounds()
@@ -245,12 +382,14 @@ def test_an_admission_ends_with_the_debt_that_it_allows(charged: float) -> None:
     assert eligibility.waiting_priority_class(ADA) == (FRESH_AND_SPARSE if charged < 5 else None)
 
 
-@pytest.mark.parametrize("others_take_turns", [True, False])
-def test_a_fresh_client_whose_turn_is_ahead_is_not_overdue(others_take_turns: bool) -> None:
-    """A fresh client in debt that has had its turn is overdue only if no turns of others lead to the next round."""
+@pytest.mark.parametrize(("others_take_turns", "chunks"), [(True, LONG), (False, LONG), (True, LITTLE_CHUNKS)])
+def test_a_fresh_client_whose_turn_is_ahead_is_not_overdue(others_take_turns: bool, chunks: int) -> None:
+    """A fresh client in debt that has had its turn is overdue only if no turns of others lead to the next round, or it
+    has none of that because its prompts are short.
+    """
     eligibility = in_rounds()
     for number in (0, 1):
-        eligibility.add_waiting(request(ADA, number))
+        eligibility.add_waiting(request(ADA, number, chunks))
     eligibility.charge(ADA, QUANTUM + 5)
     serve(eligibility, ADA)
     eligibility.add_waiting(request(BOB), 0.0 if others_take_turns else RULE.head_start)
@@ -260,7 +399,7 @@ def test_a_fresh_client_whose_turn_is_ahead_is_not_overdue(others_take_turns: bo
         eligibility.request_ended(request(CYD, 100 + number))
     eligibility.mark_overdue()
     assert eligibility.waiting_priority_class(BOB) in ((FRESH_AND_SPARSE,) if others_take_turns else (SPARSE, OVERDUE))
-    assert eligibility.waiting_priority_class(ADA) == (None if others_take_turns else OVERDUE)
+    assert eligibility.waiting_priority_class(ADA) == (None if others_take_turns and chunks == LONG else OVERDUE)
 
 
 def test_what_is_cached_goes_first_within_a_round() -> None:
@@ -270,9 +409,22 @@ def test_what_is_cached_goes_first_within_a_round() -> None:
         for client in (ADA, BOB, CYD):
             eligibility.add_waiting(request(client, number))
     serve(eligibility, ADA)
-    size, cached = 2 * LITTLE_CHUNKS, {ADA: 2 * LITTLE_CHUNKS, BOB: LITTLE_CHUNKS - 1, CYD: LITTLE_CHUNKS}
-    long = {each: replace(request(each, 1), prompts=(PromptKey(b"", size * CHUNK_BYTES),)) for each in cached}
-    assert sorted(cached, key=lambda each: eligibility.turn(long[each], -cached[each])) == [CYD, BOB, ADA]
+    cached = {ADA: LONG, BOB: LONG - LITTLE_CHUNKS - 1, CYD: LONG - LITTLE_CHUNKS}
+    assert sorted(cached, key=lambda each: eligibility.turn(request(each, 1), -cached[each])) == [CYD, BOB, ADA]
+
+
+def test_clients_that_begin_to_wait_go_before_those_that_always_do() -> None:
+    """Within a round a client whose head start was renewed while it waited goes after one that waits later."""
+    eligibility = in_rounds()
+    for client, number in ((ADA, 0), (ADA, 1), (BOB, 0)):
+        eligibility.add_waiting(request(client, number))
+    before = eligibility.turn(request(BOB), 0) < eligibility.turn(request(ADA), 0)
+    serve(eligibility, ADA)
+    eligibility.remove_waiting(request(ADA, 1))
+    eligibility.add_waiting(request(ADA, 2))
+    serve(eligibility, BOB)
+    eligibility.add_waiting(request(BOB, 1))
+    assert (before, eligibility.turn(request(ADA), 0) < eligibility.turn(request(BOB), 0)) == (True, True)
 
 
 @settings(max_examples=50)

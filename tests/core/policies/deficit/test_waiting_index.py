@@ -22,6 +22,7 @@ class WaitingMachine(RuleBasedStateMachine):
         self.waiting = WaitingIndex(CLASSES)
         self.requests: list[tuple[ClientId, str]] = []
         self.classes: dict[ClientId, int] = {}
+        self.ready: dict[ClientId, int] = {}
 
     @rule(client=st.sampled_from(CLIENTS), route=st.sampled_from(ROUTES))
     def add(self, client: ClientId, route: str) -> None:
@@ -36,6 +37,7 @@ class WaitingMachine(RuleBasedStateMachine):
         assert self.waiting.remove(client, route) == (request not in self.requests)
         if client not in {each for each, _ in self.requests}:
             self.classes.pop(client, None)
+            self.ready.pop(client, None)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), priority_class=st.none() | st.integers(0, CLASSES - 1))
@@ -44,14 +46,25 @@ class WaitingMachine(RuleBasedStateMachine):
         if self.classes.get(client) != priority_class:
             self.waiting.set_class(client, priority_class)
             self.classes.pop(client, None)
+            self.ready.pop(client, None)
             if priority_class is not None:
-                self.classes[client] = priority_class
+                self.classes[client] = self.ready[client] = priority_class
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), priority_class=st.none() | st.integers(0, CLASSES - 1))
+    def set_ready(self, data: st.DataObject, priority_class: int | None) -> None:
+        client, _ = data.draw(st.sampled_from(self.requests))
+        self.waiting.set_ready(client, priority_class)
+        if client not in self.classes:
+            self.ready.pop(client, None)
+            if priority_class is not None:
+                self.ready[client] = priority_class
 
     @invariant()
     def it_equals_the_list(self) -> None:
         """Each question is answered as by a look at all requests."""
         clients = {client for client, _ in self.requests}
-        assert self.waiting.classes == self.classes
+        assert (self.waiting.classes, self.waiting.ready) == (self.classes, self.ready)
         assert self.waiting.routes == {
             client: Counter(route for each, route in self.requests if each == client) for client in clients
         }

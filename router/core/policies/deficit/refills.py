@@ -1,0 +1,97 @@
+"""CHECKREFILL of DLPM ("Locality-aware Fair Scheduling in LLM Serving", Algorithm 1): which waiting client is refilled
+first, and for whom the rounds count.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from router.core.model.request import ClientId
+from router.core.policies.deficit.active_clients import ActiveClients
+from router.core.policies.deficit.deficits import NO_LIMITS, ClientDeficits, WorkerSet
+from router.core.policies.deficit.refill_rounds import RefillRounds
+from router.core.policies.deficit.refill_schedule import RefillSchedule
+from router.core.policies.deficit.waiting_index import WaitingIndex
+from router.core.policies.deficit.worker_sets import WorkerSets
+
+
+class Refills:
+    """Adds rounds to the deficits of all clients once no waiting one is eligible."""
+
+    __slots__ = ("_active", "_on_refilled", "_on_rounds", "_rounds", "_schedule", "_waiting", "sets")
+
+    def __init__(
+        self,
+        deficits: ClientDeficits,
+        rounds: RefillRounds,
+        active: ActiveClients,
+        waiting: WaitingIndex,
+        on_refilled: Callable[[ClientId], None],
+        on_rounds: Callable[[], None],
+    ) -> None:
+        """`on_refilled` is called with each waiting client whose deficit may be positive now, and then `on_rounds`: all
+        debts may be smaller now.
+        """
+        self._rounds = rounds
+        self._active = active
+        self._waiting = waiting
+        self._on_refilled = on_refilled
+        self._on_rounds = on_rounds
+        self.sets = WorkerSets(deficits)
+        """The sets of workers that clients wait for."""
+        self._schedule = RefillSchedule(deficits, waiting.is_ineligible)
+
+    def schedule(self, client: ClientId) -> None:
+        """Note when a waiting client that is not eligible will be."""
+        routes = self._waiting.routes
+        self._schedule.schedule(client, routes, most=2 * len(routes) + 16)
+
+    def divide(self, workers_of: Callable[[str], WorkerSet] | None) -> None:
+        """Let refills count by the sets of workers that clients wait for, as these are now; see `WorkerSets`.
+
+        `workers_of` returns the workers that serve a route; None if all workers serve the same routes. Takes time in
+        proportion to the known clients unless it was and is None.
+        """
+        if not self.sets.divide(workers_of):
+            return
+        self._schedule.clear()
+        for client, routes in self._waiting.routes.items():
+            self.sets.assign(client, routes)
+            if client not in self._waiting.classes:
+                self.schedule(client)
+
+    def refill(self, routes: Collection[str] | None = None) -> list[ClientId]:
+        """If clients wait and none is eligible, add quanta until one is. Returns the clients that became eligible.
+
+        `routes`: consider only clients that have a request of one of these routes waiting.
+        """
+        if self._waiting.any_eligible(routes):
+            return []
+        client = self._schedule.earliest(lambda each: self._waiting.wait_on(each, routes))
+        if client is None:
+            return []
+        limits = self._limits(client) if self.sets.divided else NO_LIMITS
+        self.sets.owe(limits, self._rounds.add_for(client, self._active.weight, limits))
+        return self._collect()
+
+    def pay_owed_rounds(self) -> None:
+        """Add the rounds of earlier refills that are owed to clients who wait for other workers; see `WorkerSets`."""
+        if self.sets.add_owed(self._waiting.classes):
+            self._collect()
+
+    def _limits(self, client: ClientId) -> Mapping[WorkerSet, float]:
+        """How many rounds of a refill for this client count for clients that wait for other sets of workers."""
+        needy = self._schedule.earliest_by_clock(lambda _: True)
+        fraction = self._rounds.fraction(self._active.weight)
+        return self.sets.refill_limits(client, self._waiting.classes, needy, fraction)
+
+    def _collect(self) -> list[ClientId]:
+        """Report the clients that the rounds so far may have made eligible; returns those that are."""
+        refilled = []
+        for client in self._schedule.pop_refilled():
+            if self._waiting.is_ineligible(client):
+                self._on_refilled(client)
+                if client in self._waiting.classes:
+                    refilled.append(client)
+                else:
+                    self.schedule(client)
+        self._on_rounds()
+        return refilled
