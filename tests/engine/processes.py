@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +40,13 @@ def free_ports(count: int) -> int:
                 held.enter_context(socket.create_server(("", port)))
             return first
     raise RuntimeError(f"there are no {count} free ports in a row")
+
+
+def _read_all(files: Iterable[Path]) -> Iterator[str]:
+    """Yield the texts of those files that can still be read."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            yield file.read_text("utf-8", "replace")
 
 
 class Process(Protocol):
@@ -114,6 +121,14 @@ class Server:
     def log_tail(self, since: int = 0, characters: int = 4000) -> str:
         """The last of what was printed after the first `since` bytes."""
         return self.log.read_bytes()[since:].decode(errors="replace")[-characters:]
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the process and its running children, in seconds."""
+        assert self._process is not None, f"{self.name} runs"
+        group = self._process.pid
+        fields = [text.rpartition(")")[2].split() for text in _read_all(Path("/proc").glob("[0-9]*/stat"))]
+        ticks = sum(int(each[11]) + int(each[12]) for each in fields if int(each[2]) == group)
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         """Send SIGTERM, then kill what is left of the process group."""

@@ -3,14 +3,14 @@
 Recorded sessions (`claude_code_sessions.jsonl`, public: kv-cache-tester), every third of the file, on which nothing
 was tuned, run in a closed loop against a router with `--sessions both` and one without. These take turns in front of
 the same two engines, whose KV caches hold half of the tokens of all open contexts. To fit the engines' 8,192
-positions, all lengths are divided by LENGTHS, the KV cache of 400,000 tokens of `experiment sessions` among them, and
-all pauses by PAUSES, about as many times shorter as an engine for
-CPU takes for these prompts beside a GPU for the recorded ones; the gate's own settings are divided alike. The text of
-an answer is unknown to the client, so a later prompt has other tokens in its place, as many.
+positions, all lengths are divided by LENGTHS, the KV cache of 400,000 tokens of `experiment sessions` among them.
+Pauses are divided so that computing a context again takes the same part of them as there (`session_scale`), and so are
+the gate's own settings; both engines' speed is measured first. The text of an answer is unknown to the client, so a
+later prompt has other tokens in its place, as many.
 
-Printed are the calls that ended per second, the share of prompt tokens that the engines reported as cached, and the
-mean time to first token, with the gate, without it, and their ratio in each turn. Needs the engine environment
-(`make test-engine`).
+Printed are the calls that ended per second, the share of prompt tokens that the engines reported as cached, the mean
+time to first token, and the CPU time that the engines took per second, with the gate, without it, and their ratio in
+each turn. Needs the engine environment (`make test-engine`).
 """
 
 import argparse
@@ -23,28 +23,21 @@ from typing import Final, NamedTuple
 
 from bench.live.clients import LiveLoad, run_load
 from bench.workloads.parts.traffic import Outcome
-from bench.workloads.recorded.sessions import Recorded, SessionPlay, Sessions, Turn, read_sessions
+from bench.workloads.recorded.sessions import Recorded, SessionPlay, Sessions, read_sessions
 
 from .environment import is_complete
 from .fleet import BLOCK_TOKENS, ENGINES, Engine, Load, Router, make_model, running, running_routers
 from .processes import wait_until
+from .session_scale import LENGTHS, LONGEST, VOCABULARY, pause_divisor, shortened
 from .wire import WORKER_KEY
 
-LENGTHS: Final = 16
-PAUSES: Final = 12
 KV_BLOCKS: Final = 400_000 // LENGTHS // BLOCK_TOKENS
 """Of each engine, in blocks of vLLM."""
-LONGEST: Final = 120_000
-"""Most tokens of a recorded prompt."""
-VOCABULARY: Final = 4000
+PATIENCE: Final = 30.0
+"""Most seconds of a recorded pause."""
 USUAL: Final = {"idle": 40.0, "idle-after-turn": 5.0}
 """Defaults of the gate in seconds, and the next ones in tokens."""
 USUAL_TOKENS: Final = {"growth": 2000, "grace": 4000}
-GATED: Final = (
-    "--sessions=both",
-    *(f"--session-{name}={seconds / PAUSES:g}" for name, seconds in USUAL.items()),
-    *(f"--session-{name}={tokens // LENGTHS}" for name, tokens in USUAL_TOKENS.items()),
-)
 DRAIN_SECONDS: Final = 120.0
 
 
@@ -56,6 +49,8 @@ class Shown(NamedTuple):
     hit_rate: float
     ttft: float
     """Seconds, the mean."""
+    busy: float
+    """CPU seconds of both engines per second, warm-up included."""
 
     def over(self, other: "Shown") -> "Shown":
         """Return each figure as a multiple of the other's."""
@@ -69,47 +64,50 @@ def engine_flags(dialect: str, kv_blocks: int) -> Sequence[str]:
     return "--max-num-seqs=8", f"--num-gpu-blocks-override={kv_blocks + 1}"
 
 
-def shortened(session: Recorded) -> Recorded:
-    """Return a session with shorter prompts, answers and pauses."""
-    turns = [
-        Turn(
-            max(1, turn.input // LENGTHS),
-            max(1, turn.output // LENGTHS),
-            turn.shared // LENGTHS,
-            turn.pause / PAUSES,
-            turn.ends_turn,
-        )
-        for turn in session.turns
-    ]
-    return Recorded(session.tools // LENGTHS, session.system // LENGTHS, tuple(turns))
+def gate_flags(pauses: float) -> Sequence[str]:
+    """Return what switches the gate on, with its usual settings for pauses that are divided by this."""
+    return (
+        "--sessions=both",
+        *(f"--session-{name}={seconds / pauses:g}" for name, seconds in USUAL.items()),
+        *(f"--session-{name}={tokens // LENGTHS}" for name, tokens in USUAL_TOKENS.items()),
+    )
 
 
-def workload(trace: Path, working_set: int) -> Sessions:
-    """Return the sessions. `working_set`: tokens of all open contexts."""
+def workload(sessions: Sequence[Recorded], working_set: int, pauses: float) -> Sessions:
+    """Return the sessions. `working_set`: tokens of all open contexts. `pauses`: what pauses are divided by."""
     play = SessionPlay(
         client_count=4,
         longest=LONGEST // LENGTHS,
-        patience=30.0 / PAUSES,
+        patience=PATIENCE / pauses,
         working_set=working_set,
         light=2,
-        part="aside",
     )
-    return Sessions(tuple(map(shortened, read_sessions(trace))), play)
+    return Sessions(shortened(sessions, pauses), play)
 
 
 def turn(router: Router, pair: Sequence[Engine], load: LiveLoad) -> Shown:
     """Run the load; it ends when both engines are idle again."""
+    before = sum(engine.cpu_seconds() for engine in pair)
     ended = asyncio.run(run_load(load))
-    wait_until(lambda: all(each.load() == Load(0, 0) for each in pair), DRAIN_SECONDS, "the engines are idle")
-    router.wait_settled()
+    used = sum(engine.cpu_seconds() for engine in pair) - before
+    wait_idle(router, pair)
     assert not ended.failures, ended.failures
     done = [each for each in ended.result.records if each.outcome is Outcome.DONE and each.finished is not None]
     counted = [each for each in done if each.finished is not None and each.finished >= load.warmup]
     waits = [each.started - each.arrived for each in counted if each.started is not None]
     totals = ended.totals
     return Shown(
-        len(counted) / (load.seconds - load.warmup), totals.cached_tokens / max(1, totals.queried_tokens), mean(waits)
+        len(counted) / (load.seconds - load.warmup),
+        totals.cached_tokens / max(1, totals.queried_tokens),
+        mean(waits),
+        used / load.seconds,
     )
+
+
+def wait_idle(router: Router, pair: Sequence[Engine]) -> None:
+    """Wait until neither the engines nor the router have a call."""
+    wait_until(lambda: all(each.load() == Load(0, 0) for each in pair), DRAIN_SECONDS, "the engines are idle")
+    router.wait_settled()
 
 
 def row(name: str, shown: Sequence[Shown]) -> str:
@@ -119,24 +117,49 @@ def row(name: str, shown: Sequence[Shown]) -> str:
 
 def measure(pair: Sequence[Engine], folder: Path, given: argparse.Namespace) -> None:
     """Measure and print the table."""
-    routers = (Router("without gate", pair, (), folder / "without"), Router("gate", pair, GATED, folder / "gate"))
-    shown: list[list[Shown]] = [[], []]
+    sessions = Sessions(read_sessions(given.trace), SessionPlay(part="aside")).played()
+    without = Router("without gate", pair, (), folder / "without")
+    with running_routers((without,)):
+        pauses = given.pause_divisor or measured_divisor(sessions, without, pair)
+        print(f"lengths are divided by {LENGTHS}, pauses by {pauses:.1f}")
+        gated = Router("gate", pair, gate_flags(pauses), folder / "gate")
+        with running_routers((gated,)):
+            take_turns((without, gated), sessions, pauses, pair, given)
+        measured_divisor(sessions, without, pair)
+
+
+def measured_divisor(sessions: Sequence[Recorded], router: Router, pair: Sequence[Engine]) -> float:
+    """Measure how fast the engines are, print it, and return what pauses are to be divided by."""
+    ours, emulated, divisor = pause_divisor(sessions, router, len(pair))
+    wait_idle(router, pair)
+    print(f"tokens of input/s and engine: {ours:.0f}; A100: {emulated:.0f}; pauses / {divisor:.1f}", flush=True)
+    return divisor
+
+
+def take_turns(
+    routers: Sequence[Router],
+    sessions: Sequence[Recorded],
+    pauses: float,
+    pair: Sequence[Engine],
+    given: argparse.Namespace,
+) -> None:
+    """Run the load against each router in turn, and print the table."""
+    shown: list[list[Shown]] = [[] for _ in routers]
     working_set = round(given.load * len(pair) * given.kv_blocks * BLOCK_TOKENS)
-    print(f"{'':24}{'calls/s':>12}{'hit rate':>12}{'TTFT, s':>12}")
-    with running_routers(routers):
-        for seed in range(given.turns):
-            for router, each in zip(routers, shown, strict=True):
-                load = LiveLoad(
-                    router.url,
-                    workload(given.trace, working_set),
-                    given.seconds,
-                    given.warmup,
-                    seed,
-                    api_key=WORKER_KEY,
-                    vocabulary=VOCABULARY,
-                )
-                each.append(turn(router, pair, load))
-                print(row(f"  {router.name}, seed {seed}", each[-1:]), flush=True)
+    print(f"{'':24}{'calls/s':>12}{'hit rate':>12}{'TTFT, s':>12}{'engines, CPU':>14}")
+    for seed in range(given.turns):
+        for router, each in zip(routers, shown, strict=True):
+            load = LiveLoad(
+                router.url,
+                workload(sessions, working_set, pauses),
+                given.seconds,
+                given.warmup,
+                seed,
+                api_key=WORKER_KEY,
+                vocabulary=VOCABULARY,
+            )
+            each.append(turn(router, pair, load))
+            print(row(f"  {router.name}, seed {seed}", each[-1:]), flush=True)
     for router, each in zip(routers, shown, strict=True):
         print(row(router.name, each))
     print(row("gate / without", [gated.over(other) for other, gated in zip(*shown, strict=True)]))
@@ -151,6 +174,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=80.0, help="of a turn (default: 80)")
     parser.add_argument("--warmup", type=float, default=20.0, help="of these, not measured (default: 20)")
     parser.add_argument("--load", type=float, default=2.0, help="open contexts over all KV cache (default: 2)")
+    parser.add_argument(
+        "--pause-divisor", type=float, help="what pauses are divided by (default: as measured before the first turn)"
+    )
     parser.add_argument("--kv-blocks", type=int, default=KV_BLOCKS, help=f"of each engine (default: {KV_BLOCKS})")
     given = parser.parse_args()
     assert is_complete(), "there is no engine environment; `make test-engine` makes it"

@@ -107,7 +107,7 @@ class Sessions:
     def clients(self, seed: int) -> Sequence[Client]:
         """Return the clients. Raises ValueError if no session begins with a prompt that is short enough."""
         play = self.play
-        short = [session for session in self._played() if session.turns[0].input <= play.longest]
+        short = [session for session in self.played() if session.turns[0].input <= play.longest]
         if not short:
             raise ValueError(f"no session begins with a prompt of up to {play.longest} tokens")
         beginnings = {each[:2]: _beginning(each, seed) for each in short}
@@ -122,7 +122,7 @@ class Sessions:
             clients.append(Client(ONE_SHOT, self._one_shots(Random(f"{seed} one-shots"))))
         return clients
 
-    def _played(self) -> Sequence[Recorded]:
+    def played(self) -> Sequence[Recorded]:
         """Return the sessions of the part that is played."""
         if self.play.part == "all":
             return self.sessions

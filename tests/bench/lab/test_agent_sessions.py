@@ -30,7 +30,7 @@ def test_the_working_set_decides_how_many_sessions_are_open() -> None:
 
 def test_every_third_session_is_kept_aside() -> None:
     """What is tuned on and what is judged on share no session, and are all sessions together."""
-    parts = {part: Sessions(STAND_IN.sessions, SessionPlay(part=part))._played() for part in ("all", "tuning", "aside")}
+    parts = {part: Sessions(STAND_IN.sessions, SessionPlay(part=part)).played() for part in ("all", "tuning", "aside")}
     assert len(parts["aside"]) == len(parts["all"]) // 3
     assert not set(parts["tuning"]) & set(parts["aside"])
     assert len(parts["tuning"]) + len(parts["aside"]) == len(parts["all"])
