@@ -5,11 +5,15 @@ between two calls of a session. An engine that computes v tokens of input per se
 v0, with all lengths divided by LENGTHS, if all pauses are divided by LENGTHS * v / v0. Both speeds are measured, with
 more calls open than an engine runs at once: each call is one of a random session, none shares anything with another,
 and each answer is one token.
+
+That holds for engines to which a cached token costs next to nothing. `cached_cost` measures whether it does.
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from random import Random
+from statistics import mean
 from typing import Final
 
 from bench.lab.agents.sessions import KV_TOKENS
@@ -21,8 +25,8 @@ from bench.sim.simulation import Simulation
 from bench.workloads.parts.traffic import Outcome
 from bench.workloads.recorded.sessions import Recorded, SessionPlay, Sessions, Turn
 
-from .fleet import Router
-from .wire import WORKER_KEY
+from .fleet import Engine, Router
+from .wire import COMPLETIONS, WORKER_KEY, Json, call
 
 LENGTHS: Final = 16
 """What all recorded lengths are divided by, to fit the engines' positions."""
@@ -36,6 +40,7 @@ WARMUP: Final = 0.2
 """The share of these that is not measured."""
 OPEN_CALLS: Final = 12
 """For each engine; it runs 8."""
+CACHED_PROMPTS: Final = 10
 
 
 def shortened(sessions: Iterable[Recorded], pauses: float) -> tuple[Recorded, ...]:
@@ -91,6 +96,29 @@ def a100_speed(sessions: Sequence[Recorded]) -> float:
         settings=PATIENT,
     )
     return _speed(Simulation(scenario).run())
+
+
+def cached_cost(sessions: Sequence[Recorded], engine: Engine) -> float:
+    """Return the CPU time that an idle engine takes for a prompt that it has just computed, over that for a new one, at
+    the mean length of these sessions' calls.
+    """
+    sizes = [turn.input // LENGTHS for session in sessions for turn in session.turns if turn.input <= LONGEST]
+    random, size = Random("cached prompts"), round(mean(sizes))
+    new = again = 0.0
+    for _ in range(CACHED_PROMPTS):
+        prompt = [random.randrange(VOCABULARY) for _ in range(size)]
+        new += _cpu_seconds(engine, prompt)
+        again += _cpu_seconds(engine, prompt)
+    return again / new
+
+
+def _cpu_seconds(engine: Engine, prompt: Sequence[int]) -> float:
+    """Return the CPU time that an idle engine takes for a prompt and one token."""
+    before = engine.cpu_seconds()
+    body: Json = {"model": "tiny", "prompt": list(prompt), "max_tokens": 1, "ignore_eos": True}
+    answer = call(engine.url, COMPLETIONS, body)
+    assert answer.status == 200, answer
+    return engine.cpu_seconds() - before
 
 
 def _cold_calls(sessions: Iterable[Recorded], longest: int, engines: int) -> Sessions:

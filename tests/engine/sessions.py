@@ -3,10 +3,10 @@
 Recorded sessions (`claude_code_sessions.jsonl`, public: kv-cache-tester), every third of the file, on which nothing
 was tuned, run in a closed loop against a router with `--sessions both` and one without. These take turns in front of
 the same two engines, whose KV caches hold half of the tokens of all open contexts. To fit the engines' 8,192
-positions, all lengths are divided by LENGTHS, the KV cache of 400,000 tokens of `experiment sessions` among them.
-Pauses are divided so that computing a context again takes the same part of them as there (`session_scale`), and so are
-the gate's own settings; both engines' speed is measured first. The text of an answer is unknown to the client, so a
-later prompt has other tokens in its place, as many.
+positions, all lengths are divided by LENGTHS, the KV cache of 400,000 tokens and the steps of 2,048 new tokens of
+`experiment sessions` among them. Pauses are divided so that computing a context again takes the same part of them as
+there (`session_scale`), and so are the gate's own settings; the engines' speed is measured first, and last. The text of
+an answer is unknown to the client, so a later prompt has other tokens in its place, as many.
 
 Printed are the calls that ended per second, the share of prompt tokens that the engines reported as cached, the mean
 time to first token, and the CPU time that the engines took per second, with the gate, without it, and their ratio in
@@ -28,11 +28,13 @@ from bench.workloads.recorded.sessions import Recorded, SessionPlay, Sessions, r
 from .environment import is_complete
 from .fleet import BLOCK_TOKENS, ENGINES, Engine, Load, Router, make_model, running, running_routers
 from .processes import wait_until
-from .session_scale import LENGTHS, LONGEST, VOCABULARY, pause_divisor, shortened
+from .session_scale import LENGTHS, LONGEST, VOCABULARY, cached_cost, pause_divisor, shortened
 from .wire import WORKER_KEY
 
 KV_BLOCKS: Final = 400_000 // LENGTHS // BLOCK_TOKENS
 """Of each engine, in blocks of vLLM."""
+STEP_TOKENS: Final = 2048 // LENGTHS
+"""Of an emulated A100, divided like all lengths."""
 PATIENCE: Final = 30.0
 """Most seconds of a recorded pause."""
 USUAL: Final = {"idle": 40.0, "idle-after-turn": 5.0}
@@ -57,11 +59,15 @@ class Shown(NamedTuple):
         return Shown(*(one / another for one, another in zip(self, other, strict=True)))
 
 
-def engine_flags(dialect: str, kv_blocks: int) -> Sequence[str]:
-    """Return what gives an engine a KV cache of this size."""
+def engine_flags(dialect: str, kv_blocks: int, step_tokens: int) -> Sequence[str]:
+    """Return what gives an engine a KV cache of this size, and steps of so many tokens at most (0: its default)."""
     if dialect == "sglang":
-        return "--max-running-requests=8", f"--max-total-tokens={kv_blocks * BLOCK_TOKENS}"
-    return "--max-num-seqs=8", f"--num-gpu-blocks-override={kv_blocks + 1}"
+        flags = ["--max-running-requests=8", f"--max-total-tokens={kv_blocks * BLOCK_TOKENS}"]
+        steps = f"--chunked-prefill-size={step_tokens}"
+    else:
+        flags = ["--max-num-seqs=8", f"--num-gpu-blocks-override={kv_blocks + 1}"]
+        steps = f"--max-num-batched-tokens={step_tokens}"
+    return [*flags, steps] if step_tokens else flags
 
 
 def gate_flags(pauses: float) -> Sequence[str]:
@@ -120,12 +126,14 @@ def measure(pair: Sequence[Engine], folder: Path, given: argparse.Namespace) -> 
     sessions = Sessions(read_sessions(given.trace), SessionPlay(part="aside")).played()
     without = Router("without gate", pair, (), folder / "without")
     with running_routers((without,)):
+        print(f"a cached prompt costs {cached_cost(sessions, pair[0]):.2f} of a new one", flush=True)
         pauses = given.pause_divisor or measured_divisor(sessions, without, pair)
         print(f"lengths are divided by {LENGTHS}, pauses by {pauses:.1f}")
         gated = Router("gate", pair, gate_flags(pauses), folder / "gate")
-        with running_routers((gated,)):
-            take_turns((without, gated), sessions, pauses, pair, given)
-        measured_divisor(sessions, without, pair)
+        if given.turns:
+            with running_routers((gated,)):
+                take_turns((without, gated), sessions, pauses, pair, given)
+            measured_divisor(sessions, without, pair)
 
 
 def measured_divisor(sessions: Sequence[Recorded], router: Router, pair: Sequence[Engine]) -> float:
@@ -170,7 +178,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.sessions", description=__doc__)
     parser.add_argument("trace", type=Path, help="claude_code_sessions.jsonl")
     parser.add_argument("--engine", choices=tuple(ENGINES), default="vllm")
-    parser.add_argument("--turns", type=int, default=3, help="of each router, a seed each (default: 3)")
+    parser.add_argument(
+        "--turns", type=int, default=3, help="of each router, a seed each; 0: measure the engines only (default: 3)"
+    )
     parser.add_argument("--seconds", type=float, default=80.0, help="of a turn (default: 80)")
     parser.add_argument("--warmup", type=float, default=20.0, help="of these, not measured (default: 20)")
     parser.add_argument("--load", type=float, default=2.0, help="open contexts over all KV cache (default: 2)")
@@ -178,9 +188,15 @@ def main() -> None:
         "--pause-divisor", type=float, help="what pauses are divided by (default: as measured before the first turn)"
     )
     parser.add_argument("--kv-blocks", type=int, default=KV_BLOCKS, help=f"of each engine (default: {KV_BLOCKS})")
+    parser.add_argument(
+        "--step-tokens",
+        type=int,
+        default=STEP_TOKENS,
+        help=f"most new tokens of a step; 0: the engine's own default (default: {STEP_TOKENS})",
+    )
     given = parser.parse_args()
     assert is_complete(), "there is no engine environment; `make test-engine` makes it"
-    model, flags = make_model(), engine_flags(given.engine, given.kv_blocks)
+    model, flags = make_model(), engine_flags(given.engine, given.kv_blocks, given.step_tokens)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         pair = [ENGINES[given.engine](name, model, folder / name, flags) for name in ("first", "second")]
