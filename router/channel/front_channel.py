@@ -246,7 +246,9 @@ class FrontChannel:
 
     def _hello(self) -> Hello:
         return Hello(
-            *(channel_version(), self._number, self._session),
+            channel_version(),
+            self._number,
+            self._session,
             epoch=self._epoch,
             replica=self._replica,
             run=self._run,

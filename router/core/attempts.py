@@ -428,7 +428,9 @@ class Attempts:
             resent = self._resent_tokens(state, attempt, said, output if usage is None else usage.output_tokens)
         self._mirror.end(attempt.run, usage if pays_prompt else None, answers, now, computed=True)
         charge = self._ledger.settle(
-            *(attempt.bill, usage, min_extend),
+            attempt.bill,
+            usage,
+            min_extend,
             output=output,
             cached_is_estimate=pays_prompt and usage != said,
             resent=resent,

@@ -33,12 +33,20 @@ class Books:
         self.shares: Final = Shares()
         self.backlog: Final = Backlog()
         self.cluster: Final = Cluster(
-            *(settings.window, settings.health, settings.departed_limit, self.outputs),
+            settings.window,
+            settings.health,
+            settings.departed_limit,
+            self.outputs,
             decode_alone=settings.decode_alone,
         )
         self.prefixes: Final = PrefixMap(
-            *(settings.prefix_limit, self.estimates, settings.match_minimum, settings.kv_tokens),
-            *(settings.tracking, oracle, live),
+            settings.prefix_limit,
+            self.estimates,
+            settings.match_minimum,
+            settings.kv_tokens,
+            settings.tracking,
+            oracle,
+            live,
         )
         self.view: Final = SchedulerView(self.cluster, self.prefixes, self.estimates)
 

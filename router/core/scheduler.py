@@ -111,8 +111,14 @@ class Scheduler:
         self.prefixes, self.mirror, self.blocks = books.prefixes, books.prefixes.mirror, books.prefixes.blocks
         self.shares, self.backlog = books.shares, books.backlog
         context = PolicyContext(
-            *(books.view, settings.cost, random, parameters),
-            *(self.backlog, settings.debtor_limit, self.shares, books.outputs),
+            books.view,
+            settings.cost,
+            random,
+            parameters,
+            self.backlog,
+            settings.debtor_limit,
+            self.shares,
+            books.outputs,
         )
         self.policy = policy(context)
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
@@ -123,15 +129,20 @@ class Scheduler:
         self._follows_calls = self.policy.properties.follows_calls
         self._table = RequestTable(self._requests, self.shares, self.fairness.turns, self.policy)
         self.membership = Membership(
-            *(self.cluster, self.prefixes, books.outputs, self.policy, self.fairness), requeue=self._requeue
+            self.cluster, self.prefixes, books.outputs, self.policy, self.fairness, requeue=self._requeue
         )
         self.clients = KnownClients(settings.client_limit, self.shares, self.ledger, self.fairness, self.policy)
         self.weights: Mapping[ClientId, float] = self.clients.weights
         self._attempts = Attempts(books, self.policy, self.fairness, self.membership, self._gate, settings.cost)
         self._queue_limits = QueueLimits(settings.waiting)
         self._carried = CarriedRequests(
-            *(self.cluster, self.membership, self.clients, self.policy),
-            *(self._attempts, self._table, self._next_attempts),
+            self.cluster,
+            self.membership,
+            self.clients,
+            self.policy,
+            self._attempts,
+            self._table,
+            self._next_attempts,
         )
         self._awaiting: dict[RequestId, Request] = {}
         """Queued requests that the policy does not know, as the one worker of each is ejected and comes back."""
@@ -201,7 +212,13 @@ class Scheduler:
             for attempt in attempts:
                 bill = attempt.bill
                 yield ChargedRequest(
-                    *(name, bill.client, bill.worker, bill.tokens, bill.started, state.charged, attempt.leg),
+                    name,
+                    bill.client,
+                    bill.worker,
+                    bill.tokens,
+                    bill.started,
+                    state.charged,
+                    attempt.leg,
                     day=self.ledger.usage.day,
                 )
             if not attempts and state.charged is not None:

@@ -91,7 +91,10 @@ class OutgoingCall:
         sent = encode() if light else await asyncio.to_thread(encode)
         try:
             return await worker.forward(
-                *(path, sent, self.known_as, timeouts),
+                path,
+                sent,
+                self.known_as,
+                timeouts,
                 method=self._call.method,
                 content_type=self._call.content_type,
                 passed=self._exchange.headers_for(worker.card.id),

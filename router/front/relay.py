@@ -305,8 +305,13 @@ class Relay:
     ) -> FailedAttempt | Prefilled:
         if self._prefill is None:
             self._prefill = Prefill(
-                *(self._request.id, self._call, self._family, self._outgoing, self._hold),
-                *(self._scheduler_client, self._handoffs.releases),
+                self._request.id,
+                self._call,
+                self._family,
+                self._outgoing,
+                self._hold,
+                self._scheduler_client,
+                self._handoffs.releases,
             )
         computed = asyncio.ensure_future(self._prefill.compute(assignment, worker, self._reader))
         try:
@@ -382,8 +387,15 @@ class Relay:
             if upstream.status == 200 and self._is_stream(upstream):
                 return await self._relay_stream(upstream, worker, assignment, headers)
             answer = WholeAnswer(
-                *(self._request.id, self._call, self._family, self._exchange, self._hold, self._slots),
-                *(self._keeper, self._legs, self._settle),
+                self._request.id,
+                self._call,
+                self._family,
+                self._exchange,
+                self._hold,
+                self._slots,
+                self._keeper,
+                self._legs,
+                self._settle,
             )
             return await answer.relay(upstream, assignment, headers)
         except FetchTooLate:

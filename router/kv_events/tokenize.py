@@ -194,7 +194,11 @@ class PromptTokenizer:
             log.warning(
                 "model %s: the engine counted %d prompts in a row differently (%d tokens, not %d, in the last one): "
                 "its tokenizer may differ. From now on %s",
-                *(model, MAX_MISCOUNTS, reported_tokens, expected_tokens, consequence),
+                model,
+                MAX_MISCOUNTS,
+                reported_tokens,
+                expected_tokens,
+                consequence,
             )
 
     async def _find_within_budget(self, body: bytes, model: str, key: CallKey) -> tuple[BlockKey, ...]:

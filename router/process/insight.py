@@ -156,8 +156,15 @@ def build_operations(settings: Settings, side: SchedulerSide, insight: Insight) 
         return None
     workers, host = side.workers, side.host
     return Operations(
-        *(side.directory, workers.registry, workers.drain, workers.poller.flush, insight.history),
-        *(settings, host.feed, host.scheduler.weights, insight.usage_of_all),
+        side.directory,
+        workers.registry,
+        workers.drain,
+        workers.poller.flush,
+        insight.history,
+        settings,
+        host.feed,
+        host.scheduler.weights,
+        insight.usage_of_all,
     )
 
 

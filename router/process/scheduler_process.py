@@ -112,8 +112,15 @@ class SchedulerRun:
             seen = Drain(0.0)  # the fronts of other replicas serve on while this one ends
         control = control_plane(
             side.directory,
-            *(insight.scrape, insight.report, insight.cards, insight.usage, insight.explain, insight.sessions),
-            *(seen, side.workers.drain.drained, build_operations(settings, side, insight)),
+            insight.scrape,
+            insight.report,
+            insight.cards,
+            insight.usage,
+            insight.explain,
+            insight.sessions,
+            seen,
+            side.workers.drain.drained,
+            build_operations(settings, side, insight),
             build_page(settings, insight, drain),
             partial(_running, side, state, takeover, entrances, [self._keys, insight.lag], last),
             None if cluster is None else cluster.operations,

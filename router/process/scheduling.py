@@ -108,7 +108,14 @@ def build_scheduler(
     services.limits.restore(*windows)
     host.set_services(services)
     return SchedulerSide(
-        *(secret, host, directory, workers, kv_events, stored, services, journal),
+        secret,
+        host,
+        directory,
+        workers,
+        kv_events,
+        stored,
+        services,
+        journal,
         _state(settings, secret, host, stored, services.limits),
         saved,
     )

@@ -42,8 +42,16 @@ def build(settings: Settings, resolve: Resolve = resolve, *, encoded: bool = Fal
     parts += [*side.observing, *front.running, *side.running, insight.history]
     control = control_plane(
         side.directory,
-        *(insight.scrape, insight.report, insight.cards, insight.usage, insight.explain, insight.sessions),
-        *(drain, side.workers.drain.drained, operations, build_page(settings, insight, drain)),
+        insight.scrape,
+        insight.report,
+        insight.cards,
+        insight.usage,
+        insight.explain,
+        insight.sessions,
+        drain,
+        side.workers.drain.drained,
+        operations,
+        build_page(settings, insight, drain),
         partial(_running, parts, side, front),
     )
     return Router(front, side, control, drain, OperatorAccess(settings), settings.cors_origins)

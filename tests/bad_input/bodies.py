@@ -88,7 +88,8 @@ JSON: Final = (
     wrong_value(
         "`messages` of 900 levels",
         post(b'{"model":"m","messages":[{"role":"user","content":%b}]}' % DEEP),
-        *("messages", "is nested too deeply"),
+        "messages",
+        "is nested too deeply",
     ),
     wrong_value("`tools` of 900 levels", post(GOOD[:-1] + b',"tools":%b}' % DEEP), "tools", "is nested too deeply"),
     BadInput(
@@ -144,8 +145,10 @@ MEMBERS: Final = (
     wrong_value("`max_tokens` 10^30", chat(max_tokens=10**30), "max_tokens", "is too large"),
     BadInput("`max_tokens` 2^63", chat(max_tokens=2**63), forwarded()),
     wrong_value(
-        *("`max_completion_tokens` -1", chat(max_completion_tokens=-1)),
-        *("max_completion_tokens", "must be at least 0"),
+        "`max_completion_tokens` -1",
+        chat(max_completion_tokens=-1),
+        "max_completion_tokens",
+        "must be at least 0",
     ),
     wrong_value("`n` 0", chat(n=0), "n", "must be at least 1"),
     wrong_type("`n` in a list", chat(n=[1]), "n", "an integer"),
@@ -154,8 +157,10 @@ MEMBERS: Final = (
     wrong_type("`stream` 2", chat(stream=2), "stream", "a boolean"),
     wrong_type("`stream_options` as a list", chat(stream=True, stream_options=[]), "stream_options", "an object"),
     wrong_type(
-        *("`include_usage` 2", chat(stream=True, stream_options={"include_usage": 2})),
-        *("stream_options.include_usage", "a boolean"),
+        "`include_usage` 2",
+        chat(stream=True, stream_options={"include_usage": 2}),
+        "stream_options.include_usage",
+        "a boolean",
     ),
     BadInput("`stream_options` without `stream`", chat(stream_options={"include_usage": True}), forwarded()),
     wrong_type("`user` 7", chat(user=7), "user", "a string"),

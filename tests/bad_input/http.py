@@ -86,7 +86,9 @@ HTTP: Final = (
         "another server's host name",
         b"GET /health HTTP/1.1\r\nhost: evil.example\r\n\r\n",
         Reply(
-            *(403, "host_not_allowed", None),
+            403,
+            "host_not_allowed",
+            None,
             "The router is not known as `evil.example`; its operator can add that name with --allowed-hosts.",
         ),
     ),
@@ -152,7 +154,9 @@ BODY_ENDS: Final = (
         "a length that is too small",
         post(GOOD).replace(b"content-length: %d" % len(GOOD), b"content-length: 9"),
         Reply(
-            *(400, "invalid_json", None),
+            400,
+            "invalid_json",
+            None,
             "The body is not valid JSON: unexpected end of data: line 1 column 10 (char 9).",
         ),
     ),

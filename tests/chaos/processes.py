@@ -76,7 +76,9 @@ class Server:
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(self._log.open("ab")) if self._log else None
             self._process = await asyncio.create_subprocess_exec(
-                *(*self._command, "--port", str(self._wanted)),
+                *self._command,
+                "--port",
+                str(self._wanted),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,

@@ -213,7 +213,11 @@ class Fleet:
             return attempt.bill.tokens if attempt is not None and attempt.bill.started else None
 
         self.books = Books(
-            *(settings.cost, self.quantum, weights, limit, estimate),
+            settings.cost,
+            self.quantum,
+            weights,
+            limit,
+            estimate,
             served=lambda client: accounts.accounts[client].served,
             estimated=estimated,
             comparable=self._ask_alike if scenario.models else None,

@@ -29,7 +29,10 @@ async def test_litellm_reads_every_family(engines: list[str]) -> None:
     """LiteLLM reads the answer to every kind of call, and an error; its key is charged for all of them."""
     async with running_router(*engines) as router:
         process = await asyncio.create_subprocess_exec(
-            *(PYTHON, Path(__file__).with_name("speak.py"), router.url, "m"),
+            PYTHON,
+            Path(__file__).with_name("speak.py"),
+            router.url,
+            "m",
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

@@ -231,6 +231,13 @@ def daily_usage(
     """Return one bill's tokens as usage of a day. `estimated`: which of the tokens are estimates."""
     input_tokens, estimated_input = tokens.extend + tokens.cached, estimated.extend + estimated.cached
     return DailyUsage(
-        *(day, client, model, int(pays_prompt)),
-        *(input_tokens, tokens.cached, tokens.output, estimated_input, estimated.output),
+        day,
+        client,
+        model,
+        int(pays_prompt),
+        input_tokens,
+        tokens.cached,
+        tokens.output,
+        estimated_input,
+        estimated.output,
     )

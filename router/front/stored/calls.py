@@ -79,7 +79,10 @@ class ResponseCalls:
         worker = await self._worker_of(response, owner)
         head = exchange.head
         upstream = await self._connections.by_id[worker].forward(
-            *(request_target(head), body, RequestId(exchange.request_id), SILENCE),
+            request_target(head),
+            body,
+            RequestId(exchange.request_id),
+            SILENCE,
             method=head.method,
             content_type=head.content_type or "application/json",
             passed=exchange.headers_for(worker),

@@ -63,7 +63,7 @@ class ResponseKeeper:
             return False
         call, assignment = self._call._replace(body=b""), self._assignment
         run = BackgroundRun(
-            *(self._response, assignment.worker, request, call, self._ticket.transfer(), assignment.timeouts.whole)
+            self._response, assignment.worker, request, call, self._ticket.transfer(), assignment.timeouts.whole
         )
         self._background.follow(run)
         return True

@@ -39,7 +39,7 @@ def test_without_the_reference_nothing_is_relative() -> None:
 def test_output_counts_by_the_time_of_the_engines_steps() -> None:
     """What a slow machine loses is no output of the policy, and is shown by itself."""
     group = GroupTotals(
-        *(2, 1000), step_seconds=75.0, attention_seconds=50.0, spread_tokens=400_000, idle_tokens=1, room_tokens=4
+        2, 1000, step_seconds=75.0, attention_seconds=50.0, spread_tokens=400_000, idle_tokens=1, room_tokens=4
     )
     seen, late, lost = figures(group, seconds=100.0, output=300.0, late=2.0)
     assert seen == Seen(400.0, 0.25, 400.0)

@@ -43,7 +43,10 @@ class Store:
         assert server is not None, "`make test-cluster` gets one"
         flags = ("--port", str(self.port), "--bind", self._host, "--save", "", "--appendonly", "no")
         self._process = await asyncio.create_subprocess_exec(
-            *(server, *flags, "--protected-mode", "no"),
+            server,
+            *flags,
+            "--protected-mode",
+            "no",
             stdout=DEVNULL,
             env={**os.environ, **library_path()},
             cwd="/",

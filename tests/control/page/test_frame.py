@@ -19,7 +19,11 @@ CLIENTS = st.builds(
     lambda share, queued, wait, unserved, lag: ClientReport(
         1.0, Service(1, 2, 3, 4.0), int(queued), 1, wait, wait, {}, share, lag, unserved
     ),
-    *(NUMBERS, NUMBERS, st.none() | NUMBERS, st.none() | NUMBERS, NUMBERS),
+    NUMBERS,
+    NUMBERS,
+    st.none() | NUMBERS,
+    st.none() | NUMBERS,
+    NUMBERS,
 )
 DECISION = RecentDecision(7, 99.5, RequestId("r"), ClientId("c0"), WorkerId("w0"), "home", 0.5, 12, 3)
 
