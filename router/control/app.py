@@ -1,9 +1,9 @@
 """The control plane: models, health, metrics, fairness and explanations, built on FastAPI."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -43,17 +43,33 @@ NEEDS_KEY: Final[dict[int | str, dict[str, Any]]] = {
     Unauthorized.status: {"description": "The router listens on an address that others can reach: its key is needed."}
 }
 NOT_READY: Final = "No worker is alive, or the router is shutting down."
-UsageLookup = Callable[[Mapping[bytes, bytes], str | None], UsageReport]
+
+
+class Reports(Protocol):
+    """What the control plane shows of the running router."""
+
+    async def metrics(self) -> bytes:
+        """Return all metrics in the Prometheus text format."""
+
+    async def fairness(self) -> FairnessReport:
+        """Return the report of /fairness."""
+
+    async def workers(self) -> Mapping[WorkerId, WorkerReport]:
+        """Return the report of each worker."""
+
+    def usage(self, headers: Mapping[bytes, bytes], address: str | None) -> UsageReport:
+        """Return the usage of the client that calls with these headers from this address. Raises InvalidKey."""
+
+    def explain(self, request: str) -> Explanation:
+        """Return what is remembered of a request. Raises UnknownRequest."""
+
+    def sessions(self) -> GateReport:
+        """Return the report of /sessions."""
 
 
 def control_plane(
     directory: WorkerDirectory,
-    scrape: Callable[[], Awaitable[bytes]],
-    report: Callable[[], Awaitable[FairnessReport]],
-    reports: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
-    usage: UsageLookup,
-    explain: Callable[[str], Explanation],
-    sessions: Callable[[], GateReport],
+    reports: Reports,
     drain: Drain,
     drained: Collection[WorkerId],
     operations: Operations | None,
@@ -63,26 +79,24 @@ def control_plane(
 ) -> FastAPI:
     """Build the application that serves every path off the data path.
 
-    `scrape` returns the metrics as text, `reports` the report of each worker. `usage` takes a call's headers and
-    address, and raises InvalidKey. `explain` takes a request's id, and raises UnknownRequest. `sessions` returns the
-    report of /sessions. `drained`: the workers that an operator drained. `operations`: what the admin API works on;
-    None switches it off. `lifespan` starts and stops the router. `cluster`: None for a router that is alone.
+    `drained`: the workers that an operator drained. `operations`: what the admin API works on; None switches it off.
+    `lifespan` starts and stops the router. `cluster`: None for a router that is alone.
     """
     # FastAPI's own pages for the document load their scripts from elsewhere.
     no_pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
     app = Application(title="d2lpm-router", version=version("d2lpm-router"), lifespan=lifespan, **no_pages)
     _answer_errors(app)
     app.include_router(_models(directory))
-    app.include_router(_usage(usage))
+    app.include_router(_usage(reports))
     store = None if cluster is None else lambda: cluster.report().store
-    app.include_router(_health(directory, report, drain, drained, store))
+    app.include_router(_health(directory, reports, drain, drained, store))
     app.include_router(_workers(directory, reports, drained))
     if cluster is not None:
         check_key = None if operations is None else needs_key(operations.settings)
         app.include_router(cluster_routes(cluster, check_key, NEEDS_KEY))
     if operations is not None:
         app.include_router(administration(operations))
-    app.include_router(_insight(scrape, report, explain, sessions))
+    app.include_router(_insight(reports))
     page.add_to(app)
     return app
 
@@ -146,22 +160,22 @@ def _models(directory: WorkerDirectory) -> APIRouter:
     return routes
 
 
-def _usage(usage: UsageLookup) -> APIRouter:
+def _usage(reports: Reports) -> APIRouter:
     routes = APIRouter()
 
     @routes.get(
         "/v1/usage", responses={InvalidKey.status: {"description": "The key is missing, unknown, revoked or expired."}}
     )
     async def own(request: Request) -> UsageReport:
-        """The caller's service so far, its share of the directory and its requests, by the key of the call."""
-        return usage(dict(request.headers.raw), request.client.host if request.client is not None else None)
+        """The caller's service so far, its share and its requests, by the key of the call."""
+        return reports.usage(dict(request.headers.raw), request.client.host if request.client is not None else None)
 
     return routes
 
 
 def _health(
     directory: WorkerDirectory,
-    report: Callable[[], Awaitable[FairnessReport]],
+    reports: Reports,
     drain: Drain,
     drained: Collection[WorkerId],
     store: Callable[[], str] | None,
@@ -188,7 +202,7 @@ def _health(
     @routes.get("/load")
     async def load() -> dict[str, int]:
         """Calls that wait in the router or run at its workers, under vLLM's name."""
-        clients = (await report()).clients.values()
+        clients = (await reports.fairness()).clients.values()
         return {"server_load": sum(client.queued + client.running for client in clients)}
 
     @routes.get("/ready", responses={NoWorker.status: {"description": NOT_READY}})
@@ -209,17 +223,13 @@ def _health(
     return routes
 
 
-def _workers(
-    directory: WorkerDirectory,
-    reports: Callable[[], Awaitable[Mapping[WorkerId, WorkerReport]]],
-    drained: Collection[WorkerId],
-) -> APIRouter:
+def _workers(directory: WorkerDirectory, reports: Reports, drained: Collection[WorkerId]) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/workers", responses=NEEDS_KEY)
     async def workers() -> dict[str, Any]:
         """Every worker: whether it is alive, the state of its circuit breaker, and its predicted cache."""
-        by_worker = await reports()
+        by_worker = await reports.workers()
         return {
             "workers": [
                 _worker_entry(endpoint, by_worker[endpoint.id], drained=endpoint.id in drained)
@@ -231,28 +241,23 @@ def _workers(
     return routes
 
 
-def _insight(
-    scrape: Callable[[], Awaitable[bytes]],
-    report: Callable[[], Awaitable[FairnessReport]],
-    explain: Callable[[str], Explanation],
-    sessions: Callable[[], GateReport],
-) -> APIRouter:
+def _insight(reports: Reports) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/metrics", response_class=PlainTextResponse, responses=NEEDS_KEY)
     async def metrics() -> Response:
         """Metrics in the Prometheus text format."""
-        return Response(await scrape(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await reports.metrics(), media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/fairness", response_model=FairnessReport, responses=NEEDS_KEY)
     async def fairness() -> Response:
         """Service, deficits, lag and waits of each client; rounds; load, service gap and its bound of each worker."""
-        return Response(await report_json(await report()), media_type="application/json")
+        return Response(await report_json(await reports.fairness()), media_type="application/json")
 
     @routes.get("/sessions", responses=NEEDS_KEY)
     async def agent_sessions() -> GateReport:
         """Agent sessions: which have a place in a KV cache, which wait for one, and behind whom."""
-        return sessions()
+        return reports.sessions()
 
     @routes.get(
         "/explain/{request_id:path}",
@@ -260,7 +265,7 @@ def _insight(
     )
     async def explanation(request_id: str) -> Explanation:
         """Why one of the last 10,000 requests was sent to its worker, and when, by its `x-request-id`."""
-        return explain(request_id)
+        return reports.explain(request_id)
 
     return routes
 

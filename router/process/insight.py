@@ -65,7 +65,7 @@ class RequestRecords:
 
 
 class Insight:
-    """Answers what the control plane asks."""
+    """Answers what the control plane asks (`Reports`), from the front and the scheduler."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Insight:
         self._records = records
         self._state_metrics = StateCollector(records.labels)
         self.lag: Final = LoopLag()
-        self.history: Final = FairnessHistory(self.report)
+        self.history: Final = FairnessHistory(self.fairness)
         self.register(
             self._state_metrics,
             GateMetrics(partial(self.sessions, shown=0)),
@@ -98,20 +98,20 @@ class Insight:
         for collector in collectors:
             self._records.registry.register(collector)
 
-    async def report(self) -> FairnessReport:
+    async def fairness(self) -> FairnessReport:
         """Return the report of /fairness."""
         host = self._side.host
         return await fairness_report(
             self._policy, host.scheduler, self._side.directory, host.clock(), self._unusable_answers()
         )
 
-    async def cards(self) -> Mapping[WorkerId, WorkerReport]:
+    async def workers(self) -> Mapping[WorkerId, WorkerReport]:
         """Return the report of each worker."""
         return await worker_reports(self._side.host.scheduler, self._side.directory, self._unusable_answers())
 
-    async def scrape(self) -> bytes:
+    async def metrics(self) -> bytes:
         """Return all metrics as text."""
-        self._state_metrics.report = await self.report()
+        self._state_metrics.report = await self.fairness()
         return await render_metrics(self._records.registry)
 
     def explain(self, request: str) -> Explanation:
@@ -170,6 +170,6 @@ def build_operations(settings: Settings, side: SchedulerSide, insight: Insight) 
 
 def build_page(settings: Settings, insight: Insight, drain: Drain) -> Page:
     """Build the live page. Its streams end once `drain` has begun."""
-    feed = PageFeed(insight.report, insight.latest_decisions, lambda: drain.begun)
+    feed = PageFeed(insight.fairness, insight.latest_decisions, lambda: drain.begun)
     insight.register(feed)
     return Page(feed, insight.history, needs_key(settings))

@@ -112,12 +112,7 @@ class SchedulerRun:
             seen = Drain(0.0)  # the fronts of other replicas serve on while this one ends
         control = control_plane(
             side.directory,
-            insight.scrape,
-            insight.report,
-            insight.cards,
-            insight.usage,
-            insight.explain,
-            insight.sessions,
+            insight,
             seen,
             side.workers.drain.drained,
             build_operations(settings, side, insight),

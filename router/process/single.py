@@ -42,12 +42,7 @@ def build(settings: Settings, resolve: Resolve = resolve, *, encoded: bool = Fal
     parts += [*side.observing, *front.running, *side.running, insight.history]
     control = control_plane(
         side.directory,
-        insight.scrape,
-        insight.report,
-        insight.cards,
-        insight.usage,
-        insight.explain,
-        insight.sessions,
+        insight,
         drain,
         side.workers.drain.drained,
         operations,
