@@ -46,28 +46,30 @@ LAB: Final[Mapping[str, str]] = {
 PROJECT: Final = ("bench", "router", "workers")
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str], program: str = "python -m bench") -> None:
+    """Run a command. `program`: the name of this program in help texts and errors of arguments."""
     if arguments and arguments[0] in LAB and not _in_checkout():
         refuse("bench", f"{arguments[0]} needs a checkout of the project: the installed package leaves the lab out")
+    name = program.rpartition(" ")[2]
     try:
-        options = _parser(arguments).parse_args(arguments)
+        options = _parser(arguments, program).parse_args(arguments)
         options.run(options)
     except ConfigError as error:
-        refuse("bench", str(error))
+        refuse(name, str(error))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in PROJECT:
             raise
-        refuse("bench", f"{error.name} is not installed; it comes with the extra `dev` (make dev)")
+        refuse(name, f"{error.name} is not installed; it comes with the extra `dev` (make dev)")
 
 
-def _parser(arguments: Sequence[str]) -> Parser:
+def _parser(arguments: Sequence[str], program: str) -> Parser:
     """Return the parser of all commands.
 
     If a command is called, only its module is imported: the others need seconds, and packages that serving does not.
     """
     known = {**COMMANDS, **(LAB if _in_checkout() else {})}
     called = [name for name in arguments[:1] if name in known]
-    parser = Parser(prog="python -m bench", description=__doc__)
+    parser = Parser(prog=program, description=__doc__)
     subparsers = parser.add_subparsers(required=True, metavar="command")
     for name, module in known.items():
         if not called and arguments[:1] not in (["-h"], ["--help"]):

@@ -12,6 +12,8 @@ from router.errors import ConfigError
 from router.runtime.command_line import INTERRUPTED, Parser
 
 DEMO: Final = "demo"
+DEMO_PROGRAM: Final = "import sys; from bench.__main__ import main; main(['demo', *sys.argv[1:]], program='d2lpm')"
+"""Runs the demo, a separate program that this package does not import."""
 PROCESS: Final = "process"
 """The command by which `serve --processes` starts its processes; of no use to others, so no help text names it."""
 COMMANDS: Final[Mapping[str, str]] = {
@@ -73,5 +75,5 @@ def _parser(called: str) -> Parser:
 
 
 def _demo(flags: Sequence[str]) -> NoReturn:
-    """Replace this process with the demo, a separate program of which only the name is known here."""
-    os.execv(sys.executable, [sys.executable, "-m", "bench", "demo", *flags])
+    """Replace this process with the demo, which says `d2lpm` in its texts."""
+    os.execv(sys.executable, [sys.executable, "-c", DEMO_PROGRAM, *flags])

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from router.cli.main import COMMANDS, DEMO
+from router.cli.main import COMMANDS
 from router.config.sources import keys
 from router.front.http.connection import ACCEPTS_PER_TURN
 from tests.support.processes import process_count, process_flags
@@ -163,9 +163,9 @@ print(*(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
     assert done.stderr.splitlines()[-1] == ""
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != DEMO])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str) -> None:
-    """The table of commands names modules that there are, and each of them describes its arguments."""
+    """The table of commands names modules that there are, and each of them describes its arguments under its name."""
     done = run(name, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: d2lpm {name} ")
