@@ -76,20 +76,20 @@ class StateInStore(PeriodicTask):
         self,
         store: ClusterStore,
         epoch: int,
-        books: Callable[[], Iterable[StateLine]],
+        accounts: Callable[[], Iterable[StateLine]],
         caches: Callable[[], Iterator[StateLine]],
         header: Callable[[], StateHeader],
         cache_seconds: float,
         on_saved: Callable[[], None],
     ) -> None:
-        """`epoch`: of this leader; `books` and `caches` return the pieces, those of the books as of one moment.
+        """`epoch`: of this leader; `accounts` and `caches` return the pieces, those of the accounts as of one moment.
 
         `cache_seconds`: between two saves of the caches; `on_saved` is called after each save.
         """
         super().__init__(SAVE_SECONDS)
         self._store = store
         self._epoch = epoch
-        self._books = books
+        self._accounts = accounts
         self._caches = caches
         self._header = header
         self._cache_seconds = cache_seconds
@@ -97,8 +97,8 @@ class StateInStore(PeriodicTask):
         self._cached_at: float | None = None
         self._cache_pieces: dict[str, bytes] = {}
         self._lines: dict[tuple[type, int], tuple[StateLine, str, bytes]] = {}
-        """The lines of the books in the last save, each with its piece, by the type of that and its place among those
-        of the type. It takes less to see that a piece is the same than to encode it again."""
+        """The lines of the accounts in the last save, each with its piece, by the type of that and its place among
+        those of the type. It takes less to see that a piece is the same than to encode it again."""
         self._version = ""
         """The version that is stored; empty if that is not known."""
         self._stored: frozenset[str] = frozenset()
@@ -133,7 +133,7 @@ class StateInStore(PeriodicTask):
         pieces: dict[str, bytes] = {}
         lines: dict[tuple[type, int], tuple[StateLine, str, bytes]] = {}
         places = Counter[type]()
-        for piece in self._books():
+        for piece in self._accounts():
             place = type(piece), places[type(piece)]
             places[type(piece)] += 1
             known = self._lines.get(place)

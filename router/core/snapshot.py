@@ -34,17 +34,19 @@ MAX_CHUNKS: Final = 500_000
 
 def snapshot(scheduler: Scheduler, now: float, touches: int = MAX_TOUCHES, chunks: int = MAX_CHUNKS) -> Iterator[Piece]:
     """Yield the state in pieces, each as it is when it is asked for. Changes nothing."""
-    yield from books(scheduler)
-    yield from caches(scheduler, now, touches, chunks)
+    yield from saved_accounts(scheduler)
+    yield from saved_caches(scheduler, now, touches, chunks)
 
 
-def caches(scheduler: Scheduler, now: float, touches: int = MAX_TOUCHES, chunks: int = MAX_CHUNKS) -> Iterator[Piece]:
+def saved_caches(
+    scheduler: Scheduler, now: float, touches: int = MAX_TOUCHES, chunks: int = MAX_CHUNKS
+) -> Iterator[Piece]:
     """Yield what the workers are believed to hold, each piece as it is when it is asked for. Changes nothing."""
     yield from [Cache(worker, cache.model, cache.report) for worker, cache in scheduler.mirror.caches.items()]
     yield from saved_prefixes(scheduler.prefixes.tree, now, touches, chunks)
 
 
-def books(scheduler: Scheduler) -> Iterator[Piece]:
+def saved_accounts(scheduler: Scheduler) -> Iterator[Piece]:
     """Yield what clients were charged and which workers there are. The pieces agree with each other only if no event is
     handled in between. Changes nothing.
     """

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from router.channel.earlier_run import CoveredFront, EarlierRun
 from router.channel.host import FrontLink
 from router.core.model.events import Held, Released, WorkerJoined
-from router.core.snapshot import books, caches
+from router.core.snapshot import saved_accounts, saved_caches
 from router.persistence.state_file import CoveredFronts, StateFile, StateLine, new_header
 from router.process.scheduling import SavedRun, SchedulerSide
 
@@ -136,21 +136,25 @@ class Legacy:
 
     def lines(self) -> Iterator[StateLine]:
         """Yield the state. All that must agree with each other is taken in one step, before the first line."""
-        yield from self.books()
+        yield from self.accounts()
         yield from self.caches()
 
-    def books(self) -> Sequence[StateLine]:
+    def accounts(self) -> Sequence[StateLine]:
         """Return what must agree with each other, and what the operator changed."""
         side, host = self._side, self._side.host
         self._covered = host.covered()
-        exact: list[StateLine] = [*books(host.scheduler), *side.stored.saved(), CoveredFronts(tuple(self._covered))]
+        exact: list[StateLine] = [
+            *saved_accounts(host.scheduler),
+            *side.stored.saved(),
+            CoveredFronts(tuple(self._covered)),
+        ]
         windows = side.services.limits.saved(host.clock())
         return [*exact, *windows, side.workers.registry.operator_changes()]
 
     def caches(self) -> Iterator[StateLine]:
         """Yield what workers are believed to hold."""
         host = self._side.host
-        yield from caches(host.scheduler, host.clock())
+        yield from saved_caches(host.scheduler, host.clock())
 
     def on_saved(self) -> None:
         """Tell the fronts what they need to keep no longer."""

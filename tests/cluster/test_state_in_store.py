@@ -61,13 +61,13 @@ class Scene:
 
     def __init__(self, epoch: int = 3, cache_seconds: float = 0.0) -> None:
         self.store = MemoryStore()
-        self.books = clients(1, 2, 3)
+        self.accounts = clients(1, 2, 3)
         self.caches: list[StateLine] = []
         self.saves = 0
         self.state = StateInStore(
             cast("ClusterStore", self.store),
             epoch,
-            lambda: self.books,
+            lambda: self.accounts,
             lambda: iter(self.caches),
             lambda: new_header("dlpm", b"s" * 16),
             cache_seconds,
@@ -88,7 +88,7 @@ async def test_only_new_pieces_are_sent_and_old_ones_removed() -> None:
     """What is stored is always the whole state of the last save, and nothing else."""
     scene = Scene()
     await scene.state.save()
-    scene.books = clients(1, 2, 4)
+    scene.accounts = clients(1, 2, 4)
     await scene.state.save()
     await scene.state.save()
     assert scene.store.sent == [3, 1, 0]
@@ -125,7 +125,7 @@ async def test_one_save_at_a_time() -> None:
     scene.store.answers = [slow]
     first = asyncio.create_task(scene.state.save())
     await until(lambda: not scene.store.answers)
-    scene.books = clients(1, 2, 4)
+    scene.accounts = clients(1, 2, 4)
     second = asyncio.create_task(scene.state.save())
     for _ in range(10):
         await asyncio.sleep(0)

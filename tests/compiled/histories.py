@@ -18,7 +18,7 @@ from router.core.model.commands import Command
 from router.core.model.events import Event
 from router.core.model.saved import Piece
 from router.core.scheduler import Scheduler
-from router.core.snapshot import books
+from router.core.snapshot import saved_accounts
 from tests.core.test_conformance import NAMES, Fleet, build
 
 HISTORIES: Final = 520
@@ -30,7 +30,7 @@ class History(NamedTuple):
 
     policy: str
     steps: list[tuple[Event, float, list[Command]]]
-    books: list[Piece]
+    accounts: list[Piece]
     """Accounts and deficits after the last event."""
 
 
@@ -40,7 +40,9 @@ def record(policy: str, most: int) -> Iterator[History]:
 
     class Recorded(Fleet):
         def teardown(self) -> None:
-            played.append(History(policy, list(self.history), list(books(self.scheduler))))  # some requests are live
+            played.append(
+                History(policy, list(self.history), list(saved_accounts(self.scheduler)))
+            )  # some requests are live
             super().teardown()
 
     Recorded.policy = policy
@@ -63,8 +65,8 @@ def difference(history: History) -> str | None:
         given = scheduler.handle(event, now)
         if given != commands:
             return f"{history.policy}: event {number}, {event}: {commands}, and here {given}"
-    now_kept = list(books(scheduler))
-    return None if now_kept == history.books else f"{history.policy}: {history.books}, and here {now_kept}"
+    now_kept = list(saved_accounts(scheduler))
+    return None if now_kept == history.accounts else f"{history.policy}: {history.accounts}, and here {now_kept}"
 
 
 def main(command: str, file: Path) -> int:

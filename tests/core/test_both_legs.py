@@ -9,7 +9,7 @@ from router.core.model.events import Arrived, Failed, Fault, Finished, Held, Pre
 from router.core.model.request import Connector, Leg, Request, RequestId, Role, Usage, WorkerId
 from router.core.policies.registry import POLICIES
 from router.core.scheduler_settings import SchedulerSettings
-from router.core.snapshot import books, restore
+from router.core.snapshot import restore, saved_accounts
 from tests.core.scenario import CHUNK_TOKENS, MODEL, Scene
 
 OPEN = SchedulerSettings(window=NoWindow())
@@ -262,7 +262,7 @@ def take_over(first: Scene, *, saved: bool, policy: str = "dlpm_home") -> Scene:
     second.requests = dict(first.requests)
     charged = tuple(first.scheduler.charged_requests()) if saved else ()
     if saved:
-        restore(second.scheduler, list(books(first.scheduler)), 0.0)
+        restore(second.scheduler, list(saved_accounts(first.scheduler)), 0.0)
     second.feed(Held(charged))
     join_all(second, ("p1",), ("d1",))
     return second

@@ -213,7 +213,7 @@ def _build(plan: ProcessPlan, term: Term, secret: bytes, listener: socket.socket
     state = StateInStore(
         term.states,
         epoch,
-        legacy.books,
+        legacy.accounts,
         legacy.caches,
         partial(new_header, settings.policy, run.side.secret),
         settings.state_interval,
