@@ -128,35 +128,8 @@ class Relay:
         if self._record is not None:
             self._record.note_queued()
         pending = self._scheduler_client.submit(self._request)
-        failed: FailedAttempt | None = None
         try:
-            while (assignment := await self._next_assignment(pending, settings.heartbeat, failed)) is not None:
-                self._begin_attempt(assignment)
-                headers: HeaderList = []
-                if settings.response_headers:
-                    headers = self._assignment_headers(
-                        assignment, settings.policy, self._scheduler_client.clock() - submitted
-                    )
-                before = failed
-                worker = self._connections.by_id[assignment.worker]
-                outcome = self._mismatch(worker) or await self._take_leg(assignment, worker, headers, settings)
-                if outcome is None:
-                    return
-                if not isinstance(outcome, FailedAttempt):
-                    pending = self._resubmit(outcome)
-                    continue
-                failed = outcome
-                if not await self._may_retry(failed, settings):
-                    self._ending = self._ending or Failed(
-                        self._request.id, failed.accepted, self._usage(), failed.fault, failed.leg
-                    )
-                    # The failure of the first worker says more than the inability of this one to continue its stream.
-                    failed = before if before is not None and self._outgoing.continuation is not None else failed
-                    break
-                begun = self._outgoing.continuation is not None
-                pending = self._resubmit(
-                    Returned(self._request.id, failed.accepted, failed.fault, self._usage(), begun, failed.leg)
-                )
+            failed = await self._try_workers(pending, submitted, settings)
             if failed is not None and not isinstance(self._ending, Finished):
                 await self._report_failure(failed)
         except asyncio.CancelledError:
@@ -170,6 +143,40 @@ class Relay:
                 self._settled = True  # BackgroundResponses settles it
                 self._close_upstream()
             self._settle(self._ending or Cancelled(self._request.id, self._usage()))
+
+    async def _try_workers(
+        self, pending: "asyncio.Future[Assignment]", submitted: float, settings: RelaySettings
+    ) -> FailedAttempt | None:
+        """Send the call to one worker after another, as the scheduler assigns them, until one of them ends the request.
+
+        Returns the failure with which the client is to be answered; None if it has its answer.
+        """
+        failed: FailedAttempt | None = None
+        while (assignment := await self._next_assignment(pending, settings.heartbeat, failed)) is not None:
+            self._begin_attempt(assignment)
+            headers: HeaderList = []
+            if settings.response_headers:
+                waited = self._scheduler_client.clock() - submitted
+                headers = self._assignment_headers(assignment, settings.policy, waited)
+            worker = self._connections.by_id[assignment.worker]
+            outcome = self._mismatch(worker) or await self._take_leg(assignment, worker, headers, settings)
+            if outcome is None:
+                return None
+            if not isinstance(outcome, FailedAttempt):
+                pending = self._resubmit(outcome)
+                continue
+            if not await self._may_retry(outcome, settings):
+                self._ending = self._ending or Failed(
+                    self._request.id, outcome.accepted, self._usage(), outcome.fault, outcome.leg
+                )
+                # The failure of the first worker says more than the inability of this one to continue its stream.
+                return failed if failed is not None and self._outgoing.continuation is not None else outcome
+            failed = outcome
+            begun = self._outgoing.continuation is not None
+            pending = self._resubmit(
+                Returned(self._request.id, failed.accepted, failed.fault, self._usage(), begun, failed.leg)
+            )
+        return failed
 
     def _resubmit(self, event: Returned | Prefilled | HandoffLost) -> "asyncio.Future[Assignment]":
         """Queue the call again after an attempt. Returns a future as `SchedulerClient.submit` does."""
@@ -201,7 +208,8 @@ class Relay:
         Returns None if a retry is refused: then the failed attempt is reported. Raises the refusal if there was no
         attempt, or if that worker could not be connected to and no other is left, as the refusal says more.
         """
-        await self._beat(pending, heartbeat)
+        if not pending.done():
+            await self._beat(pending, heartbeat)
         try:
             return await pending
         except RouterError as refused:

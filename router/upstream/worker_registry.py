@@ -110,7 +110,13 @@ class WorkerRegistry:
     """Adds workers to the directory and the poller, and removes them once drained; nothing else does."""
 
     event_types: ClassVar[Collection[type[Event]]] = (
-        *(Finished, Failed, Returned, Prefilled, HandoffLost, Cancelled, WorkerLeft),
+        Finished,
+        Failed,
+        Returned,
+        Prefilled,
+        HandoffLost,
+        Cancelled,
+        WorkerLeft,
     )
 
     def __init__(
