@@ -65,8 +65,8 @@ class Gateway:
         drain: Drain,
         responses: ResponseCalls,
         handoffs: Handoffs,
-        isolation: Isolation | None = None,
-        session_labels: SessionLabels | None = None,
+        isolation: Isolation | None,
+        session_labels: SessionLabels | None,
     ) -> None:
         """`budget`: of the bytes held for clients; `body_limit`: bytes; `block_keys`: computes keys from prompt tokens.
 

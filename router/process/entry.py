@@ -15,7 +15,7 @@ from router.front.gateway import Gateway
 class Entry:
     """Routes calls to models around FastAPI, whose middleware would slow down every chunk of a stream."""
 
-    def __init__(self, gateway: Gateway, control: ASGIApp, access: OperatorAccess, origins: Sequence[str] = ()) -> None:
+    def __init__(self, gateway: Gateway, control: ASGIApp, access: OperatorAccess, origins: Sequence[str]) -> None:
         """`gateway`: serves calls to models; `control`: everything else, as far as `access` lets a call pass.
 
         `origins`: those of web pages that may read answers; `*` for all.

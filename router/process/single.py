@@ -78,7 +78,7 @@ class Router(Entry):
         control: ASGIApp,
         drain: Drain,
         access: OperatorAccess,
-        origins: Sequence[str] = (),
+        origins: Sequence[str],
     ) -> None:
         """`access`: as in `Entry`; `origins`: those of web pages that may read answers; `*` for all."""
         super().__init__(front.gateway, control, access, origins)

@@ -8,7 +8,7 @@ server.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from workers.api.call import ApiError, boolean, text_tokens, token_list
@@ -27,7 +27,7 @@ ONE_ACCELERATOR: Mapping[str, object] = {"accelerator": None, "num_accelerators"
 
 
 class SglangStatus:
-    """The endpoints of one SGLang worker other than generation, for all its ranks. `clock` returns seconds."""
+    """The endpoints of one SGLang worker other than generation, for all its ranks."""
 
     def __init__(
         self,
@@ -35,7 +35,6 @@ class SglangStatus:
         engines: Sequence[SglangEngine],
         max_model_len: int,
         kv_events: Mapping[str, object] | None = None,
-        clock: Callable[[], float] = time.monotonic,
         *,
         side_port: int | None = None,
     ) -> None:
@@ -45,7 +44,7 @@ class SglangStatus:
         self._side_port = side_port
         self._kv_events = kv_events
         self._settings = settings
-        self._ranks = [SglangRank(settings, engine, max_model_len, clock) for engine in engines]
+        self._ranks = [SglangRank(settings, engine, max_model_len, time.monotonic) for engine in engines]
         self._engine = engines[0]
         """For what is the same on all ranks."""
         self._max_model_len = max_model_len

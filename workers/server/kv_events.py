@@ -36,21 +36,20 @@ class KvPublisher:
         dialect: Dialect,
         host: str,
         port: int,
-        kept: int = KEPT,
         replay_port: int | None = None,
         rank: int = 0,
     ) -> None:
         """Listen on both ports. Raises RuntimeError if the engine has been used, and zmq.ZMQError for a taken port.
 
-        `port`: 0 picks two free ports; otherwise past messages are at the next port, or at `replay_port`. `kept`: past
-        messages to keep. `rank`: the data-parallel rank of the engine.
+        `port`: 0 picks two free ports; otherwise past messages are at the next port, or at `replay_port`.
+        `rank`: the data-parallel rank of the engine.
         """
         self._rank = rank
         self._engine = engine
         self._vllm = dialect == "vllm"
         self._log = engine.log_blocks()
         self._numbers = count()
-        self._past = deque[tuple[bytes, bytes]](maxlen=kept)
+        self._past = deque[tuple[bytes, bytes]](maxlen=KEPT)
         self._context = zmq.asyncio.Context()
         self._live = zmq.Context(self._context).socket(zmq.PUB)
         self._replay = self._context.socket(zmq.ROUTER)

@@ -18,6 +18,12 @@ from router.core.predict.output_length import OutputPredictor
 
 REFIT_SHARE: Final = 32
 """Lengths are sorted again once as many are new as this fraction (1/n) of all."""
+ANSWERS_OF_MODEL: Final = 10_000
+"""Answers remembered of each model."""
+PROMPTS: Final = 10_000
+"""Prompts whose answers are remembered by themselves: those answered last."""
+ANSWERS_OF_PROMPT: Final = 64
+"""Answers remembered of each of these."""
 
 
 class PastLengths:
@@ -61,12 +67,9 @@ class PastLengths:
 class SurvivalLengths(OutputPredictor):
     """Judges by the answers of one model, whatever the prompts were ("empirical survival")."""
 
-    def __init__(self, gate: float, limit: int = 10_000) -> None:
-        """`gate`: the least p with which an answer is predicted to end within the horizon. `limit`: answers remembered
-        of each model.
-        """
+    def __init__(self, gate: float) -> None:
+        """`gate`: the least p with which an answer is predicted to end within the horizon."""
         self._gate = gate
-        self._limit = limit
         self._models: dict[str, PastLengths] = {}
 
     def remaining(self, request: Request, age: int = 0, horizon: float = inf) -> float:
@@ -76,18 +79,16 @@ class SurvivalLengths(OutputPredictor):
 
     def answer_ended(self, request: Request, tokens: int) -> None:
         if (past := self._models.get(request.model)) is None:
-            past = self._models[request.model] = PastLengths(self._limit)
+            past = self._models[request.model] = PastLengths(ANSWERS_OF_MODEL)
         past.record(tokens)
 
 
 class ExactMatchLengths(OutputPredictor):
     """Judges by the answers to the same prompt, or else like `SurvivalLengths` ("per-prompt memorization")."""
 
-    def __init__(self, gate: float, prompts: int = 10_000, limit: int = 64) -> None:
-        """`prompts`: how many are remembered, those answered last. `limit`: answers remembered of each."""
+    def __init__(self, gate: float) -> None:
+        """`gate`: as in `SurvivalLengths`."""
         self._gate = gate
-        self._most_prompts = prompts
-        self._limit = limit
         self._prompts: OrderedDict[tuple[object, ...], PastLengths] = OrderedDict()
         self._any_prompt = SurvivalLengths(gate)
 
@@ -100,10 +101,10 @@ class ExactMatchLengths(OutputPredictor):
         self._any_prompt.answer_ended(request, tokens)
         key = _prompts_key(request)
         if (past := self._prompts.pop(key, None)) is None:
-            past = PastLengths(self._limit)
+            past = PastLengths(ANSWERS_OF_PROMPT)
         past.record(tokens)
         self._prompts[key] = past
-        if len(self._prompts) > self._most_prompts:
+        if len(self._prompts) > PROMPTS:
             self._prompts.popitem(last=False)
 
 

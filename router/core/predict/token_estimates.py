@@ -156,11 +156,8 @@ class Estimates:
     Prompts are estimated from their bytes with a ratio per model, and are known exactly up to where an engine counted.
     """
 
-    def __init__(self, client_limit: int = 10_000, measured_prefixes: int = PREFIX_LIMIT) -> None:
-        """`client_limit`: (client, model) means kept. `measured_prefixes`: places in prompts kept.
-
-        Of both the least recently learned are dropped first.
-        """
+    def __init__(self, measured_prefixes: int = PREFIX_LIMIT) -> None:
+        """`measured_prefixes`: places in prompts kept; the least recently learned are dropped first."""
         self._ratios: dict[str, TokenRatio] = {}
         self._measured_prefixes = MeasuredPrefixes(measured_prefixes)
         self._measures: dict[tuple[str, bytes], tuple[PromptKey, Measure]] = {}
@@ -169,7 +166,7 @@ class Estimates:
         """
         self._chunks_with: dict[tuple[str, int], float] = {}
         """Answers of `chunks_with`, cleared likewise."""
-        self.outputs: Final = OutputPredictions(client_limit)
+        self.outputs: Final = OutputPredictions()
         self.version = 0
         """Incremented whenever estimates may have changed."""
 

@@ -79,19 +79,16 @@ class Supervisor:
         fronts: int,
         folder: str,
         on_ready: Callable[[], None],
-        rules: LivenessRules = LivenessRules(),  # noqa: B008 - frozen
-        command: Sequence[str] = COMMAND,
     ) -> None:
-        """`folder`: for the sockets between the processes, which only this user may enter; `command`: starts one."""
+        """`folder`: for the sockets between the processes, which only this user may enter."""
         self._settings = settings
         self._listeners = listeners
         self._folder = folder
         self._on_ready = on_ready
-        self._rules = rules
-        self._command = command
+        self._rules = rules = LivenessRules()
         self._scheduler = Keeper(self._start_scheduler, rules)
         self._fronts = {n: Keeper(partial(self._start_front, n), rules) for n in range(1, fronts + 1)}
-        self._standby = Standby(command)
+        self._standby = Standby(COMMAND)
         self._replica = "" if settings.cluster is None else new_replica_name()
         self._tasks: list[asyncio.Task[None]] = []
         """What keeps the processes running."""
@@ -159,12 +156,12 @@ class Supervisor:
             connected=connected,
             replica=self._replica,
         )
-        return self._standby.take(plan) or await start_process(plan, self._command)
+        return self._standby.take(plan) or await start_process(plan)
 
     async def _start_front(self, number: int, restarts: int) -> ChildProcess:
         count, listeners = len(self._fronts), tuple([listener.fileno() for listener in self._listeners])
         plan = ProcessPlan(self._settings, self._folder, number, count, listeners, restarts, replica=self._replica)
-        return await start_process(plan, self._command)
+        return await start_process(plan)
 
     async def _watch(self) -> None:
         """End processes that hang, and keep a standby."""

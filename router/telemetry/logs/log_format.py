@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -23,12 +23,12 @@ UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
 LogFormat = Literal["text", "json"]
 
 
-def set_up_log(level: str, kind: LogFormat, process: str = "", stream: TextIO | None = None) -> None:
-    """Write the log of this process. `level`: the lowest severity; `process`: its name, empty if there is only one.
+def set_up_log(level: str, kind: LogFormat, process: str) -> None:
+    """Write the log of this process to standard error.
 
-    `stream`: where to; None for standard error.
+    `level`: the lowest severity; `process`: its name, empty if there is only one.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormat(process) if kind == "json" else TextFormat(process))
     handler.addFilter(CountRepeats(handler))
     logging.basicConfig(handlers=[handler], level=level.upper())
