@@ -31,6 +31,7 @@ PLAIN: Final = (
     "router/core/fleet/stored_responses.py",
     "router/core/model/*.py",
     "router/core/policies/*/*parameters.py",
+    "router/front/call_record.py",
     "router/front/drain.py",
     "router/front/exchange.py",
 )

@@ -1,5 +1,4 @@
-"""One HTTP exchange with a client over ASGI: the request's body, the answer, whether the client is connected, and what
-is noted of the call.
+"""One HTTP exchange with a client over ASGI: the request's body, the answer, and whether the client is connected.
 
 Of the headers, few pass between clients and engines. A client could steer an engine by others, such as a priority, a
 rank or another request's id; and an engine's other headers are about its connection with the router.
@@ -15,11 +14,10 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.body.call import Head
 from router.api.families import error_shape_of
-from router.channel.messages import Assignment
-from router.core.model.events import Cancelled, Failed, Finished, HandoffLost, Prefilled, Returned
-from router.core.model.request import Usage, WorkerId
+from router.core.model.request import WorkerId
 from router.errors import BadRequest, BodyTooLarge, RouterError, UnsupportedEncoding
 from router.front.byte_budget import Hold
+from router.front.call_record import SCOPE_KEY, CallRecord
 from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, STREAM_WRITER, UNREAD_OWNER, OnDisconnect
 from router.front.http.response_writer import StreamWriter
 
@@ -42,57 +40,8 @@ PIECE_BYTES = 2**20
 """Bodies longer than this are joined in a thread. Joining pieces of this size releases Python's global lock."""
 
 
-SCOPE_KEY: Final = "d2lpm.call_record"
-"""The member of a call's ASGI scope that holds its record, if there is one."""
-
-
 class ClientGone(Exception):
     """The client closed its connection, so no answer can be sent."""
-
-
-class CallRecord:
-    """Learns what becomes of a call, if there is one in its scope. Subclasses override what they want to note."""
-
-    __slots__ = ()
-
-    def note_id(self, request: str) -> None:
-        """Called with the id of the call; again if another one is taken instead."""
-
-    def note_call(self, client: str, model: str) -> None:
-        """Called once the call is parsed and its client is known."""
-
-    def note_queued(self) -> None:
-        """Called when the call begins to wait for a worker."""
-
-    def note_sent(self, assignment: Assignment) -> None:
-        """Called when the call goes to a worker, or to two at once."""
-
-    def headers_for(self, worker: WorkerId, headers: dict[str, str]) -> dict[str, str]:  # noqa: ARG002
-        """Return the headers that a worker gets. `headers`: those of the client that workers may get, by lower-case
-        name.
-        """
-        return headers
-
-    def note_first_token(self) -> None:
-        """Called when the answer of a worker begins to stream."""
-
-    def note_prefilled(self, usage: Usage | None) -> None:
-        """Called if a worker has computed the prompt for another one that has the call already."""
-
-    def note_waiting(self, event: Returned | Prefilled | HandoffLost) -> None:
-        """Called when an attempt has ended, and the call waits for another worker."""
-
-    def note_end(self, ending: Finished | Failed | Cancelled) -> None:
-        """Called once with what is reported to the scheduler of the end of the call, if it was queued."""
-
-    def note_failure(self) -> None:
-        """Called if the call's last attempt has failed and no worker takes it."""
-
-    def note_error(self, error: RouterError) -> None:
-        """Called with the error of the router with which the call is answered."""
-
-    def note_gone(self) -> None:
-        """Called if the client left before its answer was complete."""
 
 
 class Exchange:

@@ -15,7 +15,8 @@ from router.channel.messages import FieldsRefused, UnreachableWorker
 from router.core.model.request import RequestId, Role
 from router.errors import WorkerUnreachable
 from router.front.byte_budget import Hold
-from router.front.exchange import CallRecord, Exchange
+from router.front.call_record import CallRecord
+from router.front.exchange import Exchange
 from router.front.parsing import INLINE_BYTES
 from router.upstream.accepted_fields import BAD_REQUEST
 from router.upstream.connections import ConnectedWorker

@@ -24,7 +24,7 @@ ORDER: Final[Mapping[str, str]] = {
     " > context",
     "router.api": "openapi > families > continuation > endpoints > handoff > answer > body",
     "router.front": "gateway > relay > whole_answer > session_labels, stored, answer_stream, handoff > outgoing"
-    " > exchange, parsing, verdict > http > byte_budget, drain",
+    " > exchange, parsing, verdict > call_record, http > byte_budget, drain",
     "workers": "__main__ > server > dialects > settings, api > engine",
     "bench": "__main__ > lab > demo > live, sim > report > workloads",
     "bench.lab": "experiments > agents, balance, engines, neighbour, papers, sweeps > micro, picture > frame > drawing",

@@ -8,7 +8,7 @@ from router.channel.messages import Assignment
 from router.core.model.events import Cancelled, Failed, Finished
 from router.core.model.request import Usage, WorkerId
 from router.errors import RouterError
-from router.front.exchange import CallRecord
+from router.front.call_record import CallRecord
 
 
 class CallOutcome(StrEnum):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.front.exchange import SCOPE_KEY
+from router.front.call_record import SCOPE_KEY
 from router.telemetry.calls.recorded_call import RecordedCall
 
 
