@@ -41,8 +41,8 @@ from router.config.addresses import (
     network,
     root_url,
 )
-from router.core.policies.registry import ALIASES, ORDERS, PARAMETERS, PLACEMENTS, POLICIES, POOLED
-from router.runtime.nearest import nearest
+from router.config.policy_names import NAMED, known_policy
+from router.core.policies.registry import ORDERS, PARAMETERS, PLACEMENTS
 
 ORIGIN: Final = r"^(\*|https?://[^\s/*]+)$"
 SESSION_LABEL: Final = r"^(body\.prompt_cache_key|body\.metadata\.user_id|[a-z0-9_-]{1,64})$"
@@ -50,8 +50,6 @@ HEADER_NAME: Final = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 LEASE_NAME: Final = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
 OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 """Host names by which a machine addresses itself."""
-NAMED: Final = (*POOLED, *ALIASES)
-"""Policies with a name of their own; the others are PLACEMENT+ORDER."""
 ADDRESSES: Final = frozenset(
     {
         "config",
@@ -96,31 +94,6 @@ if TYPE_CHECKING:
     PolicyGroups = BaseModel
 else:
     PolicyGroups = create_model("PolicyGroups", **{name: (kind, kind()) for name, kind in PARAMETERS.items()})
-
-
-def known_policy(name: str) -> str:
-    """Return the name. Raises ValueError, which names the nearest policy and all others, if there is no such policy."""
-    if name not in POLICIES:
-        meant = nearest_policy(name)
-        question = f"; did you mean {meant}?" if meant else ""
-        pairs = f"PLACEMENT+ORDER with placement {', '.join(PLACEMENTS)} and order {', '.join(ORDERS)}"
-        raise ValueError(f"there is no policy {name!r}{question} (there are {', '.join(NAMED)}, and {pairs})")
-    return name
-
-
-def nearest_policy(name: str) -> str | None:
-    """Return the policy that a mistyped name resembles most, part by part; None if none is near.
-
-    A placement or an order alone gets the other part of D²LPM.
-    """
-    placement, plus, order = name.partition("+")
-    if plus:
-        parts = nearest(placement, PLACEMENTS), nearest(order, ORDERS)
-        return f"{parts[0]}+{parts[1]}" if parts[0] and parts[1] else None
-    word = name if name in (*PLACEMENTS, *ORDERS) else nearest(name, (*NAMED, *PLACEMENTS, *ORDERS))
-    if word is None or word in POLICIES:
-        return word
-    return f"d2lpm+{word}" if word in ORDERS else f"{word}+dlpm"
 
 
 def number_or(*words: str) -> BeforeValidator:

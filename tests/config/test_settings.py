@@ -6,7 +6,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from router.config.addresses import WorkerAddress
-from router.config.settings import NAMED, Settings
+from router.config.policy_names import NAMED
+from router.config.settings import Settings
 from router.core.policies.registry import ORDERS, PARAMETERS, PLACEMENTS, POLICIES
 
 
