@@ -284,7 +284,7 @@ class SchedulerHost:
         self._links: list[FrontLink] = []
         self._workers: dict[WorkerId, WorkerChanged] = {}
         """What was last announced of each worker."""
-        self._open: dict[RequestId, OpenRequest] = {}
+        self._requests: dict[RequestId, OpenRequest] = {}
         """The requests of all fronts that have not ended."""
         self._wake_timer: asyncio.TimerHandle | None = None
         self.earlier = EarlierRun()
@@ -360,9 +360,9 @@ class SchedulerHost:
             return
         self._links.remove(front)
         running = self.scheduler.attempts
-        left = {request: self._open[request] for request, opened in self._open.items() if opened.front is front}
+        left = {request: self._requests[request] for request, opened in self._requests.items() if opened.front is front}
         for request in left:
-            del self._open[request]
+            del self._requests[request]
         for request in sorted(left, key=running.__contains__):  # the waiting ones first, so that none is dispatched
             if not left[request].withdrawn:
                 self.feed(Cancelled(request, front_died=True))
@@ -374,7 +374,7 @@ class SchedulerHost:
         could not send there.
         """
         front.is_away = True
-        for name, opened in list(self._open.items()):
+        for name, opened in list(self._requests.items()):
             if opened.front is front and not opened.withdrawn and self.scheduler.is_untouched(name):
                 opened.withdrawn = True
                 self.feed(Cancelled(name))
@@ -391,7 +391,7 @@ class SchedulerHost:
     def _running(self, front: FrontLink) -> tuple[RequestId, ...]:
         """Return the requests of a front that workers have."""
         attempts = self.scheduler.attempts
-        return tuple(name for name, opened in self._open.items() if opened.front is front and name in attempts)
+        return tuple(name for name, opened in self._requests.items() if opened.front is front and name in attempts)
 
     def queue_again(self, front: FrontLink) -> None:
         """Give the scheduler back what was taken from it while a front was away."""
@@ -399,7 +399,7 @@ class SchedulerHost:
         if front.is_set_aside:
             front.is_set_aside = False
             self.feed(FrontBack(self._running(front)))
-        for opened in list(self._open.values()):
+        for opened in list(self._requests.values()):
             if opened.front is front and opened.withdrawn and not opened.repeats:
                 opened.withdrawn = False
                 self.feed(Arrived(opened.request, again=True))
@@ -411,12 +411,12 @@ class SchedulerHost:
         if isinstance(event, Resumed) or request.retry_key is None or not any(link.seems_dead for link in self._links):
             return False
         same = (request.client, request.retry_key)
-        opened = [opened for opened in self._open.values() if opened.front.seems_dead]
+        opened = [opened for opened in self._requests.values() if opened.front.seems_dead]
         return any((each.request.client, each.request.retry_key) == same for each in opened)
 
     def _admit_repeated(self) -> None:
         """Give the scheduler the repeated calls of fronts of which it is known now whether they are dead."""
-        for opened in [opened for opened in self._open.values() if opened.repeats]:
+        for opened in [opened for opened in self._requests.values() if opened.repeats]:
             arrived = Arrived(opened.request)
             if not self._repeats(arrived):
                 opened.repeats, opened.withdrawn = False, opened.front.is_away
@@ -452,11 +452,11 @@ class SchedulerHost:
 
     def is_taken(self, request: RequestId) -> bool:
         """Return whether a request with this id has not ended, or is to be reported."""
-        return request in self._open or request in self.earlier.unclaimed
+        return request in self._requests or request in self.earlier.unclaimed
 
     def is_open_of(self, front: FrontLink, request: RequestId) -> bool:
         """Return whether this front has a request with this id that has not ended."""
-        opened = self._open.get(request)
+        opened = self._requests.get(request)
         return opened is not None and opened.front is front
 
     def open(self, front: FrontLink, event: Arrived | Resumed, own_name: RequestId) -> None:
@@ -464,13 +464,13 @@ class SchedulerHost:
         request = event.request
         repeats = self._repeats(event)
         replied = isinstance(event, Resumed)
-        self._open[request.id] = OpenRequest(front, own_name, request, replied, withdrawn=repeats, repeats=repeats)
+        self._requests[request.id] = OpenRequest(front, own_name, request, replied, withdrawn=repeats, repeats=repeats)
         if not repeats:
             self.feed(event)
 
     def resume(self, event: Resumed) -> None:
         """Take a later attempt of an open request."""
-        self._open[event.request.id].replied = True
+        self._requests[event.request.id].replied = True
         self.feed(event)
 
     def receive(self, front: FrontLink, message: LaterMessage) -> None:
@@ -478,13 +478,13 @@ class SchedulerHost:
         match message:
             case Finished(ended) | Failed(ended) | Cancelled(ended):
                 self.feed(message)
-                opened = self._open.pop(ended, None)
+                opened = self._requests.pop(ended, None)
                 if opened is not None and not opened.replied:
                     front.deliver(Withdrawn(opened.own_name))
             case Started() | Progressed() | Prefilled(decoding=True):
                 self.feed(message)
             case Returned(request) | Prefilled(request) | HandoffLost(request):
-                if (opened := self._open.get(request)) is not None:
+                if (opened := self._requests.get(request)) is not None:
                     opened.replied = False
                 self.feed(message)
             case Ask(number, question) if number == REPEATED:
@@ -497,12 +497,12 @@ class SchedulerHost:
     @property
     def at_rest(self) -> bool:
         """Whether no request of any front is left."""
-        return not self._open
+        return not self._requests
 
     @property
     def open_requests(self) -> int:
         """How many requests of all fronts have not ended."""
-        return len(self._open)
+        return len(self._requests)
 
     def close(self) -> None:
         """Stop the timer."""
@@ -512,12 +512,12 @@ class SchedulerHost:
     def _carry_out(self, command: Command, now: float) -> None:
         match command:
             case Dispatch(request):
-                if (open_request := self._open.get(request)) is not None:
-                    self._assign(open_request, command, now)
+                if (opened := self._requests.get(request)) is not None:
+                    self._assign(opened, command, now)
             case Reject(request):
-                if (open_request := self._open.get(request)) is not None:
-                    open_request.replied = True
-                    open_request.front.deliver(Reject(open_request.own_name, command.reason, command.retry_after))
+                if (opened := self._requests.get(request)) is not None:
+                    opened.replied = True
+                    opened.front.deliver(Reject(opened.own_name, command.reason, command.retry_after))
             case WakeAt(time):
                 if self._wake_timer is not None:
                     self._wake_timer.cancel()

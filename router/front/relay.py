@@ -37,7 +37,7 @@ from router.front.handoff.prefill import Prefill
 from router.front.handoff.upkeep import Handoffs
 from router.front.outgoing import OutgoingCall
 from router.front.parsing import ParseSlots
-from router.front.stored.keeper import ResponseKeeper
+from router.front.stored.response_keeper import ResponseKeeper
 from router.front.verdict import FailedAttempt, failure, stream_failure
 from router.front.whole_answer import WholeAnswer
 from router.upstream.connections import ConnectedWorker, WorkerConnections

@@ -18,7 +18,7 @@ from router.front.exchange import Exchange, HeaderList
 from router.front.handoff.both_legs import BothLegs
 from router.front.outgoing import HELD_BYTES
 from router.front.parsing import ParseSlots
-from router.front.stored.keeper import ResponseKeeper
+from router.front.stored.response_keeper import ResponseKeeper
 from router.front.verdict import FailedAttempt, fault_of, refusal
 from router.upstream.http_client import WorkerResponse
 

@@ -16,7 +16,7 @@ from router.errors import BadRequest, UnknownResponse
 from router.front.byte_budget import Hold
 from router.front.exchange import Exchange
 from router.front.stored.background import BackgroundResponses
-from router.front.stored.keeper import ResponseKeeper
+from router.front.stored.response_keeper import ResponseKeeper
 from router.front.verdict import worker_refused
 from router.upstream.connections import WorkerConnections
 from router.upstream.http_client import IdleTimeouts
