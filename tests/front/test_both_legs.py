@@ -13,7 +13,7 @@ import pytest
 from router.api.handoff.legs import Rendezvous
 from router.upstream.connections import ConnectedWorker
 from tests.support.running import CHAT, COMPLETIONS, TIMEOUT_S, RunningRouter, chat, running_router, until
-from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, scripted_engine, usage
+from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, either, scripted_engine, usage
 from tests.support.workers_http import eventually, series, worker, worker_server
 from tests.upstream.test_continued_streams import CARD, PROMPT, begin, content_of, events, final, piece
 from workers.server.clock import EmulatedClock
@@ -64,16 +64,6 @@ async def legs(connector: str = "sglang", prefill: int = 1, decode: int = 1, **s
             engines = []
         router = await stack.enter_async_context(running_router(*(each.url for each in engines), **settings))
         yield Legs(first, second, router)
-
-
-async def either(engines: Sequence[ScriptedEngine]) -> tuple[Call, int]:
-    """Wait for the next call to any of these engines. Returns it and the number of the engine."""
-    waits = [asyncio.ensure_future(engine.call()) for engine in engines]
-    done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in pending:
-        wait.cancel()
-    first = done.pop()
-    return first.result(), waits.index(first)
 
 
 async def both(fleet: Legs) -> Pair:

@@ -1,6 +1,5 @@
 """A request whose prompt one engine computes and whose answer another one: the calls to both, and what may go wrong."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, emulated_workers, running_router, until
-from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, scripted_engine, usage
+from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, either, scripted_engine, usage
 from tests.upstream.test_continued_streams import CARD, PROMPT, begin, content_of, events, final, piece
 
 LONG = "a long text of many words " * 40
@@ -43,16 +42,6 @@ async def keep(call: Call, params: bytes = PARAMS, prompt: int = 10, cached: int
     counts = json.dumps(usage(prompt, 1, cached)).encode()
     choice = b'{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}'
     await call.respond(200, b'{"choices":[%b],"usage":%b,"kv_transfer_params":%b}' % (choice, counts, params))
-
-
-async def either(engines: Sequence[ScriptedEngine]) -> tuple[Call, int]:
-    """Wait for the next call to any of these engines. Returns it and the number of the engine."""
-    waits = [asyncio.ensure_future(engine.call()) for engine in engines]
-    done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in pending:
-        wait.cancel()
-    first = done.pop()
-    return first.result(), waits.index(first)
 
 
 def is_release(call: Call) -> bool:

@@ -289,3 +289,13 @@ async def scripted_engine(
         yield engine
     finally:
         await engine.close()
+
+
+async def either(engines: Sequence[ScriptedEngine]) -> tuple[Call, int]:
+    """Wait for the next call to any of these engines. Returns it and the number of the engine."""
+    waits = [asyncio.ensure_future(engine.call()) for engine in engines]
+    done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in pending:
+        wait.cancel()
+    first = done.pop()
+    return first.result(), waits.index(first)

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -36,12 +36,6 @@ def vllm() -> Iterator[str]:
 def sglang() -> Iterator[str]:
     with worker(dialect="sglang") as url:
         yield url
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        yield session
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])

@@ -1,6 +1,6 @@
 """Faults on command: a test of a router arms one, and exactly the calls that it asked for have it."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import aiohttp
 import pytest
@@ -22,12 +22,6 @@ def prefill() -> Iterator[str]:
 def decode() -> Iterator[str]:
     with worker(role="decode") as url:
         yield url
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        yield session
 
 
 async def arm(http: aiohttp.ClientSession, url: str, **calls: int) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -25,12 +25,6 @@ def vllm() -> Iterator[str]:
 def sglang() -> Iterator[str]:
     with worker(dialect="sglang", ranks=RANKS) as url:
         yield url
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        yield session
 
 
 async def by_rank(http: aiohttp.ClientSession, url: str, metric: str, label: str) -> list[float]:

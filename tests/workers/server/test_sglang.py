@@ -1,6 +1,6 @@
 """The SGLang dialect: its chunks, usage, errors and metrics are those of an SGLang server."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import aiohttp
 import pytest
@@ -26,12 +26,6 @@ from workers.engine.tokenizer import EOS, encode
 def sglang() -> Iterator[str]:
     with worker(dialect="sglang") as url:
         yield url
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        yield session
 
 
 async def test_sglang_chat_stream(sglang: str, http: aiohttp.ClientSession) -> None:

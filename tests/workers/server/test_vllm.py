@@ -1,6 +1,6 @@
 """The vLLM dialect: its chunks, usage, errors and metrics are those of a vLLM server."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import aiohttp
 import pytest
@@ -26,12 +26,6 @@ from workers.engine.tokenizer import encode
 def vllm() -> Iterator[str]:
     with worker() as url:
         yield url
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        yield session
 
 
 async def test_vllm_chat_stream(vllm: str, http: aiohttp.ClientSession) -> None:

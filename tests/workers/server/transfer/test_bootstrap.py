@@ -1,7 +1,7 @@
 """Prefill and decode on two emulated SGLang servers: both legs at once, in a room, as a router sees it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 
@@ -31,12 +31,6 @@ def decode() -> Iterator[str]:
 def alone() -> Iterator[str]:
     with worker(dialect="sglang") as url:
         yield url
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        yield session
 
 
 async def room(http: aiohttp.ClientSession, prefill: str) -> Json:

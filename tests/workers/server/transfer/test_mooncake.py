@@ -1,7 +1,7 @@
 """Prefill and decode on two emulated vLLM engines with Mooncake: the wire as a router sees it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from itertools import count
 
 import aiohttp
@@ -19,12 +19,6 @@ serial = count()
 def alone() -> Iterator[str]:
     with worker() as url:
         yield url
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        yield session
 
 
 async def legs(http: aiohttp.ClientSession, prefill: str, rank: str = "0") -> tuple[Json, Json]:

@@ -1,7 +1,7 @@
 """Prefill and decode on two emulated vLLM engines with NIXL: the wire as a router sees it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -94,12 +94,6 @@ def decode() -> Iterator[str]:
 def alone() -> Iterator[str]:
     with worker() as url:
         yield url
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        yield session
 
 
 async def prefilled(http: aiohttp.ClientSession, url: str, path: str, body: Json) -> Json:
