@@ -191,6 +191,12 @@ class ChannelEnd(asyncio.Protocol):
         self._transport = None
         self._unsent.clear()
 
+    def leave(self) -> None:
+        """Begin to close the channel: what is unsent is sent, as far as the other end reads it."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
     def abort(self) -> None:
         """Close the channel without sending what is unsent."""
         if self._transport is not None:
@@ -249,12 +255,6 @@ class FrontEnd(ChannelEnd):
         """Send what is unsent, and close the channel."""
         self.leave()
         await self.lost()
-
-    def leave(self) -> None:
-        """Begin to close the channel: what is unsent is sent, as far as the other end reads it."""
-        self.flush()
-        if self._transport is not None:
-            self._transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Send this end's first frame."""
@@ -370,16 +370,10 @@ class HostEnd(ChannelEnd):
             self._front = self._fronts.connect(hello, self)
             if self._front is None:
                 self.write(encode(Settled()))
-                self._close()
+                self.leave()
         else:
             log.error("front %d runs another version of the router; its channel is closed", hello.front)
-            self._close()
-
-    def _close(self) -> None:
-        """Close the channel, once what is unsent is sent."""
-        self.flush()
-        if self._transport is not None:
-            self._transport.close()
+            self.leave()
 
     def _handle(self, payload: bytes) -> None:
         assert self._front is not None

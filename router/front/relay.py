@@ -477,7 +477,7 @@ class Relay:
             stream.unsent += self._missing_end(reader)
         failed = stream_failure(reader, headers)
         if failed is None and legs is not None:
-            failed = await self._failed_prefill()
+            failed = await legs.failed_prefill()
         if failed is not None:
             if stream.unsent and not self._holds_back():
                 await self._exchange.stream(headers, stream.unsent)
@@ -497,10 +497,6 @@ class Relay:
     def _holds_back(self) -> bool:
         """Return whether the answer must wait for its first token: without one, it may be that of a failed prefill."""
         return self._legs is not None and not self._legs.has_tokens
-
-    async def _failed_prefill(self) -> FailedAttempt | None:
-        """Return why the prefill of an answer without a token has failed; None if it has not, or there are tokens."""
-        return await self._legs.confirm() if self._legs is not None and not self._legs.has_tokens else None
 
     def _new_reader(self, assignment: Assignment) -> Reader:
         """Return a reader for the answer at this assignment."""

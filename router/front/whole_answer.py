@@ -67,17 +67,14 @@ class WholeAnswer:
         if answer.error is not None or answer.aborted:
             fault = Fault.ERROR if answer.error is None else fault_of(answer.error.code)
             return FailedAttempt(fault, True, headers=headers, body=body)
-        if not (answer.usage and answer.usage.output_tokens) and (failed := await self._failed_prefill()) is not None:
+        has_tokens = answer.usage is not None and answer.usage.output_tokens > 0
+        if self._legs is not None and not has_tokens and (failed := await self._legs.failed_prefill()) is not None:
             return failed
         self._trust_answer()
         if not self._notify_keeper(answer, assignment):
             self._settle(Finished(self._request, answer.usage, answer.answer_keys, answer.ended_turn))
         await self._exchange.respond(upstream.status, headers, body)
         return None
-
-    async def _failed_prefill(self) -> FailedAttempt | None:
-        """Return why the prefill of an answer without a token has failed; None if it has not, or there are tokens."""
-        return await self._legs.confirm() if self._legs is not None and not self._legs.has_tokens else None
 
     def _trust_answer(self) -> None:
         """Send this answer to the client from now on, whatever becomes of a prefill worker."""

@@ -167,10 +167,14 @@ class BothLegs:
                 self._outgoing.record.note_prefilled(usage)
             self._scheduler_client.report_prefilled(Prefilled(self._request, usage, decoding=True))
 
-    async def confirm(self) -> FailedAttempt | None:
-        """Return why an answer without a token cannot be believed: a decode worker may send that if the prefill has
-        failed. If it is right, the prefill worker has answered, too, or is about to.
+    async def failed_prefill(self) -> FailedAttempt | None:
+        """Return why the decode worker's answer cannot be believed; None if it can.
+
+        A decode worker may send an answer without a token if the prefill has failed. If such an answer is right, the
+        prefill worker has answered, too, or is about to.
         """
+        if self.has_tokens:
+            return None
         with suppress(TimeoutError):
             async with asyncio.timeout(CONFIRM_SECONDS):
                 prefilled = await asyncio.shield(self._prefill)
