@@ -179,7 +179,6 @@ class Attempts:
         if leg is Leg.DECODE:  # it computes the last token of the prompt
             fetched = max(0, uncached_tokens - 1)
         return worker.add(
-            request.id,
             uncached_tokens - fetched,
             output,
             now,

@@ -11,7 +11,7 @@ A request's growth is predicted when it is added, and the prediction may be too 
 at their word (`output_length`). A request that goes on is predicted to grow as much again, up to its maximum.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,7 +22,6 @@ from typing import Final
 
 from router.core.fleet.service_rate import Burst
 from router.core.model.load import Load
-from router.core.model.request import RequestId
 from router.core.predict.output_length import remaining_beyond
 
 EARLY_PREFILL_SHARE: Final = 0.7
@@ -37,7 +36,6 @@ LEAST_MORE: Final = 16.0
 class KvHold:
     """What one request holds of the cache, and the prediction of it, in tokens."""
 
-    request: RequestId
     tokens: int
     """Tokens held when it begins to grow."""
     growth: float
@@ -48,37 +46,27 @@ class KvHold:
     base: float = 0.0
     """Tokens held until then, minus the clock's time."""
 
-    @property
-    def span(self) -> "Span":
-        """Its place among the worker's spans."""
-        return self.end, self.base, self.request, self
-
-
-Span = tuple[float, float, RequestId, KvHold]
-"""One request's use of the cache, on the clock of the engine's steps: when it is expected to end, and its tokens until
-then minus the clock's time. Of equal spans, the id decides the order.
-"""
-
 
 class KvPeakForecast:
-    """The spans of one worker's requests, by their ends."""
+    """What one worker's requests hold, by their ends."""
 
     def __init__(self) -> None:
         self.clock = 0.0
-        """Steps that the engine did. No span ends before it."""
-        self._spans: list[Span] = []
+        """Steps that the engine did. No request is expected to end before it."""
+        self._holds: list[KvHold] = []
+        """By their ends; of equal ends, in the order in which they were set."""
         self._ends: list[float] = []
         self._bases: list[float] = []
-        """Tokens of the spans, in parallel with `_ends`: whole columns are summed much faster than single spans."""
+        """Those of `_holds`, in parallel: whole columns are summed much faster than single holds."""
         self._total = 0.0
         """Tokens that all requests would hold if each was at its end."""
 
-    def add(self, request: RequestId, tokens: int, growth: float, most: float = inf) -> KvHold:
+    def add(self, tokens: int, growth: float, most: float = inf) -> KvHold:
         """Add a request that holds `tokens` and is expected to grow by `growth`, in tokens.
 
         `most`: maximum growth if it goes on.
         """
-        hold = KvHold(request, tokens, growth, most)
+        hold = KvHold(tokens, growth, most)
         self._insert(hold, self.clock + growth, tokens - self.clock)
         return hold
 
@@ -94,30 +82,29 @@ class KvPeakForecast:
 
     def remove(self, hold: KvHold) -> None:
         """Remove a request."""
-        self._take_out(bisect_left(self._spans, hold.span))
+        self._take_out(self._holds.index(hold, bisect_left(self._ends, hold.end)))
 
     def advance(self, steps: float) -> None:
         """Advance the clock by the engine's steps. Requests that should have ended by now go on."""
         self.clock = clock = self.clock + steps
         while self._ends and self._ends[0] < clock:
-            _, base, _, hold = self._spans[0]
-            grown = base + clock - hold.tokens
+            hold = self._holds[0]
             self._take_out(0)
-            more = remaining_beyond(hold.growth, hold.most, grown)
-            self._insert(hold, clock + max(LEAST_MORE, more), base)
+            more = remaining_beyond(hold.growth, hold.most, hold.base + clock - hold.tokens)
+            self._insert(hold, clock + max(LEAST_MORE, more), hold.base)
 
     def _insert(self, hold: KvHold, end: float, base: float) -> None:
         hold.end, hold.base = end, base
-        place = bisect_left(self._spans, hold.span)
-        self._spans.insert(place, hold.span)
+        place = bisect_right(self._ends, end)
+        self._holds.insert(place, hold)
         self._ends.insert(place, end)
         self._bases.insert(place, base)
         self._total += base + end
 
     def _take_out(self, place: int) -> None:
-        end, base, *_ = self._spans[place]
-        del self._spans[place], self._ends[place], self._bases[place]
-        self._total = self._total - end - base if self._spans else 0.0
+        hold = self._holds.pop(place)
+        del self._ends[place], self._bases[place]
+        self._total = self._total - hold.end - hold.base if self._holds else 0.0
 
     def peak(self, growth: float, enough: float) -> float:
         """Return the peak of the tokens held, with one more request that begins with none and grows by `growth`.
@@ -257,7 +244,6 @@ class InFlightTable:
 
     def add(
         self,
-        request: RequestId,
         uncached_tokens: int,
         now: float,
         *,
@@ -288,7 +274,7 @@ class InFlightTable:
         self.requests[flight] = self.waiting[flight] = None
         self.unstarted_tokens += uncached_tokens
         self.context_tokens += flight.context_tokens
-        flight.hold = self.kv_forecast.add(request, flight.new_tokens, output, most_output)
+        flight.hold = self.kv_forecast.add(flight.new_tokens, output, most_output)
         return flight
 
     def count_output(self, flight: InFlight, tokens: int) -> None:

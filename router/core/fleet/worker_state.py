@@ -14,7 +14,7 @@ from router.core.fleet.worker_index import WorkerIndex
 from router.core.model.cost import NOTHING, Tokens
 from router.core.model.events import WorkReport
 from router.core.model.load import Load
-from router.core.model.request import RequestId, Worker
+from router.core.model.request import Worker
 from router.core.predict.output_length import WorkerMean
 
 SILENCE_PREFILLS = 3.0
@@ -164,7 +164,6 @@ class WorkerState:
 
     def add(
         self,
-        request: RequestId,
         uncached_tokens: int,
         output: float,
         now: float,
@@ -185,7 +184,6 @@ class WorkerState:
             self._last_alive = now
         had_place = not self._is_full
         flight = self.in_flight.add(
-            request,
             uncached_tokens,
             now,
             streamed=streamed,

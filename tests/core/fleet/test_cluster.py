@@ -35,7 +35,7 @@ def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_end
     """A worker is forgotten when the last of its requests has ended."""
     made = cluster()
     state = made[W1]
-    flight = state.add(A, 10, 5, 0.0, streamed=True)
+    flight = state.add(10, 5, 0.0, streamed=True)
     assert [*made.serving("llama")] == [W1, W2]
     made.leave(W1)
     made.forget_if_gone(state)
@@ -58,7 +58,7 @@ def test_a_worker_that_comes_back_keeps_what_runs_there() -> None:
     """A worker that was away for a moment keeps its load."""
     made = cluster()
     state = made[W1]
-    flight = state.add(A, 10, 5, 0.0, streamed=True)
+    flight = state.add(10, 5, 0.0, streamed=True)
     made.leave(W1)
     made.join(Worker(W1, frozenset(["llama"])))
     assert ([*made.serving("llama")], made[W1].load.requests) == ([W1, W2], 1)
@@ -80,14 +80,14 @@ def test_a_capacity_known_at_the_join_limits_the_window() -> None:
     """The window knows the capacity from the beginning."""
     made = Cluster(LearnedWindow())
     made.join(Worker(W1, frozenset(["llama"]), kv_tokens=100))
-    made[W1].add(A, 90, 50, 0.0, streamed=True)
+    made[W1].add(90, 50, 0.0, streamed=True)
     assert not made[W1].has_room
 
 
 def busy(made: Cluster, worker: WorkerId, rate: float) -> None:
     """Keep a worker full for thirty seconds while it serves `rate` cost units in each."""
     state = made[worker]
-    flight = state.add(A, 1, 5, 0.0, streamed=True)
+    flight = state.add(1, 5, 0.0, streamed=True)
     state.start(flight, 0.0, seen=True)
     for second in range(1, 31):
         state.serve(flight, NOTHING, Tokens(output=1), rate)
@@ -121,7 +121,7 @@ def test_a_deadline_is_gone_with_its_worker() -> None:
     """A forgotten worker has no deadline."""
     made = cluster()
     state = made[W1]
-    flight = state.add(A, 10, 5, 0.0, streamed=False)
+    flight = state.add(10, 5, 0.0, streamed=False)
     assert made.index.next_deadline < inf
     made.leave(W1)
     state.remove(flight, 0.0, computed=True)
@@ -194,7 +194,7 @@ def test_workers_are_readmitted_when_they_are_due(steps: list[tuple[str, int]]) 
                 made[worker].mark_answering(now)
             case "call" if is_present:
                 calls += 1
-                made[worker].add(RequestId(f"{calls}"), 10, 5, now, streamed=True)
+                made[worker].add(10, 5, now, streamed=True)
             case "wait":
                 now += number
                 made.advance(now)

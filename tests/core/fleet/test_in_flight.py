@@ -7,16 +7,12 @@ from hypothesis import strategies as st
 
 from router.core.fleet.in_flight import InFlight, InFlightTable
 from router.core.model.load import Load
-from router.core.model.request import RequestId
 
 
 def table_of(silent: int = 0, streamed: int = 0) -> tuple[InFlightTable, list[InFlight]]:
     """Return a table of requests dispatched at time 0, one after the other, with 10 uncached tokens each."""
     made = InFlightTable()
-    return made, [
-        made.add(RequestId(str(each)), 10, 0.0, streamed=each >= silent, had_place=True)
-        for each in range(silent + streamed)
-    ]
+    return made, [made.add(10, 0.0, streamed=each >= silent, had_place=True) for each in range(silent + streamed)]
 
 
 def test_a_start_moves_tokens_from_unstarted_to_held() -> None:
@@ -35,8 +31,8 @@ def test_a_start_moves_tokens_from_unstarted_to_held() -> None:
 def test_the_context_of_a_request_counts_from_its_dispatch_to_its_end() -> None:
     """The whole input counts, cached or not and started or not, and the output so far."""
     made = InFlightTable()
-    first = made.add(RequestId("a"), 10, 0.0, streamed=True, had_place=True, cached_tokens=90)
-    second = made.add(RequestId("b"), 5, 0.0, streamed=True, had_place=True)
+    first = made.add(10, 0.0, streamed=True, had_place=True, cached_tokens=90)
+    second = made.add(5, 0.0, streamed=True, had_place=True)
     assert (first.context_tokens, made.context_tokens) == (100, 105)
     made.start(first, 1.0, guessed=False)
     made.count_output(first, 7)
@@ -52,8 +48,8 @@ def test_the_first_of_the_unstarted_is_the_one_that_is_computed() -> None:
     """The table knows the tokens of the first unstarted request and when it became the first."""
     made, _ = table_of()
     assert made.head_tokens == 0
-    first = made.add(RequestId("a"), 10, 1.0, streamed=True, had_place=True)
-    made.add(RequestId("b"), 20, 2.0, streamed=True, had_place=True)
+    first = made.add(10, 1.0, streamed=True, had_place=True)
+    made.add(20, 2.0, streamed=True, had_place=True)
     assert (made.head_tokens, made.head_since) == (10, 1.0)
     made.start(first, 3.0, guessed=False)
     assert (made.head_tokens, made.head_since) == (20, 3.0)
@@ -92,9 +88,7 @@ def test_no_start_is_guessed_for_an_ended_request() -> None:
 def test_recently_dispatched_requests_are_counted() -> None:
     """Only unstarted requests count as recently dispatched."""
     made = InFlightTable()
-    *_, last = [
-        made.add(RequestId(str(number)), 10, float(number), streamed=True, had_place=True) for number in range(3)
-    ]
+    *_, last = [made.add(10, float(number), streamed=True, had_place=True) for number in range(3)]
     assert [made.unstarted_since(time) for time in (-1.0, 0.0, 1.5, 2.0)] == [3, 2, 1, 0]
     made.start(last, 3.0, guessed=False)
     assert made.unstarted_since(0.5) == 1
@@ -124,7 +118,7 @@ def test_a_guess_for_an_ended_request_delays_no_other() -> None:
     made, (first,) = table_of(silent=1)
     made.guess_at(first, 900.0)
     made.remove(first, 1.0)
-    second = made.add(RequestId("b"), 10, 2.0, streamed=False, had_place=True)
+    second = made.add(10, 2.0, streamed=False, had_place=True)
     made.guess_at(second, 3.0)
     assert made.next_guess == 3.0
 
@@ -146,7 +140,7 @@ def test_what_is_set_aside_counts_for_nothing_in_the_load(moves: list[tuple[str,
                 made.remove(flight, 2.0)
     alone, _ = table_of()
     for flight in made.requests:
-        same = alone.add(flight.hold.request, 10, 0.0, streamed=flight.streamed, had_place=True)
+        same = alone.add(10, 0.0, streamed=flight.streamed, had_place=True)
         if flight.started:
             alone.start(same, 1.0, guessed=flight.guessed)
     alone.head_since = made.head_since

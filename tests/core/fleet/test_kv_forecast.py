@@ -6,14 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.fleet.in_flight import LEAST_MORE, KvPeakForecast
-from router.core.model.request import RequestId
 
 
 def forecast(*spans: tuple[int, int]) -> KvPeakForecast:
     """Return a forecast of requests with these tokens and growths."""
     made = KvPeakForecast()
-    for number, (tokens, growth) in enumerate(spans):
-        made.add(RequestId(str(number)), tokens, growth)
+    for tokens, growth in spans:
+        made.add(tokens, growth)
     return made
 
 
@@ -35,7 +34,7 @@ def test_the_upper_bound_is_not_below_the_peak(spans: list[tuple[int, int]], gro
 def test_a_removed_request_holds_nothing() -> None:
     """After a removal, what the other requests hold is left."""
     made = KvPeakForecast()
-    first, second = made.add(RequestId("0"), 10, 5), made.add(RequestId("1"), 20, 5)
+    first, second = made.add(10, 5), made.add(20, 5)
     made.remove(first)
     assert made.peak(0, enough=0) == 25
     made.remove(second)
@@ -46,14 +45,14 @@ def test_growth_goes_with_the_engines_steps() -> None:
     """A request that began earlier ends earlier, so that the two are never at their ends together."""
     made = forecast((10, 10))
     made.advance(6.0)
-    made.add(RequestId("late"), 10, 10)
+    made.add(10, 10)
     assert made.peak(0, enough=0) == (10 + 10) + (10 + 4)
 
 
 def test_a_request_that_outlives_its_forecast_grows_as_much_again() -> None:
     """Such a request grows up to its maximum, which the average clock may reach a little early."""
     made = KvPeakForecast()
-    made.add(RequestId("long"), 10, 50, most=130)
+    made.add(10, 50, most=130)
     peaks = [made.peak(0, enough=0)]
     for _ in range(3):
         made.advance(40.0)
@@ -70,8 +69,8 @@ def test_a_request_that_outlives_its_forecast_grows_as_much_again() -> None:
 def test_the_forecast_is_at_least_what_is_held(spans: list[tuple[int, int, int]], steps: list[float]) -> None:
     """The forecast is at most twice what the requests have grown by, or their predicted growth."""
     made = KvPeakForecast()
-    for number, (tokens, growth, most) in enumerate(spans):
-        made.add(RequestId(str(number)), tokens, growth, most)
+    for tokens, growth, most in spans:
+        made.add(tokens, growth, most)
     for step in steps:
         made.advance(step)
     clock = sum(steps)
@@ -84,7 +83,7 @@ def test_the_forecast_is_at_least_what_is_held(spans: list[tuple[int, int, int]]
 def test_a_request_that_begins_to_grow_is_counted_once() -> None:
     """A request's growth counts from when it begins, not from its dispatch."""
     made = KvPeakForecast()
-    hold = made.add(RequestId("0"), 10, 8)
+    hold = made.add(10, 8)
     made.advance(6.0)
     made.start_growth(hold)
     assert made.peak(0, enough=0) == 10 + 8

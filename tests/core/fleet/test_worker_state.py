@@ -28,7 +28,7 @@ class TrackedWorker:
         self.state = WorkerState(Worker(W1, frozenset(["llama"])), window or LearnedWindow(), self.index)
 
     def add(self, request: RequestId, tokens: int, now: float = 0.0, *, streamed: bool = True) -> None:
-        self.flights[request] = self.state.add(request, tokens, 100, now, streamed=streamed)
+        self.flights[request] = self.state.add(tokens, 100, now, streamed=streamed)
 
     def start(self, request: RequestId, now: float, *, seen: bool) -> None:
         self.state.start(self.flights[request], now, seen=seen)
@@ -159,9 +159,8 @@ def test_answers_are_expected_to_have_their_predicted_length() -> None:
     for predicted in (10.0, 100.0):
         tracked = TrackedWorker()
         tracked.state.set_kv_capacity(1000)
-        for number in range(9):
-            name = RequestId(f"{number}")
-            flight = tracked.state.add(name, 80, predicted, 50.0, streamed=True, most_output=5000.0)
+        for _ in range(9):
+            flight = tracked.state.add(80, predicted, 50.0, streamed=True, most_output=5000.0)
             tracked.state.start(flight, 51.0, seen=True)
         rooms.append(tracked.state.has_room)
     assert rooms == [True, False]
@@ -171,7 +170,7 @@ def test_an_answer_longer_than_predicted_takes_room_as_it_streams() -> None:
     """Such an answer takes more room as it grows, or too many could run that were predicted to be over."""
     tracked = TrackedWorker()
     tracked.state.set_kv_capacity(1000)
-    tracked.flights[A] = tracked.state.add(A, 80, 10.0, 0.0, streamed=True, most_output=5000.0)
+    tracked.flights[A] = tracked.state.add(80, 10.0, 0.0, streamed=True, most_output=5000.0)
     tracked.start(A, 1.0, seen=True)
     peaks = []
     for output in (0, 300, 300):
@@ -225,14 +224,14 @@ def test_a_worker_whose_calls_are_all_set_aside_is_idle(comes_back: bool) -> Non
     """The time in which nobody reports on them counts as no silence once one comes back or another call is sent."""
     rules = HealthRules(silence=30.0)
     state = WorkerState(Worker(W1, frozenset(["llama"])), LearnedWindow(), WorkerIndex(), rules)
-    flight = state.add(A, 10, 100, 0.0, streamed=True)
+    flight = state.add(10, 100, 0.0, streamed=True)
     state.set_aside(flight, 1.0)
     state.advance(100.0)
     assert not state.silent
     if comes_back:
         state.bring_back(flight, 100.0)
     else:
-        state.add(B, 10, 100, 100.0, streamed=True)
+        state.add(10, 100, 100.0, streamed=True)
     state.advance(101.0)
     assert not state.silent
     state.advance(200.0)
