@@ -6,7 +6,7 @@ for some workers only. Then a change at another worker costs nothing for it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from router.core.cache.held_chunks import HeldChunks
@@ -106,7 +106,7 @@ class MatchGroup:
             if not members:
                 del self._narrow[worker]
 
-    def concerned(self, worker: WorkerId, before: HeldChunks, enough: float) -> Iterable["MatchWatch"]:
+    def concerned(self, worker: WorkerId, before: HeldChunks, enough: Callable[[], float]) -> Iterable["MatchWatch"]:
         """Return the members that a worker's change concerns, which did not change the most that any worker holds.
 
         `enough`: as in `WatchIndex.gained`.
@@ -114,7 +114,8 @@ class MatchGroup:
         now, common = self.held, self._common(self.held)
         if self._others or common != self._common(before):
             return self.members
-        if min(before.least, now.least) < enough and (common or self.least_needed(self._narrow, worker) < enough):
+        least = enough()
+        if min(before.least, now.least) < least and (common or self.least_needed(self._narrow, worker) < least):
             return self.members
         return (*self._wide, *self._narrow.get(worker, ()))
 

@@ -104,8 +104,10 @@ class PrefixMap:
         self._latest_held = NOTHING_HELD
         """What `_held` returned last."""
         self._watches: dict[RequestId, RequestWatch] = {}
-        self._indexes: defaultdict[WorkerId | None, WatchIndex] = defaultdict(WatchIndex)
-        """The indexed watches, by the worker that matters to them; None if all do."""
+        self._index_of_all = WatchIndex()
+        """The indexed watches to which all workers matter."""
+        self._indexes: defaultdict[WorkerId, WatchIndex] = defaultdict(WatchIndex)
+        """The others, by the one worker that matters to them."""
         self._unindexed: dict[MatchWatch, WatchIndex] = {}
         """New watches, not indexed before the tree changes: most requests that are watched never wait that long."""
         self._narrow_models: dict[str, None] = {}
@@ -267,18 +269,16 @@ class PrefixMap:
     def _on_gained(self, worker: WorkerId, hashes: bytes, gained: int) -> None:
         """Update watches: a worker holds a prefix now of which it lacked the last `gained` bytes of hashes."""
         self._index_new_watches()
-        before, enough = (len(hashes) - gained) // HASH_BYTES, self._enough
+        before = (len(hashes) - gained) // HASH_BYTES
         for index in self._indexes_of(worker):
-            self._note_changes(worker, index.gained(worker, hashes, before, enough))
+            self._note_changes(worker, index.gained(worker, hashes, before, self._enough))
 
     def _on_lost(self, worker: WorkerId, hashes: bytes) -> None:
         """Update watches: a worker no longer holds this run of chunks."""
         self._index_new_watches()
-        enough = self._enough
         for index in self._indexes_of(worker):
-            self._note_changes(worker, index.lost(worker, hashes, enough))
+            self._note_changes(worker, index.lost(worker, hashes, self._enough))
 
-    @property
     def _enough(self) -> float:
         """How many chunks of a request that is watched narrowly surely reach the minimum; infinite while a worker has
         no cache.
@@ -294,8 +294,10 @@ class PrefixMap:
             self._enough_for, self._most_needed = known, max(chunks, default=0.0)
         return self._most_needed
 
-    def _indexes_of(self, worker: WorkerId) -> list[WatchIndex]:
-        return [index for each in (None, worker) if (index := self._indexes.get(each)) is not None]
+    def _indexes_of(self, worker: WorkerId) -> Sequence[WatchIndex]:
+        """Return the indexes whose watches a change at this worker may concern."""
+        own = self._indexes.get(worker)
+        return (self._index_of_all,) if own is None else (self._index_of_all, own)
 
     def _note_changes(self, worker: WorkerId, watches: Iterable[MatchWatch]) -> None:
         if watches:
@@ -391,8 +393,11 @@ class PrefixMap:
         if worker is not None:
             held = HeldChunks({worker: chunks} if (chunks := held.at(worker)) else {})
         watch = MatchWatch(request, hashes, MatchGroup(hashes[: held.most * HASH_BYTES], held))
-        self._unindexed[watch] = self._indexes[worker]
+        self._unindexed[watch] = self._index(worker)
         return watch
+
+    def _index(self, worker: WorkerId | None) -> WatchIndex:
+        return self._index_of_all if worker is None else self._indexes[worker]
 
     def _index_new_watches(self) -> None:
         """Index the new watches, before the tree changes."""
@@ -435,7 +440,7 @@ class PrefixMap:
         if (watched := self._watches.pop(request, None)) is not None:
             for watch in watched.prompts:
                 if self._unindexed.pop(watch, None) is None:
-                    self._indexes[watched.worker].remove(watch)
+                    self._index(watched.worker).remove(watch)
             if not self._watches:
                 self._narrow_models.clear()
                 self._enough_for = (-1, 0)
@@ -449,7 +454,7 @@ class PrefixMap:
         """Raise AssertionError if the tree contradicts itself, or the index of watches differs from the watches."""
         self.tree.check_integrity()
         self._index_new_watches()
-        for worker, index in self._indexes.items():
+        for worker, index in ((None, self._index_of_all), *self._indexes.items()):
             index.check(
                 [each for watched in self._watches.values() if watched.worker == worker for each in watched.prompts]
             )

@@ -6,12 +6,16 @@ group's prefix moves single prompts to another group. So the cost of a change gr
 and, where their watches are narrow, not with the requests that wait.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from struct import iter_unpack
+from typing import Final
 
 from router.core.cache.match_group import Chunk, MatchGroup, MatchWatch
 from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import WorkerId
+
+CHUNK_FORMAT: Final = f"{HASH_BYTES}s"
 
 
 class WatchIndex:
@@ -43,13 +47,16 @@ class WatchIndex:
         if not watch.group.members:
             self._close(watch.group)
 
-    def gained(self, worker: WorkerId, hashes: bytes, before: int, enough: float) -> list[MatchWatch]:
+    def gained(self, worker: WorkerId, hashes: bytes, before: int, enough: Callable[[], float]) -> Sequence[MatchWatch]:
         """Take in that a worker holds a prefix now, of which it held the first `before` chunks only. Returns the
         watches that this concerns.
 
-        `enough`: where a worker holds fewer chunks of a prefix, but any, every change concerns all watches.
+        `enough` returns a number: where a worker holds fewer chunks of a prefix, but any, every change concerns all
+        watches.
         """
         chunk = _chunk(hashes, before)
+        if chunk not in self._lacked and chunk not in self._beyond:
+            return ()
         changed: list[MatchWatch] = []
         for group in [*self._lacked.get(chunk, ())]:
             shared = _shared(group.prefix, hashes, before)
@@ -63,13 +70,15 @@ class WatchIndex:
         self._deepen(beyond, worker, hashes, before)
         return changed + beyond
 
-    def lost(self, worker: WorkerId, hashes: bytes, enough: float) -> list[MatchWatch]:
+    def lost(self, worker: WorkerId, hashes: bytes, enough: Callable[[], float]) -> Sequence[MatchWatch]:
         """Take in that a worker no longer holds this run of chunks. Returns the watches that this concerns; `enough`:
         as in `gained`.
         """
-        changed: list[MatchWatch] = []
         held = self._held
-        for place, (chunk,) in enumerate(iter_unpack(f"{HASH_BYTES}s", hashes) if held else ()):
+        if not held or held.keys().isdisjoint(chain.from_iterable(iter_unpack(CHUNK_FORMAT, hashes))):
+            return ()
+        changed: list[MatchWatch] = []
+        for place, (chunk,) in enumerate(iter_unpack(CHUNK_FORMAT, hashes)):
             if chunk in held:
                 for group in [*held[chunk]]:
                     end = group.held.at(worker)
@@ -91,7 +100,9 @@ class WatchIndex:
             if not group.members:
                 self._close(group)
 
-    def _set(self, group: MatchGroup, worker: WorkerId, chunks: int, enough: float) -> Iterable[MatchWatch]:
+    def _set(
+        self, group: MatchGroup, worker: WorkerId, chunks: int, enough: Callable[[], float]
+    ) -> Iterable[MatchWatch]:
         """Set how many chunks of a group's prefix a worker holds. Returns the members that this concerns."""
         before = group.held
         gone, new = group.set(worker, chunks)
