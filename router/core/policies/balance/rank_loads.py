@@ -6,11 +6,14 @@ Workers that wait for no other are balanced among each other, as if they stepped
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from router.core.fleet.in_flight import InFlightTable
 from router.core.model.request import BarrierId, WorkerId
 from router.core.policies.context import FleetView
+
+_context_tokens: Final = attrgetter("context_tokens")
 
 
 class RankWithRoom(NamedTuple):
@@ -93,7 +96,7 @@ class RankLoads:
         groups: list[tuple[float, int, list[RankWithRoom]]] = []
         for number, group in enumerate(self._groups.values()):
             if ranks := _ranks_in(group, room):
-                loads = [table.context_tokens for table in group.in_flight]
+                loads: list[int] = [*map(_context_tokens, group.in_flight)]
                 mean = sum(loads) / len(loads) if len(self._groups) > 1 else 0.0  # there is nothing to order else
                 groups.append((mean, number, _in_order(ranks, max(loads), group)))
         return [ranks for _, _, ranks in sorted(groups)]
