@@ -106,12 +106,12 @@ class DlpmHome(Policy):
     @property
     def next_deadline(self) -> float:
         """The earlier of the next deadline of the pool and the end of a delayed refill."""
-        return min(self._pool.next_deadline, self._refill_hold.next_deadline) if len(self._pool) else inf
+        return min(self._pool.next_deadline, self._refill_hold.next_deadline) if self._pool.waiting else inf
 
     def enqueue(self, request: Request, now: float) -> None:
         self._queue_newcomer(now)
         placed = self._pool.choose_homes(request, now)
-        if len(self._pool):
+        if self._pool.waiting:
             self._add_to_pool(placed, now)
             return
         if not self._eligibility.in_flight:
@@ -145,7 +145,7 @@ class DlpmHome(Policy):
     def next(self, now: float) -> Choice | None:
         if self._newcomer is not None and (choice := self._pass_through(self._newcomer, now)):
             return choice
-        if not len(self._pool):
+        if not self._pool.waiting:
             return None
         self._pool.take_in_changes(now)
         self._pool.release_from_home(now)
@@ -157,6 +157,8 @@ class DlpmHome(Policy):
         """Choose a waiting request and its worker, after a refill if one is due; the request waits on until it is
         taken.
         """
+        if not self._view.with_room:  # so after nearly every event, where requests wait
+            return None
         inputs = Inputs(self._view)
         for worker, relief in self._with_room():
             if choice := self._next_at(worker, relief, inputs, now):

@@ -118,6 +118,8 @@ class HomePool:
         self._loss = loss
         self._wait_factor = wait_factor
         self._waiting: dict[RequestId, PooledRequest] = {}
+        self.waiting: Final[Mapping[RequestId, PooledRequest]] = self._waiting
+        """Read only."""
         self._homes: dict[WorkerId, LongestMatchQueue] = {}
         self.homes: Final[Mapping[WorkerId, LongestMatchQueue]] = self._homes
         """The queue of requests at home at each worker. Read only."""
@@ -129,9 +131,6 @@ class HomePool:
         """Changed matches that are not taken in yet, each at one worker. Some of the requests may be gone."""
         self._next_changes = inf
         """When the next of them are taken in."""
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     @property
     def class_changes(self) -> int:

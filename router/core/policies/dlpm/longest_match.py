@@ -359,11 +359,13 @@ class LongestMatchQueue:
         """Find the first `count` leaders. Each is taken off its heap until the others are found."""
         leaders: list[Leader] = []
         taken: list[tuple[int, ClientRank]] = []
+        wanted = count
         for priority_class, firsts in enumerate(self._firsts):
-            while len(leaders) < count and (first := self._first_client(priority_class)) is not None:
+            while wanted and firsts and (first := self._first_client(priority_class)) is not None:
                 turn, rank = first
                 leaders.append(Leader((priority_class, turn, rank.unmatched, rank.arrival), rank.entry))
-                if len(leaders) < count:
+                wanted -= 1
+                if wanted:
                     heappop(firsts)
                     rank.entry.client_queue.offered[priority_class] = None
                     taken.append((priority_class, first))

@@ -306,7 +306,7 @@ def test_an_eviction_visits_the_requests_that_are_at_home_there(alike: int) -> N
         scene.arrive("ada", f"{DOCUMENT}{number}")
     scene.wait(1.0)
     pool = cast("DlpmHome", scene.scheduler.policy)._pool
-    assert len(pool) == alike
+    assert len(pool.waiting) == alike
     unwatched = {name: pool[name].matched for name in pool._waiting if WorkerId("w1") not in pool[name].homes}
     assert len(unwatched) > alike / 4
     scene.evict("w1")
@@ -383,7 +383,7 @@ def test_a_request_that_left_is_not_missed_when_its_match_is_taken_in(many_at_ho
     for name in [name for name, waiting in pool._waiting.items() if waiting.homes]:
         scene.cancel(name)
     scene.wait(CHANGES_SECONDS)
-    assert len(pool) == CHANGES_AT_ONCE
+    assert len(pool.waiting) == CHANGES_AT_ONCE
 
 
 @pytest.mark.parametrize("parameters", [{"load_ratio": 0.5}, {"load_slack": -1}, {"quantum": 0.0}])
