@@ -154,7 +154,7 @@ class Eligibility:
         if quantum_changed and self._waiting.is_ineligible(client):
             self._schedule_refill(client)
         self._active.add_request(request)
-        if chunks_of(request) > LITTLE_CHUNKS:
+        if client not in self._long and chunks_of(request) > LITTLE_CHUNKS:
             self._long.add(client)
         if client not in self._waiting.routes:
             self._cuts.join(client)
