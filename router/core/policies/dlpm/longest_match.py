@@ -390,7 +390,8 @@ class LongestMatchQueue:
             offered = firsts[0]
             known_turn, known = offered
             client_queue = known.entry.client_queue
-            if client_queue.offered[priority_class] is not offered:
+            mine = client_queue.offered[priority_class]
+            if mine is None or mine[0] != known_turn or mine[1] is not known:  # compiled tuples have no identity
                 heappop(firsts)
                 continue
             rank = client_queue.first
