@@ -5,6 +5,8 @@ import tracemalloc
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from router.core.cache.prefix_tree import PrefixTree
 from router.core.cache.saved_prefixes import restore_prefixes, saved_prefixes
 from router.core.model.prompt_key import HASH_BYTES
@@ -61,6 +63,7 @@ def bytes_of_restoring(pieces: list[Prefixes]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.interpreted("the test counts lines as they run")
 def test_a_chain_twice_as_deep_costs_twice_as_much() -> None:
     """Restoring takes lines run and bytes in proportion to the depth: no work is repeated for each node below."""
     short, long = deep(300), deep(600)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,6 +75,7 @@ def played(policy: type[DlpmHome], seed: int, steps: int = 120) -> list[list[Com
     return commands
 
 
+@pytest.mark.interpreted("the test extends classes of the policy")
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_whoever_looks_only_when_it_can_help_gives_the_same_commands(seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,7 @@ def played(policy: type[DlpmHome], seed: int, steps: int = 200) -> list[list[Com
     return commands
 
 
+@pytest.mark.interpreted("the test extends classes of the policy")
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_whoever_looks_only_at_what_may_move_a_request_gives_the_same_commands(seed: int) -> None:
