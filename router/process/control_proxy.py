@@ -132,9 +132,13 @@ class ControlProxy:
 
 
 async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    """Send an answer as one block, with the headers of this connection instead of the other one's."""
-    kept = [(name, value) for name, value in headers if name not in HOP_HEADERS and name != b"content-length"]
-    kept.append((b"content-length", str(len(body)).encode()))
+    """Send an answer as one block, without the headers of the other connection.
+
+    Its length stays if it says one: that of an answer to HEAD is not the length of what was sent.
+    """
+    kept = [(name, value) for name, value in headers if name not in HOP_HEADERS]
+    if not any(name == b"content-length" for name, _ in kept):
+        kept.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": status, "headers": kept})
     await send({"type": "http.response.body", "body": body})
 

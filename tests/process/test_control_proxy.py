@@ -64,6 +64,33 @@ async def test_a_path_reaches_the_scheduler_as_the_front_checked_it(tmp_path: Pa
     assert statuses == [204] * 3
 
 
+async def test_an_answer_to_head_says_the_length_of_what_get_returns(tmp_path: Path) -> None:
+    """The answer itself has no body."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 3483\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    socket = str(tmp_path / "s")
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    async with (
+        await asyncio.start_unix_server(answer, socket),
+        ControlProxy(socket, ByteBudget(1 << 20), Drain(1.0)) as proxy,
+    ):
+        call: Scope = {"type": "http", "method": "HEAD", "path": "/ui/main.js", "query_string": b"", "headers": []}
+        await proxy(call, receive, send)
+    assert sent[0]["headers"] == [(b"content-length", b"3483")]
+    assert sent[1]["body"] == b""
+
+
 async def test_readiness_is_answered_as_before_while_calls_wait_for_the_scheduler(tmp_path: Path) -> None:
     """The scheduler said yes and is gone. Once new calls are refused, so is the probe; another path always is."""
     accepts, body = True, b'{"status":"ok"}'
