@@ -5,7 +5,18 @@ from ipaddress import ip_address, ip_network
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    SecretStr,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from router.runtime.nearest import refuse_unknown_keys
 
@@ -127,6 +138,14 @@ class WorkerAddress(BaseModel):
     """What carries KV caches, if it is a vLLM with a role; by default `connector`."""
     bootstrap_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port of a prefill worker's bootstrap server; by default 8998 for Mooncake, and as an SGLang reports."""
+
+    @field_validator("id", mode="wrap")
+    @classmethod
+    def _own_name_or_checked(cls, given: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+        """Accept the default id unchecked: a plan, a saved state and `d2lpm config` write it, with @rank or [::1]."""
+        known = info.data
+        is_own = "url" in known and "rank" in known and given == own_name(known["url"], known["rank"])
+        return given if is_own else check(given)
 
     @model_validator(mode="before")
     @classmethod

@@ -91,7 +91,7 @@ def _entry(value: object, written: object) -> str:
     if type(value).model_validate({"url": written["url"]}) == value:
         return _written(written["url"])
     public = {name for name in written if not isinstance(getattr(value, name), SecretStr)}
-    given = {name: text for name, text in written.items() if text and name in public}
+    given = {name: text for name, text in written.items() if text not in (None, "") and name in public}
     return _written(given) + ("" if public == written.keys() else " # its api_key is not shown here")
 
 

@@ -51,7 +51,11 @@ def test_set_values_are_read_back_unchanged(tmp_path: Path) -> None:
         "response_headers": False,
         "identity": ["user", "address"],
         "state": "/var/lib/x: y",
-        "worker": ["http://a:1", {"url": "http://b:2", "id": "west", "kv_events": "tcp://b:5557"}],
+        "worker": [
+            "http://a:1",
+            {"url": "http://b:2", "id": "west", "kv_events": "tcp://b:5557"},
+            {"url": "http://c:3", "rank": 0, "group": "moe"},
+        ],
         "dlpm": {"quantum": 7},
     }
     settings = Settings.model_validate(given)

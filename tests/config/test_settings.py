@@ -112,7 +112,7 @@ def test_workers_have_the_role_of_their_list() -> None:
     assert "no decode worker" in refusal(worker=[{"url": "http://p", "role": "prefill"}])
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a\nb", "ä", "x" * 65])
+@pytest.mark.parametrize("name", ["", "a b", "a\nb", "ä", "x" * 65, "a@0", "b@1"])
 def test_an_id_fits_into_a_header(name: str) -> None:
     """Ids are used in headers and metrics, so they must be short printable ASCII."""
     with pytest.raises(ValidationError, match="pattern"):

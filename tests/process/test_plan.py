@@ -9,9 +9,15 @@ from router.errors import ConfigError
 from router.process.front_process import share_of
 from router.process.plan import ProcessPlan, decode_plan
 
+NAMED_BY_ADDRESS = ({"url": "http://c", "rank": 0, "group": "moe"}, {"url": "http://[::1]:1", "kv_topic": "kv"})
+"""Workers whose own ids could not be given to others: @0, and brackets."""
 SETTINGS = Settings.model_validate(
     {
-        "worker": ["http://a:1", {"url": "https://b", "api_key": "of-b", "kv_events": "tcp://b:5557"}],
+        "worker": [
+            "http://a:1",
+            {"url": "https://b", "api_key": "of-b", "kv_events": "tcp://b:5557"},
+            *NAMED_BY_ADDRESS,
+        ],
         "worker_api_key": "of-workers",
         "admin_key": "operator-key-0123456789",
         "hash_secret": "a secret of the hashes",

@@ -39,3 +39,15 @@ def test_a_worker_that_leaves_counts_as_drained_only_if_the_operator_drained_it(
     after = Fleet()
     after.registry.repeat(changes)
     assert bool(after.drain.drained) == drained
+
+
+@pytest.mark.parametrize("worker", [{"url": "http://two:8000", "rank": 0}, {"url": "http://[::1]:8000"}])
+def test_a_worker_that_the_operator_adds_is_there_in_the_next_run(worker: dict[str, object]) -> None:
+    """Also one whose own id, with @ or brackets, nobody else could be given."""
+    fleet = Fleet()
+    added = WorkerAddress.model_validate(worker)
+    fleet.registry.add(added)
+    after = Fleet()
+    after.registry.repeat(fleet.registry.operator_changes())
+    assert after.registry.operator_changes() == fleet.registry.operator_changes()
+    assert added.id in after.registry.operator_changes().added[0]
