@@ -482,6 +482,7 @@ async def test_a_dead_prefill_worker_is_replaced_and_its_partner_freed() -> None
 # Roles that do not fit
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_the_role_of_an_sglang_server_must_be_the_one_it_was_started_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -495,6 +496,7 @@ async def test_the_role_of_an_sglang_server_must_be_the_one_it_was_started_for(
     assert "has the role decode, and is an SGLang with --disaggregation-mode prefill" in caplog.text
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_two_connectors_in_one_model_are_named(caplog: pytest.LogCaptureFixture) -> None:
     """The worker that comes second is not used."""
     async with scripted_engine() as one, scripted_engine() as two:

@@ -236,6 +236,7 @@ async def test_kv_events_tell_what_each_rank_holds(dialect: str) -> None:
                 assert int(response.headers["x-d2lpm-predicted-cached-tokens"]) > 500
 
 
+@pytest.mark.one_process("the test reads the router's log")
 async def test_a_rank_out_of_range_is_named_and_not_used(
     ranks: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
