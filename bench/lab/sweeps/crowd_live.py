@@ -48,11 +48,18 @@ class Manner(NamedTuple):
     """Tokens per event of an answer, after its first."""
     output: int = 100
     """Tokens of a polite client's answer."""
+    prefix: int = 3000
+    """Tokens that all prompts of a polite client begin with."""
 
     @property
     def workload(self) -> Crowd:
         """The clients."""
-        crowd = replace(POLITE, client_count=self.clients, output=Lengths(self.output))
+        crowd = replace(
+            POLITE,
+            client_count=self.clients,
+            prefix=Lengths(self.prefix, most=self.prefix),
+            output=Lengths(self.output),
+        )
         return Crowd(crowd=crowd, light=replace(LIGHT, client_count=1))
 
 
@@ -97,6 +104,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=int, default=default.output, help="tokens of a polite client's answer (default: %(default)s)"
     )
+    parser.add_argument(
+        "--prefix",
+        type=int,
+        default=default.prefix,
+        help="tokens that all prompts of a polite client begin with (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=default.seed, help="seed of the load (default: %(default)s)")
     parser.add_argument("--virtual", action="store_true", help="run the load in virtual time, without processes")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
@@ -104,7 +117,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     manner = Manner(
-        options.clients, options.seconds, options.speed, options.seed, options.stream_interval, options.output
+        clients=options.clients,
+        seconds=options.seconds,
+        speed=options.speed,
+        seed=options.seed,
+        stream_interval=options.stream_interval,
+        output=options.output,
+        prefix=options.prefix,
     )
     measure = virtual if options.virtual else live
     try:
@@ -121,16 +140,22 @@ def run(options: argparse.Namespace) -> None:
 
 def live(policy: str, manner: Manner) -> Row:
     """Run a policy over HTTP. Raises ValueError, DemoError or LoadError if that is impossible, or if a call failed."""
-    _, seconds, speed, seed, interval, _ = manner
-    worker = ["--max-running", str(PLACES), "--speed", str(speed)]
+    worker = ["--max-running", str(PLACES), "--speed", str(manner.speed)]
     with fleet(WORKERS, worker, ["--policy", policy]) as url:
-        load = LiveLoad(url, manner.workload, seconds, seed=seed, speed=speed, stream_interval=interval)
+        load = LiveLoad(
+            url,
+            manner.workload,
+            manner.seconds,
+            seed=manner.seed,
+            speed=manner.speed,
+            stream_interval=manner.stream_interval,
+        )
         ended = uvloop.run(run_load(load))
     if ended.failures:
         raise LoadError(f"calls failed: {dict(ended.failures)}")
     summary = ended.summary()
     seen = figures(ended.result, summary)
-    return _row(policy, seen, seconds, ended.late_p99_s)
+    return _row(policy, seen, manner.seconds, ended.late_p99_s)
 
 
 def virtual(policy: str, manner: Manner) -> Row:

@@ -16,6 +16,12 @@ def test_a_row_has_what_clients_saw() -> None:
     assert table([ours])[1].split()[:2] == ["dlpm_home", "0"]
 
 
+def test_longer_prefixes_leave_fewer_calls() -> None:
+    """The length of the clients' prefixes is a parameter: they are computed once, so longer ones take places."""
+    short, long = (virtual("dlpm_home", Manner(clients=20, seconds=10.0, prefix=tokens)) for tokens in (200, 6000))
+    assert short.calls > long.calls
+
+
 def test_a_crowd_over_http_is_answered() -> None:
     """The calls that clients saw answered are counted."""
     row = live("dlpm_home", Manner(clients=4, seconds=20.0, speed=4.0))
