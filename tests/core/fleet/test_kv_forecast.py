@@ -80,6 +80,21 @@ def test_the_forecast_is_at_least_what_is_held(spans: list[tuple[int, int, int]]
         assert held - 1e-6 <= made.peak(0, enough) <= predicted + 1e-6
 
 
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 40)), max_size=8),
+    steps=st.integers(0, 40),
+    growth=st.integers(0, 40),
+)
+def test_what_is_overdue_is_forecast_like_what_has_just_begun(
+    spans: list[tuple[int, int]], steps: int, growth: int
+) -> None:
+    """However many requests go on at once, the peak is that of new ones that hold as much and will grow as much."""
+    made = forecast(*spans)
+    made.advance(steps)
+    left = [(tokens + steps, end - steps if end >= steps else max(int(LEAST_MORE), steps)) for tokens, end in spans]
+    assert made.peak(growth, enough=0) == peak_step_by_step(left, growth)
+
+
 def test_a_request_that_begins_to_grow_is_counted_once() -> None:
     """A request's growth counts from when it begins, not from its dispatch."""
     made = KvPeakForecast()
