@@ -27,7 +27,6 @@ from typing import Final
 from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request
-from router.core.policies.deficit.active_clients import ActiveClients
 from router.core.policies.deficit.deficits import ClientDeficits
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.refill_rounds import Cuts, RefillRounds
@@ -72,9 +71,9 @@ class Eligibility:
         """q_i, in cost units; None for an unknown client."""
         self.saved: Final = self._deficits.saved
         self.saved_groups: Final = self._deficits.saved_groups
-        self._active = ActiveClients(shares)
-        self._refill_rounds = RefillRounds(parameters, rate, self._deficits)
-        self._cuts = Cuts(self._refill_rounds, self._deficits, self._active)
+        self._refill_rounds = RefillRounds(parameters, rate, self._deficits, shares)
+        self._active = self._refill_rounds.active
+        self._cuts = Cuts(self._refill_rounds, self._deficits)
         self._waiting = WaitingIndex(PRIORITY_CLASSES)
         self._eligible = self._waiting.classes
         self.any_eligible: Final = self._waiting.any_eligible
@@ -92,7 +91,6 @@ class Eligibility:
         self._refills = Refills(
             self._deficits,
             self._refill_rounds,
-            self._active,
             self._waiting,
             self._update_eligibility,
             self._admit_refilled,
@@ -239,7 +237,7 @@ class Eligibility:
         if self._worker_sets.divided:
             return False
         client = request.client
-        active, weight = client in self._active, self._active.weight_with(request)
+        active, weight = client in self._active.clients, self._active.weight_with(request)
         fraction = self._refill_rounds.fraction(weight)
         self._deficits.register(request, self._parameters.quantum, active=active)
         deficit = self._deficits.cap(client, fraction)
@@ -273,22 +271,22 @@ class Eligibility:
     def request_dispatched(self, request: Request) -> None:
         """Count a request as in flight."""
         client = request.client
-        self._active.add_request(request)
         self._turns.dispatches += 1
         self.in_flight[client] = self.in_flight.get(client, 0) + 1
         if client in self._waiting.routes:
             self._had_turn(client)
         self._update_priority_class(client)
+        self._active.add_request(request)
 
     def request_ended(self, request: Request) -> None:
         """Count a request as no longer in flight."""
         self.in_flight[request.client] -= 1
         if not self.in_flight[request.client]:
             del self.in_flight[request.client]
-        self._active.remove_request(request.client)
         self._update_priority_class(request.client)
         if self.rounds is not None and request.client in self._waiting.routes:
             self.rounds.admit(request.client)
+        self._active.remove_request(request.client)
 
     def charge(self, client: ClientId, cost: float) -> bool:
         """Subtract this cost from a client's deficit; a negative cost is a refund. Returns whether the deficit ceased

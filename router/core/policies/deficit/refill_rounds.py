@@ -1,4 +1,4 @@
-"""The end of a refill round: how much a round adds, and who may keep more than that.
+"""Refill rounds: among whom a round is divided, how much it adds, and who may keep more than that.
 
 A refill round adds at most Q^u, and no more than the workers can serve in a given time, divided by the weights of the
 active clients. With N eligible clients, a round of DLPM ("Locality-aware Fair Scheduling in LLM Serving", Algorithm 1)
@@ -13,11 +13,12 @@ began: then what it has is what refills have added, and that is not cut.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import floor
 from typing import Final
 
-from router.core.model.request import ClientId
-from router.core.policies.deficit.active_clients import ActiveClients
+from router.core.clients.shares import Shares
+from router.core.model.request import ClientId, Request
 from router.core.policies.deficit.deficits import NO_LIMITS, ClientDeficits, WorkerSet
 from router.core.policies.deficit.parameters import DeficitParameters
 
@@ -27,15 +28,63 @@ MIN_FRACTION: Final = 0.01
 """The smallest fraction of a quantum that a round adds."""
 
 
+@dataclass(slots=True)
+class Activity:
+    """The activity of one client."""
+
+    requests: int
+    weight: float
+    """The client's weight when it became active."""
+
+
+class ActiveClients:
+    """The active clients, and their total weight. A client is active from the start of its first request to the end of
+    its last.
+    """
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self.clients: Final[dict[ClientId, Activity]] = {}
+        self.weight = 0.0
+        """The sum of the active clients' weights; their number if each weighs 1."""
+
+    def weight_with(self, request: Request) -> float:
+        """Return what the sum of weights would be if this request's client were active."""
+        return self.weight if request.client in self.clients else self.weight + self._weight_of(request)
+
+    def add_request(self, request: Request) -> None:
+        """Count a request that waits or is in flight. The client's weight counts with its first request."""
+        activity = self.clients.get(request.client)
+        if activity is None:
+            weight = self._weight_of(request)
+            self.clients[request.client] = Activity(1, weight)
+            self.weight += weight
+        else:
+            activity.requests += 1
+
+    def _weight_of(self, request: Request) -> float:
+        return self._shares.ungrouped.get(request.client) or self._shares.effective_weight(request)
+
+    def remove_request(self, client: ClientId) -> None:
+        """Count a request as ended, withdrawn or moved."""
+        activity = self.clients[client]
+        activity.requests -= 1
+        if not activity.requests:
+            del self.clients[client]
+            self.weight = self.weight - activity.weight if self.clients else 0.0  # 0.0 drops the rounding error
+
+
 class RefillRounds:
     """Adds refill rounds, each with the fraction of Q^u that its time allows."""
 
-    __slots__ = ("_deficits", "_quantum", "_rate", "_seconds")
+    __slots__ = ("_deficits", "_quantum", "_rate", "_seconds", "active")
 
     def __init__(
-        self, parameters: DeficitParameters, rate: Callable[[], float | None], deficits: ClientDeficits
+        self, parameters: DeficitParameters, rate: Callable[[], float | None], deficits: ClientDeficits, shares: Shares
     ) -> None:
         """`rate` returns the workers' service rate S, in cost units per second; None while it is unknown."""
+        self.active: Final = ActiveClients(shares)
+        """The clients among whom a round is divided."""
         self._seconds = parameters.round_seconds
         self._quantum = parameters.quantum
         self._rate = rate
@@ -66,12 +115,11 @@ class RefillRounds:
 class Cuts:
     """Cuts the deficits of waiting clients to what a round adds now."""
 
-    __slots__ = ("_active", "_deficits", "_rounds", "_turns_in_credit")
+    __slots__ = ("_deficits", "_rounds", "_turns_in_credit")
 
-    def __init__(self, rounds: RefillRounds, deficits: ClientDeficits, active: ActiveClients) -> None:
+    def __init__(self, rounds: RefillRounds, deficits: ClientDeficits) -> None:
         self._rounds = rounds
         self._deficits = deficits
-        self._active = active
         self._turns_in_credit: dict[ClientId, int] = {}
         """The turns of each waiting client since it began to, unless it was in debt or cut at a turn since."""
 
@@ -95,4 +143,4 @@ class Cuts:
             del self._turns_in_credit[client]
 
     def _cut(self, client: ClientId) -> None:
-        self._deficits.cap(client, self._rounds.fraction(self._active.weight))
+        self._deficits.cap(client, self._rounds.fraction(self._rounds.active.weight))

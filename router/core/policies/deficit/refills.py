@@ -5,7 +5,6 @@ first, and for whom the rounds count.
 from collections.abc import Callable, Collection, Mapping
 
 from router.core.model.request import ClientId
-from router.core.policies.deficit.active_clients import ActiveClients
 from router.core.policies.deficit.deficits import NO_LIMITS, ClientDeficits, WorkerSet
 from router.core.policies.deficit.refill_rounds import RefillRounds
 from router.core.policies.deficit.refill_schedule import RefillSchedule
@@ -16,13 +15,12 @@ from router.core.policies.deficit.worker_sets import WorkerSets
 class Refills:
     """Adds rounds to the deficits of all clients once no waiting one is eligible."""
 
-    __slots__ = ("_active", "_on_refilled", "_on_rounds", "_rounds", "_schedule", "_waiting", "sets")
+    __slots__ = ("_on_refilled", "_on_rounds", "_rounds", "_schedule", "_waiting", "sets")
 
     def __init__(
         self,
         deficits: ClientDeficits,
         rounds: RefillRounds,
-        active: ActiveClients,
         waiting: WaitingIndex,
         on_refilled: Callable[[ClientId], None],
         on_rounds: Callable[[], None],
@@ -31,7 +29,6 @@ class Refills:
         debts may be smaller now.
         """
         self._rounds = rounds
-        self._active = active
         self._waiting = waiting
         self._on_refilled = on_refilled
         self._on_rounds = on_rounds
@@ -69,7 +66,7 @@ class Refills:
         if client is None:
             return []
         limits = self._limits(client) if self.sets.divided else NO_LIMITS
-        self.sets.owe(limits, self._rounds.add_for(client, self._active.weight, limits))
+        self.sets.owe(limits, self._rounds.add_for(client, self._rounds.active.weight, limits))
         return self._collect()
 
     def pay_owed_rounds(self) -> None:
@@ -80,7 +77,7 @@ class Refills:
     def _limits(self, client: ClientId) -> Mapping[WorkerSet, float]:
         """How many rounds of a refill for this client count for clients that wait for other sets of workers."""
         needy = self._schedule.earliest_by_clock(lambda _: True)
-        fraction = self._rounds.fraction(self._active.weight)
+        fraction = self._rounds.fraction(self._rounds.active.weight)
         return self.sets.refill_limits(client, self._waiting.classes, needy, fraction)
 
     def _collect(self) -> list[ClientId]:

@@ -66,7 +66,7 @@ class EligibilityMachine(RuleBasedStateMachine):
     def part(self) -> float:
         active = {request.client for request in [*self.waiting, *self.in_flight]}
         self.counted = {client: self.counted.get(client, self.weight[client]) for client in active}
-        rounds = RefillRounds(RULE, lambda: self.rate, ClientDeficits(Shares()))
+        rounds = RefillRounds(RULE, lambda: self.rate, ClientDeficits(Shares()), Shares())
         return rounds.fraction(sum(self.counted.values()))
 
     @rule(

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, Request, RequestId
-from router.core.policies.deficit.active_clients import ActiveClients
 from router.core.policies.deficit.deficits import ClientDeficits
 from router.core.policies.deficit.parameters import DeficitParameters
 from router.core.policies.deficit.refill_rounds import STEPS, Cuts, RefillRounds
@@ -19,7 +18,7 @@ RULE = DeficitParameters(QUANTUM, round_seconds=5.0)
 
 
 def rounds(rate: float | None = None, rule: DeficitParameters = RULE) -> RefillRounds:
-    return RefillRounds(rule, lambda: rate, ClientDeficits(Shares()))
+    return RefillRounds(rule, lambda: rate, ClientDeficits(Shares()), Shares())
 
 
 @given(st.floats(0.01, 1e6), st.floats(0.1, 1e4))
@@ -42,13 +41,12 @@ class Waiting:
     def __init__(self) -> None:
         shares = Shares()
         self.deficits = ClientDeficits(shares)
-        active = ActiveClients(shares)
+        self.rounds = RefillRounds(RULE, lambda: QUANTUM / 10, self.deficits, shares)
         for client in (ADA, BOB):
             request = Request(RequestId(client), client, "llama", ())
-            active.add_request(request)
+            self.rounds.active.add_request(request)
             self.deficits.register(request, QUANTUM, active=False)
-        self.rounds = RefillRounds(RULE, lambda: QUANTUM / 10, self.deficits)
-        self.cuts = Cuts(self.rounds, self.deficits, active)
+        self.cuts = Cuts(self.rounds, self.deficits)
 
 
 @given(st.floats(1, 1e5))
