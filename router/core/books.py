@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from math import inf
+from random import Random
 from typing import Final
 
 from router.core.cache.prefix_map import LiveRequest, Oracle, PrefixMap
@@ -12,6 +13,7 @@ from router.core.clients.usage_days import UsageDays
 from router.core.fleet.cluster import Cluster
 from router.core.fleet.in_flight import InFlightTable
 from router.core.model.request import BarrierId, Request, RequestId, WorkerId
+from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
 from router.core.scheduler_settings import SchedulerSettings
 
@@ -49,6 +51,19 @@ class Books:
             live,
         )
         self.view: Final = SchedulerView(self.cluster, self.prefixes, self.estimates)
+
+    def policy_context(self, settings: SchedulerSettings, parameters: Parameters, random: Random) -> PolicyContext:
+        """Return what the policy is built from."""
+        return PolicyContext(
+            self.view,
+            settings.cost,
+            random,
+            parameters,
+            self.backlog,
+            settings.debtor_limit,
+            self.shares,
+            self.outputs,
+        )
 
 
 class SchedulerView:

@@ -86,7 +86,7 @@ from router.core.model.events import (
 from router.core.model.request import ClientId, Leg, Request, RequestId, WorkerId
 from router.core.next_attempts import NextAttempts, Outcome
 from router.core.policies.base import Choice, PolicyFactory
-from router.core.policies.context import Parameters, PolicyContext
+from router.core.policies.context import Parameters
 from router.core.requests import Attempt, RequestState, RequestTable, new_state
 from router.core.scheduler_settings import SchedulerSettings
 
@@ -110,17 +110,7 @@ class Scheduler:
         self.estimates, self.ledger, self.cluster = books.estimates, books.ledger, books.cluster
         self.prefixes, self.mirror, self.blocks = books.prefixes, books.prefixes.mirror, books.prefixes.blocks
         self.shares, self.backlog = books.shares, books.backlog
-        context = PolicyContext(
-            books.view,
-            settings.cost,
-            random,
-            parameters,
-            self.backlog,
-            settings.debtor_limit,
-            self.shares,
-            books.outputs,
-        )
-        self.policy = policy(context)
+        self.policy = policy(books.policy_context(settings, parameters, random))
         self.fairness = Fairness(settings.cost, self.shares, pooled=self.policy.properties.pooled)
         self.backlog.subscribe(self.fairness)
         self._next_attempts = NextAttempts(settings, books, self.policy, self.fairness)
