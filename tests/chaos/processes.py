@@ -180,6 +180,14 @@ def router_processes(pid: int) -> dict[str, int]:
     return found
 
 
+def signal_all(proxy: Server, number: Signals) -> None:
+    """Send a signal to all processes of a router, first to the supervisor, which then starts none in their place."""
+    proxy.signal(number)
+    for pid in router_processes(proxy.pid).values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def _words(pid: str) -> list[str]:
     """Return the command line of a process; empty if it has ended."""
     try:

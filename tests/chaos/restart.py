@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP
+from signal import SIGCONT, SIGKILL, SIGSTOP
 from tempfile import mkdtemp
 from typing import Final, NamedTuple
 
@@ -25,7 +25,7 @@ from workers.dialects.sglang import SglangWire
 
 from .clients import Crowd, Outcome, ask_all, make_clients
 from .leftovers import busy_workers
-from .processes import LOOK, Server, get_json, is_ready, router, running_workers, until
+from .processes import LOOK, Server, get_json, is_ready, router, running_workers, signal_all, until
 from .reading import Ending
 from .violations import exit_code
 
@@ -136,7 +136,8 @@ async def _until_killed(load: Load, proxy: Server, state: Path, http: aiohttp.Cl
     """Load the router and kill it some time after a save; return the books read meanwhile.
 
     The last books are read after the last save and well before the next one, so that the books bound what was saved.
-    The router is stopped for the last look at that, or it could save once more before it is killed.
+    The router is stopped for the last look at that, or it could save once more before it is killed: all its processes,
+    because a scheduler whose supervisor is killed saves a last time.
     """
     crowd, books = Crowd(proxy.url, time.monotonic), list[Books]()
     asking = asyncio.ensure_future(_ask(crowd, load, None))
@@ -145,10 +146,11 @@ async def _until_killed(load: Load, proxy: Server, state: Path, http: aiohttp.Cl
         await asyncio.sleep(LOOK)
         books.append(await _read(http, proxy))
         if time.monotonic() >= began + load.seconds and _covers(state, load, books[-1].at):
-            proxy.signal(SIGSTOP)
+            signal_all(proxy, SIGSTOP)
             if _covers(state, load, books[-1].at):
                 break
-            proxy.signal(SIGCONT)
+            signal_all(proxy, SIGCONT)
+    signal_all(proxy, SIGKILL)
     await proxy.end()
     crowd.over.set()
     await asking
