@@ -9,6 +9,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from signal import SIGCONT, SIGSTOP
@@ -22,7 +23,7 @@ import uvloop
 from workers.engine.tokenizer import decode, encode
 
 from .asks import COMPLETIONS, MODEL, answer
-from .processes import Server, get_json, router, until, worker
+from .processes import Server, get_json, router, signal_all, until, worker
 
 UNREAD: Final = "a call of which half was sent before the pause"
 SHORT_CALLS: Final = 10
@@ -81,7 +82,8 @@ async def _seen(plan: Plan, http: aiohttp.ClientSession, proxy: Server, stopped:
     streams = [asyncio.create_task(_stream(http, proxy, plan, n, begun[n])) for n in range(plan.streams)]
     half = await HalfCall.begin(proxy) if stopped is proxy else None
     await asyncio.gather(*(each.wait() for each in begun))
-    stopped.signal(SIGSTOP)
+    send = stopped.signal if half is None else partial(signal_all, proxy)
+    send(SIGSTOP)
     try:
         meanwhile = 0
         over = asyncio.create_task(asyncio.sleep(plan.seconds))
@@ -91,7 +93,7 @@ async def _seen(plan: Plan, http: aiohttp.ClientSession, proxy: Server, stopped:
             await half.go_on()
         await over
     finally:
-        stopped.signal(SIGCONT)
+        send(SIGCONT)
     ends = [*await asyncio.gather(*streams), None if half is None else await half.end()]
     wrong = [report for report in ends if report is not None]
     complete = plan.streams - sum(UNREAD not in report for report in wrong)
