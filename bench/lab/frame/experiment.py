@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Points = Sequence[tuple[float, float]]
+Labels = tuple[tuple[str, str], ...]
+"""Pairs of a column and a value."""
 Value = float | None | Points
 """A figure, None if there is none, or a line over time."""
 
@@ -22,8 +24,8 @@ Value = float | None | Points
 class Cell:
     """One simulation of an experiment, run once per seed."""
 
-    labels: tuple[tuple[str, str], ...]
-    """What distinguishes the cell, as (column, value); all cells of an experiment have the same columns."""
+    labels: Labels
+    """No other cell of the experiment has the same; all of them have the same columns."""
     scenario: Scenario
 
     @property

@@ -1,4 +1,8 @@
-"""Run the simulations of an experiment in parallel processes."""
+"""Run the simulations of an experiment in parallel processes.
+
+A process is sent the labels of a cell, and has the experiment make the cell again: a scenario cannot be sent with
+compiled code (`hatch_build.py`), since frozen objects of the core cannot be unpickled.
+"""
 
 import gc
 import os
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from threading import Thread
 
-from bench.lab.frame.experiment import Cell, Experiment, Row, Value
+from bench.lab.frame.experiment import Cell, Experiment, Labels, Row, Value
 from bench.lab.frame.kept import Kept
 from bench.report.summary import summarise
 from bench.sim.simulation import Simulation
@@ -51,7 +55,7 @@ def run(
     """
     cells = [cell for cell in experiment.cells(quick=quick) if only in cell.name]
     tasks = [Task(experiment, cell, seed) for cell in cells for seed in seeds]
-    figures = _figures(tasks, jobs, done) if kept is None else _resumed(tasks, jobs, done, kept)
+    figures = _figures(tasks, quick, jobs, done) if kept is None else _resumed(tasks, quick, jobs, done, kept)
     return [
         _row(cell, figures[position * len(seeds) : (position + 1) * len(seeds)]) for position, cell in enumerate(cells)
     ]
@@ -59,6 +63,7 @@ def run(
 
 def _figures(
     tasks: Sequence[Task],
+    quick: bool,
     jobs: int,
     done: Callable[[int, int], None],
     ended: Callable[[Task, Mapping[str, Value]], None] = lambda _task, _figures: None,
@@ -68,7 +73,8 @@ def _figures(
         # The longest first, so that none of them runs alone at the end.
         order = sorted(range(len(tasks)), key=lambda number: tasks[number].extent, reverse=True)
         numbers: dict[Future[Mapping[str, Value]], int] = {
-            pool.submit(_figures_and_clean, tasks[number]): number for number in order
+            pool.submit(_figures_and_clean, task.experiment, quick, task.cell.labels, task.seed): number
+            for number, task in ((number, tasks[number]) for number in order)
         }
         try:
             for over, future in enumerate(as_completed(numbers), 1):
@@ -82,17 +88,18 @@ def _figures(
 
 
 def _resumed(
-    tasks: Sequence[Task], jobs: int, done: Callable[[int, int], None], kept: Kept
+    tasks: Sequence[Task], quick: bool, jobs: int, done: Callable[[int, int], None], kept: Kept
 ) -> Sequence[Mapping[str, Value]]:
     found = [kept.find(task) for task in tasks]
     missing = [task for task, figures in zip(tasks, found, strict=True) if figures is None]
     before = len(tasks) - len(missing)
-    run_now = iter(_figures(missing, jobs, lambda over, _of: done(before + over, len(tasks)), kept.keep))
+    run_now = iter(_figures(missing, quick, jobs, lambda over, _of: done(before + over, len(tasks)), kept.keep))
     return [next(run_now) if figures is None else figures for figures in found]
 
 
-def _figures_and_clean(task: Task) -> Mapping[str, Value]:
-    figures = figures_of(task)
+def _figures_and_clean(experiment: Experiment, quick: bool, labels: Labels, seed: int) -> Mapping[str, Value]:
+    (cell,) = (cell for cell in experiment.cells(quick=quick) if cell.labels == labels)
+    figures = figures_of(Task(experiment, cell, seed))
     gc.collect()
     return figures
 

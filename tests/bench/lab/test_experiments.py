@@ -22,7 +22,7 @@ from bench.lab.frame.runner import Task, figures_of, run
 from bench.report.records import Record, Result, ServiceSample
 from bench.workloads.parts.traffic import Outcome
 from tests.bench.lab import tiny_experiment
-from tests.bench.lab.tiny_experiment import HELD, LENGTHS, SEEDS, Held, Tiny
+from tests.bench.lab.tiny_experiment import HELD, LENGTHS, SEEDS, Held, Tiny, Unsent
 from tests.support.running import TIMEOUT_S, until
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -49,6 +49,20 @@ def test_a_part_of_an_experiment_is_run_by_its_labels() -> None:
     part = run(Tiny(), quick=True, seeds=[0], jobs=1, done=lambda _done, _of: None, only="1 dlpm")
     assert [dict(row.labels) for row in part] == [{"seconds": "1", "policy": "dlpm_home"}]
     assert not run(Tiny(), quick=True, seeds=[0], jobs=1, done=lambda _done, _of: None, only="no such label")
+
+
+def test_no_scenario_is_sent_to_another_process() -> None:
+    """A simulation runs whose scenario cannot be pickled, as none can with compiled code."""
+    both = [run(each, quick=True, seeds=[0], jobs=1, done=lambda _done, _of: None) for each in (Tiny(), Unsent())]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("quick", [True, False])
+def test_each_cell_has_labels_of_its_own(name: str, quick: bool) -> None:
+    """No two cells of an experiment have the same labels, by which a process finds the one that it runs."""
+    labels = [cell.labels for cell in EXPERIMENTS[name].cells(quick=quick)]
+    assert len(set(labels)) == len(labels)
 
 
 async def test_simulations_end_with_their_parent_process(tmp_path: Path) -> None:

@@ -85,6 +85,23 @@ class Held(Tiny):
         return {"seconds": result.seconds}
 
 
+class Unsendable(SharedDocuments):
+    """A workload that cannot be pickled."""
+
+    def __reduce__(self) -> str:
+        raise TypeError("a part of a scenario was sent to another process")
+
+
+class Unsent(Tiny):
+    """Its scenarios cannot be pickled, as those of compiled code."""
+
+    def cells(self, *, quick: bool) -> Sequence[Cell]:
+        workload = Unsendable(documents=3, tokens=800, client_count=3, rate=20.0)
+        return [
+            replace(each, scenario=replace(each.scenario, workload=workload)) for each in super().cells(quick=quick)
+        ]
+
+
 def rows(jobs: int) -> Sequence[Row]:
     """Run the experiment and return its rows."""
     return run(Tiny(), quick=False, seeds=SEEDS, jobs=jobs, done=lambda _over, _of: None)
