@@ -7,6 +7,7 @@ for some workers only. Then a change at another worker costs nothing for it.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import repeat
 from typing import Final, NamedTuple
 
 from router.core.cache.held_chunks import HeldChunks
@@ -15,7 +16,7 @@ from router.core.model.request import RequestId, WorkerId
 
 Chunk = bytes
 """One hash, which covers all before it: two prompts share a chunk if they share everything up to its end."""
-NO_WORKER: Final = (None,)
+NO_WORKER: Final = WorkerId("")
 """Stands for the workers of a narrow watch that has none."""
 
 
@@ -31,8 +32,8 @@ class MatchGroup:
         self.members: dict[MatchWatch, None] = {}
         self._wide: dict[MatchWatch, None] = {}
         """The members that every change concerns."""
-        self._narrow: dict[WorkerId | None, dict[MatchWatch, None]] = {}
-        """The narrow members by each of their workers; by None if they have none."""
+        self._narrow: dict[WorkerId, dict[MatchWatch, None]] = {}
+        """The narrow members by each of their workers; by `NO_WORKER` if they have none."""
         self._able: Mapping[WorkerId, object] = {}
         """The workers to which the request of each narrow member may go."""
         self._others = len(held.by_worker)
@@ -85,7 +86,7 @@ class MatchGroup:
             self._widen_all()
             self._able = watch.narrow.able
             self._others = len(self.held.by_worker.keys() - self._able.keys())
-        for worker in watch.narrow.workers or NO_WORKER:
+        for worker in watch.narrow.workers or (NO_WORKER,):
             self._narrow.setdefault(worker, {})[watch] = None
 
     def _widen_all(self) -> None:
@@ -100,7 +101,7 @@ class MatchGroup:
         if watch.narrow is None:
             del self._wide[watch]
             return
-        for worker in watch.narrow.workers or NO_WORKER:
+        for worker in watch.narrow.workers or (NO_WORKER,):
             members = self._narrow[worker]
             del members[watch]
             if not members:
@@ -115,16 +116,17 @@ class MatchGroup:
         if self._others or common != self._common(before):
             return self.members
         least = enough()
-        if min(before.least, now.least) < least and (common or self.least_needed(self._narrow, worker) < least):
-            return self.members
+        if min(before.least, now.least) < least:
+            others = self._narrow.keys() - {NO_WORKER, worker}
+            if common or self.least_needed(others) < least:
+                return self.members
         return (*self._wide, *self._narrow.get(worker, ()))
 
-    def least_needed(self, workers: Iterable[WorkerId | None], besides: WorkerId | None = None) -> int:
-        """Return the least of the most chunks that any worker holds and of those that these hold, `besides` one. While
-        some workers hold nothing, it does not matter whether less than that counts.
+    def least_needed(self, workers: Iterable[WorkerId]) -> int:
+        """Return the least of the most chunks that any worker holds and of those that these hold. While some workers
+        hold nothing, it does not matter whether less than that counts.
         """
-        held = self.held.by_worker
-        return min([self.held.most, *[held.get(each, 0) for each in workers if each not in (None, besides)]])
+        return min([self.held.most, *map(self.held.by_worker.get, workers, repeat(0))])
 
     def all_hold_some(self, able: Mapping[WorkerId, object]) -> bool:
         """Return whether as many workers hold any of the prefix as there are in `able`."""
@@ -143,7 +145,7 @@ class MatchGroup:
         assert self._others == len(self.held.by_worker.keys() - self._able.keys()), "the other holders are miscounted"
         found = {(watch, worker) for worker, members in self._narrow.items() for watch in members}
         expected = {
-            (watch, worker) for watch in self.members if watch.narrow for worker in watch.narrow.workers or NO_WORKER
+            (watch, worker) for watch in self.members if watch.narrow for worker in watch.narrow.workers or (NO_WORKER,)
         }
         assert found == expected, "a narrow watch is listed wrongly"
         assert all(self._narrow.values()), "an entry is empty"

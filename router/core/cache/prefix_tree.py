@@ -255,7 +255,11 @@ class PrefixTree:
                 holding.void_pins()
                 continue
             node = stalest.node
-            if (whole and self._split_at_cuts(node.parent)) or self._must_split(node, worker, whole=whole):
+            if whole:
+                splits = self._split_at_cuts(node.parent) or self._split_at_cuts(node)
+            else:
+                splits = self._must_split(node, worker)
+            if splits:
                 continue
             chunks = node.held_bytes(worker) // HASH_BYTES
             if chunks <= left or whole:
@@ -268,12 +272,10 @@ class PrefixTree:
             left -= chunks
         return before - holding.chunks
 
-    def _must_split(self, node: Node, worker: WorkerId, *, whole: bool = False) -> bool:
-        """Split a node at its cuts, if it has any and all of it is to be one node; or behind the last of them, if no
-        other worker than this one, which is to lose some of it, holds all of it. Returns whether it did.
+    def _must_split(self, node: Node, worker: WorkerId) -> bool:
+        """Split a node behind the last of its cuts, if it has any and no other worker than this one, which is to lose
+        some of it, holds all of it. Returns whether it did.
         """
-        if whole:
-            return self._split_at_cuts(node)
         if not node.cuts or node.held_whole_beside(worker):
             return False
         node.split(max(node.cuts.values()))
@@ -374,16 +376,13 @@ class PrefixTree:
 
     def _first_largest(self) -> "HoldingSize":
         """Return the first entry of the heap of holdings that is up to date, once all before it are."""
-        heap = self._largest
+        heap, holdings = self._largest, self._holdings
         while heap:
-            chunks, serial, worker = entry = heap[0]
-            holding = self._holdings.get(worker)
-            if holding is None or holding.serial != serial:
-                heappop(heap)
-            elif holding.chunks != -chunks:
-                heapreplace(heap, HoldingSize(-holding.chunks, serial, worker))
-            else:
+            known, serial, worker = entry = heap[0]
+            chunks = -holdings[worker].chunks
+            if chunks == known:
                 return entry
+            heapreplace(heap, HoldingSize(chunks, serial, worker))
         return NO_HOLDING
 
     def _note_growth(self, worker: WorkerId, holding: Holding) -> None:
@@ -418,7 +417,6 @@ class PrefixTree:
         no worker holds it any more.
         """
         node.residencies.pop(worker).unlink()
-        chunks = node.chunks
         lost = node.key[: node.cuts.pop(worker)] if worker in node.cuts else node.key
         self._holdings[worker].chunks -= len(lost) // HASH_BYTES
         self.changes += 1
@@ -427,7 +425,7 @@ class PrefixTree:
         if not node.residencies:
             changed = node.parent
             del changed.children[node.first]
-            self._chunks -= chunks
+            self._chunks -= node.chunks
         if changed.may_join_child():
             changed.join_child()
 

@@ -75,15 +75,16 @@ class WatchIndex:
         as in `gained`.
         """
         held = self._held
-        if not held or held.keys().isdisjoint(chain.from_iterable(iter_unpack(CHUNK_FORMAT, hashes))):
+        if not held:
             return ()
         changed: list[MatchWatch] = []
-        for place, (chunk,) in enumerate(iter_unpack(CHUNK_FORMAT, hashes)):
-            if chunk in held:
-                for group in [*held[chunk]]:
-                    end = group.held.at(worker)
-                    if end and group.edge(end)[0] == chunk:
-                        changed += self._set(group, worker, end - place - 1, enough)
+        chunks, place = [*chain.from_iterable(iter_unpack(CHUNK_FORMAT, hashes))], 0
+        for chunk in filter(held.__contains__, chunks):
+            place = chunks.index(chunk, place)
+            for group in [*held[chunk]]:
+                end = group.held.by_worker.get(worker)
+                if end and group.prefix.startswith(chunk, (end - 1) * HASH_BYTES):
+                    changed += self._set(group, worker, end - place - 1, enough)
         return changed
 
     def _deepen(self, watches: Iterable[MatchWatch], worker: WorkerId, hashes: bytes, known: int) -> None:

@@ -6,9 +6,11 @@ first.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import islice
+from operator import itemgetter
 from typing import Final
 
 from router.core.model.request import WorkerId
@@ -16,6 +18,7 @@ from router.core.policies.context import FleetView
 
 FEW: Final = 16
 """This many workers or fewer are compared one by one."""
+_worker = itemgetter(2)
 LoadKey = tuple[int, int, WorkerId]
 """The load, what decides between equals, and the worker."""
 
@@ -51,15 +54,9 @@ class LoadOrder:
         start, end = bisect_left(ordered, (load,)), bisect_left(ordered, (load + 1,))
         return [worker for _, _, worker in ordered[start:end]]
 
-    def least(self, wanted: Callable[[WorkerId], bool], count: int) -> list[WorkerId]:
+    def least(self, wanted: Container[WorkerId], count: int) -> list[WorkerId]:
         """Return the first of the wanted workers, at most `count`."""
-        found: list[WorkerId] = []
-        for _, _, worker in self._ordered:
-            if wanted(worker):
-                found.append(worker)
-                if len(found) == count:
-                    break
-        return found
+        return [*islice(filter(wanted.__contains__, map(_worker, self._ordered)), count)]
 
 
 @dataclass(slots=True)
@@ -129,7 +126,7 @@ class FleetLoads:
         """The worker without room at which most requests wait at home; None if none wait at any."""
         self._order_longest_homes()
         with_room = self._view.with_room
-        return next(iter(self._longest_homes.least(lambda worker: worker not in with_room, 1)), None)
+        return next((worker for _, _, worker in self._longest_homes if worker not in with_room), None)
 
     def least_loaded(
         self, workers: Mapping[WorkerId, object], besides: Mapping[WorkerId, object], count: int
@@ -138,7 +135,8 @@ class FleetLoads:
         self._take_changes()
         if len(workers) > FEW:
             self._order_homes()
-            return self._by_homes.least(lambda worker: worker in workers and worker not in besides, count)
+            found = self._by_homes.least(workers, count + len(besides))
+            return [worker for worker in found if worker not in besides][:count]
         keys = [self._homes_key(worker) for worker in workers if worker not in besides]
         return [worker for _, _, worker in nsmallest(count, keys)]
 

@@ -86,7 +86,11 @@ class Loads(RuleBasedStateMachine):
         else:
             self.add(worker)
 
-    @rule(few=st.sets(workers, max_size=4), besides=st.sets(workers, max_size=2), count=st.integers(1, 3))
+    @rule(
+        few=st.sets(workers, max_size=4),
+        besides=st.sets(st.sampled_from(WORKERS), max_size=3),
+        count=st.integers(1, 3),
+    )
     def least_loaded(self, few: set[WorkerId], besides: set[WorkerId], count: int) -> None:
         """Of few workers and of all."""
         for among in (dict.fromkeys(few & self.at_home.keys()), self.at_home):
