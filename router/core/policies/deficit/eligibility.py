@@ -39,7 +39,7 @@ OVERDUE, FRESH_AND_SPARSE, FRESH, SPARSE, ELIGIBLE = range(5)
 """The priority class of an eligible client: lower goes first."""
 PRIORITY_CLASSES: Final = ELIGIBLE + 1
 ROUND_ROBIN_CLASSES: Final = frozenset((OVERDUE, FRESH_AND_SPARSE))
-"""Classes in which the client whose last turn is the longest ago goes first."""
+"""Classes in which the client whose last turn is the longest ago goes first. They go before all others."""
 
 
 class Eligibility:
@@ -349,8 +349,11 @@ class Eligibility:
         """Mark the clients as overdue that are late for a turn, have nothing in flight and at most a small debt."""
         if not self._parameters.overdue_after:
             return
+        late = self._turns.pop_late(len(self._active.clients))
+        if not late:
+            return
         overdraft = max(self._parameters.overdraft, self._turn_overdraft if self.rounds is not None else 0.0)
-        for client in self._turns.pop_late(len(self._active.clients)):
+        for client in late:
             if self.rounds is not None and self._has_turn_ahead(client, self.rounds):
                 continue
             if client not in self.in_flight and self._deficits.quanta_short(client) <= overdraft:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from operator import itemgetter
 from typing import NamedTuple
 
 from router.core.model.commands import Deficit, PassedOver
@@ -28,6 +29,8 @@ from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 from router.core.policies.dlpm.longest_match import LongestMatchQueue, QueuesByClient, longest
 from router.core.policies.dlpm.refill_hold import AwaitingFirstToken, RefillHold
+
+_size = itemgetter(0)
 
 
 class SeenQueue(NamedTuple):
@@ -368,14 +371,17 @@ class DlpmHome(Policy):
         if last.class_changes != self._pool.class_changes or len(last.queues) != len(queues):
             return False
         new: list[Request] = []
-        for queue, seen in zip(queues, last.queues, strict=True):
-            if queue is not seen.queue or queue.changes != seen.changes or queue.pushes > seen.pushes + 1:
+        for queue, (known, changes, pushes) in zip(queues, last.queues, strict=True):
+            if queue is not known or queue.changes != changes or queue.pushes > pushes + 1:
                 return False
-            if queue.pushes > seen.pushes and queue.newest is not None:
+            if queue.pushes > pushes and queue.newest is not None:
                 new.append(queue.newest)
-        misfits = [(inputs.uncached_part(worker, each), each) for each in (*last.smallest.values(), *new)]
-        if any(needed <= room and self._view.admits(worker, request) for needed, request in misfits):
-            return False
+        misfits: list[tuple[int, Request]] = []
+        for each in (*last.smallest.values(), *new):
+            needed = inputs.uncached_part(worker, each)
+            if needed <= room and self._view.admits(worker, each):
+                return False
+            misfits.append((needed, each))
         if new:
             last.smallest = _smallest(misfits)
             last.queues = _seen(queues)
@@ -466,10 +472,9 @@ def _seen(queues: Iterable[LongestMatchQueue]) -> list[SeenQueue]:
     return [SeenQueue(queue, queue.changes, queue.pushes) for queue in queues]
 
 
-def _smallest(sizes: Iterable[tuple[int, Request]]) -> dict[str, Request]:
-    """Return the smallest request of each model: others may not go although they are smaller."""
-    found: dict[str, tuple[int, Request]] = {}
-    for size, request in sizes:
-        if request.model not in found or size < found[request.model][0]:
-            found[request.model] = size, request
-    return {model: request for model, (_, request) in found.items()}
+def _smallest(sizes: Collection[tuple[int, Request]]) -> dict[str, Request]:
+    """Return the smallest request of each model, of equals the first: others may not go although they are smaller."""
+    found: dict[str, Request] = {}
+    for _, request in sorted(sizes, key=_size):
+        found.setdefault(request.model, request)
+    return found

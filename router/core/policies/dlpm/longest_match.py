@@ -11,6 +11,7 @@ while a client's oldest request goes.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
 from router.core.model.commands import PassedOver
@@ -20,12 +21,13 @@ from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROB
 
 MAX_PASSED: Final = 8
 """The most requests that do not fit that one choice looks past."""
-LOOKS: Final = (1, 3, MAX_PASSED + 1)
+LOOKS: Final = (1, MAX_PASSED + 1)
 """How many requests a choice looks at, and then at how many, if none of them goes. Most often the first one does."""
 NO_TURN: Final = 1 << 160
 """Later than any turn, with or without rounds."""
 FEW_CHANGES: Final = 16
 """Up to this many new priority classes are taken in one by one; after more, a queue is looked through anew."""
+_own_order = attrgetter("order")
 
 
 class RequestRank(NamedTuple):
@@ -228,6 +230,8 @@ class LongestMatchQueue:
         """What was found when `leaders` were last sought."""
         self._leaders_sought = 0
         """How many were sought."""
+        self._leaders_asked = 0
+        """How many were asked for since."""
         self._leaders_at = 0
         """The changes of this queue until then."""
         self._classes_at = 0
@@ -325,12 +329,16 @@ class LongestMatchQueue:
     def leaders(self, count: int) -> Sequence[Leader]:
         """The first request of each eligible client, in the order in which they go, at most `count`.
 
-        They are kept: most looks come after events that change none of them.
+        They are kept: most looks come after events that change none of them. After another event, as many are sought as
+        were asked for before it: where the first one does not fit, it often does not fit then, either.
         """
         self._compare_new()
         if count > self._leaders_sought or not self._leaders_are_current():
-            self._leaders, self._leaders_sought = self._find_leaders(count), count
+            self._leaders_sought = max(count, self._leaders_asked)
+            self._leaders_asked = 0
+            self._leaders = self._find_leaders(self._leaders_sought)
             self._leaders_at, self._classes_at = self.changes, self._by_client.changes.count
+        self._leaders_asked = max(self._leaders_asked, count)
         return self._leaders[:count]
 
     def _leaders_are_current(self) -> bool:
@@ -350,13 +358,18 @@ class LongestMatchQueue:
     def _turns_are_current(self) -> bool:
         """Whether no leader has had a turn. Any other client that has had one comes later than before."""
         turn = self._turn
-        return turn is None or all(
-            order[0] not in ROUND_ROBIN_CLASSES or order[1] in (NO_TURN, turn(entry.request, order[2]))
-            for order, entry in self._leaders
-        )
+        if turn is not None:
+            for order, entry in self._leaders:
+                if order[0] not in ROUND_ROBIN_CLASSES:  # nor are those after it
+                    break
+                if order[1] not in (NO_TURN, turn(entry.request, order[2])):
+                    return False
+        return True
 
     def _find_leaders(self, count: int) -> list[Leader]:
-        """Find the first `count` leaders. Each is taken off its heap until the others are found."""
+        """Find the first `count` leaders. Each leaves its heap until the others are found, unless all are sought."""
+        if 1 < count >= len(self._client_queues):
+            return self._all_leaders()
         leaders: list[Leader] = []
         taken: list[tuple[int, ClientRank]] = []
         wanted = count
@@ -372,6 +385,16 @@ class LongestMatchQueue:
         for priority_class, first in taken:
             first[1].entry.client_queue.offered[priority_class] = first
             heappush(self._firsts[priority_class], first)
+        return leaders
+
+    def _all_leaders(self) -> list[Leader]:
+        leaders: list[Leader] = []
+        for client, client_queue in self._client_queues.items():
+            if (priority_class := self._priority_class(client)) is not None:
+                rank = client_queue.first
+                turn = self._turn_of(rank, priority_class)
+                leaders.append(Leader((priority_class, turn, rank.unmatched, rank.arrival), rank.entry))
+        leaders.sort(key=_own_order)
         return leaders
 
     def _compare_new(self) -> None:
