@@ -158,7 +158,7 @@ class HomePool:
     def choose_homes(self, request: Request, now: float) -> PooledRequest:
         """Choose the homes of a request that arrived now. Only `enter` lets it wait."""
         able = self._view.able(request)
-        tokens, _ = self._view.size_and_match(request)
+        tokens = self._view.input_tokens(request)
         chunk_tokens = tokens * CHUNK_BYTES / max(sum(map(_size, request.prompts)), 1)
         held = self._view.chunks_held(request, able)
         self._arrivals += 1
