@@ -192,7 +192,7 @@ class UnsavedHistory:
                     self._count(asked)
 
     def saved(self, messages: int) -> None:
-        """Forget what a saved state covers: the first so many messages of this front."""
+        """Forget what a saved state covers: the first `messages` messages of this front."""
         self._covered = messages
         while self._ended and self._ended[0].ended_with <= messages:
             del self._requests[self._ended.popleft()]

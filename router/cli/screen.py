@@ -140,12 +140,12 @@ class Pane(Generic[T]):
         self._sort([*rows.items()])
 
     def move(self, lines: int) -> None:
-        """Select another row, so many lines further down."""
+        """Select the row that is `lines` further down."""
         if self._rows:
             self._selected = self._rows[max(0, min(len(self._rows) - 1, self._position + lines))][0]
 
     def order_by(self, further: int) -> None:
-        """Order by another column, so many further to the right."""
+        """Order by the column that is `further` to the right."""
         self._ordered_by = (self._ordered_by + further) % len(self._columns)
         self._sort(self._rows)
 
@@ -228,7 +228,7 @@ class Screen:
             pane.move(moves[key])
 
     def render(self, height: int | None) -> RenderableType:
-        """Return what to draw on so many lines; with None, all that there is."""
+        """Return what to draw in `height` lines; with None, everything."""
         if self._report is None:
             return Text(self._error or f"asking {self._url} ...")
         parts: list[RenderableType] = [self._summary(self._report), Text("")]
@@ -289,7 +289,7 @@ def _flat(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]
 
 
 def print_frame(report: FairnessReport, url: str, width: int | None) -> None:
-    """Print all of a report, in so many columns; None for those of the terminal."""
+    """Print a whole report, `width` columns wide; None: as wide as the terminal."""
     screen = Screen(url)
     screen.show(report)
     Console(width=width, highlight=False).print(screen.render(None))

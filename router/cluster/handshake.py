@@ -88,7 +88,7 @@ def _mac(secret: bytes, side: bytes, asked: bytes, said: bytes) -> bytes:
 
 
 async def _receive(connection: socket.socket, count: int) -> bytes:
-    """Return exactly so many bytes: what comes after them belongs to what follows the handshake."""
+    """Receive exactly `count` bytes, as later ones do not belong to the handshake."""
     loop = asyncio.get_running_loop()
     received = b""
     while len(received) < count:

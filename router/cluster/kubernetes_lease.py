@@ -187,7 +187,7 @@ class KubernetesLease:
         return record
 
     async def renew(self, record: LeaderRecord, seconds: float) -> Renewal:
-        """Hold the lease for so many seconds more, and one. Raises nothing.
+        """Hold the lease for `seconds` and one second more, from now on. Raises nothing.
 
         A store that does not answer counts as one that has the lease.
         """
@@ -323,7 +323,7 @@ def _taken(lease: Lease | None, new: Lease, record: LeaderRecord) -> Lease:
 
 
 def _held(lease: Lease | None, new: Lease, record: LeaderRecord, seconds: int) -> Lease:
-    """Return the Lease of a leader that holds it for so many seconds more, or has lost it with the data of the API."""
+    """Return the Lease of a leader that holds it for `seconds` from now on, or lost it with the data of the API."""
     fields: dict[str, object] = {} if lease is not None else {"acquireTime": _now(), "leaseTransitions": 0}
     return _with(_annotated(lease or new, _notes(record)), **fields, **_holding(record, seconds))
 

@@ -101,7 +101,7 @@ class LeaseStore(Protocol):
         """Take the lease for a start. Returns the record with its epoch, above `floor`; None if another holds it."""
 
     async def renew(self, record: LeaderRecord, seconds: float) -> "Renewal":
-        """Hold the lease for so many seconds more. Raises nothing."""
+        """Hold the lease for `seconds` from now on. Raises nothing."""
 
     async def raise_epoch(self, record: LeaderRecord, epoch: int) -> None:
         """Store that there was this epoch, if the holder of this record leads."""
@@ -191,7 +191,7 @@ class Tenure:
         self.unreachable = False
         """Whether the store did not answer the last time."""
         self.over = False
-        """Whether another leads: this leader only serves the fronts that have not heard of it."""
+        """Whether another leads: this leader only serves the fronts that do not know of the other one yet."""
 
     def seconds_for(self, now: float) -> float:
         """Begin a renewal. Returns for how many seconds it is to hold the lease.

@@ -185,7 +185,7 @@ class ClusterStore:
         return None if found is None else LeaderRecord.decode(found.decode())
 
     async def renew(self, record: LeaderRecord, seconds: float) -> Renewal:
-        """Hold the lease for so many seconds more. Raises nothing."""
+        """Hold the lease for `seconds` from now on. Raises nothing."""
         given: list[str | int] = [record.encoded(), record.epoch, _milliseconds(seconds)]
         try:
             kept = await self._run(RENEW, [self._leader, self._epoch], given)

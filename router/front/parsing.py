@@ -58,7 +58,7 @@ class Sender(NamedTuple):
     headers: Mapping[bytes, bytes]
     address: str | None
     owner: str
-    """Whose turn it is to be parsed."""
+    """The owner in whose turn the body is parsed."""
 
 
 class BodyParser:

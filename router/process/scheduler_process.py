@@ -173,7 +173,7 @@ async def _running(
     last: Sequence[AbstractAsyncContextManager[object]],
     app: FastAPI,  # noqa: ARG001 - FastAPI's signature
 ) -> AsyncIterator[None]:
-    """Run all parts. The fronts come last and go first; but a run that takes over hears them before all else.
+    """Run all parts. Fronts come last and go first, but a run that takes over accepts their reports before all else.
 
     `entrances`: where the fronts come in; `first` and `last`: parts to enter before and after those of the scheduler's
     side.

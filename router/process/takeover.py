@@ -23,7 +23,7 @@ from router.process.scheduling import SavedRun, SchedulerSide
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 1.0
-"""Seconds in which the fronts must report. One that is later is heard all the same, but others are served meanwhile."""
+"""Seconds within which the fronts must report. A later report still counts, but others are served meanwhile."""
 FIRST_POLL_SECONDS: Final = 1.0
 """Seconds in which workers must answer that the state does not name."""
 

@@ -34,7 +34,7 @@ class Properties:
     """True if no worker with room idles while a request that would lose no cached prefix there waits for another
     worker."""
     follows_calls: bool = False
-    """True if the policy is told when each call begins, is answered and ends; False if that says nothing to it."""
+    """True if `call_began`, `answer_ended` and `call_ended` are to be called; False if the policy does not use them."""
 
 
 class Candidate(NamedTuple):

@@ -45,7 +45,7 @@ class RestartPauses:
         self._next = 0.0
 
     def after(self, seconds: float) -> float:
-        """Return the pause in seconds after a process that has run for so many seconds has died."""
+        """Return for how long to pause, in seconds, after the death of a process that ran for `seconds`."""
         if seconds >= STABLE_SECONDS:
             self._next = 0.0
         pause = self._next

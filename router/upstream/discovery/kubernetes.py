@@ -48,7 +48,7 @@ class KubernetesApi(NamedTuple):
     """File with the certificate of the authority of the API; None for the usual ones."""
 
     async def client(self, answer_seconds: float) -> httpx.AsyncClient:
-        """Return a client that waits so many seconds for an answer. Raises OSError if the certificate is unreadable."""
+        """Return a client with this timeout for each answer. Raises OSError if the certificate is unreadable."""
         verify: ssl.SSLContext | bool = True
         if self.certificate is not None:
             verify = await asyncio.to_thread(ssl.create_default_context, cafile=str(self.certificate))

@@ -72,7 +72,7 @@ class Poller:
             client.close()
 
     async def poll_once(self, workers: Collection[WorkerId], seconds: float) -> None:
-        """Poll these workers once, for at most so many seconds, before the context is entered."""
+        """Poll these workers once, for at most `seconds`, before the context is entered."""
         if not workers:
             return
         async with PollClient() as client:

@@ -113,8 +113,9 @@ class TurnOrder:
         return (place << CLOCK_BITS) + last
 
     def pop_late(self, active: int) -> list[ClientId]:
-        """The waiting clients that are late for a turn, with so many active clients. Each is late again only after as
-        many dispatches from now.
+        """The waiting clients that are late for a turn. Each is late again only after as many dispatches from now.
+
+        `active`: the number of active clients.
         """
         threshold = self.dispatches - self._overdue_after * active
         late: list[ClientId] = []

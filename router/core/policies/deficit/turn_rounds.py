@@ -28,8 +28,8 @@ class TurnRounds:
     def __init__(
         self, may_be_admitted: Callable[[ClientId], bool], on_admission_change: Callable[[ClientId], None]
     ) -> None:
-        """`may_be_admitted` returns whether a client in debt may take its turn of a round all the same, if it has one.
-        `on_admission_change` is called with each client that is admitted, or is no more.
+        """`may_be_admitted` returns whether a client may take its turn of a round although it is in debt.
+        `on_admission_change` is called with each client whose admission begins or ends.
         """
         self._may_be_admitted = may_be_admitted
         self._on_admission_change = on_admission_change

@@ -67,7 +67,7 @@ class WaitingIndex:
                 self._add_eligible_on(route, -1 if was_eligible else 1)
 
     def set_ready(self, client: ClientId, priority_class: int | None) -> None:
-        """Let a client that is not eligible go all the same, in this priority class; with None no more."""
+        """Let a client go in this priority class although it is not eligible; None ends that."""
         if client not in self.classes:
             if priority_class is not None:
                 self.ready[client] = priority_class
