@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.core.clients.shares import Shares
 from router.core.model.request import ClientId, GroupId, Request, RequestId, WorkerId
 from router.core.policies.deficit.deficits import ClientDeficits, DeficitTable, WorkerDeficits
-from router.core.policies.deficit.refill_schedule import RefillSchedule
+from router.core.policies.deficit.refills import RefillSchedule
 
 deficits_and_quanta = st.dictionaries(
     st.sampled_from("abcdef"), st.tuples(st.integers(-5000, 300), st.integers(1, 400)), min_size=1
