@@ -215,7 +215,7 @@ class PriceEntry(FileSection):
 def _prices(entries: tuple[PriceEntry, ...]) -> tuple[PriceEntry, ...]:
     days = [entry.since for entry in entries]
     if len(set(days)) < len(days):
-        raise ValueError("two prices hold from the same day on; give each its `since`")
+        raise ValueError("two prices begin on the same day; give each its own `since`")
     return entries
 
 

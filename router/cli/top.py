@@ -114,4 +114,4 @@ async def _read(http: httpx.AsyncClient) -> FairnessReport:
     try:
         return _REPORT.validate_json(answer.content)
     except ValidationError:
-        raise ConfigError(f"{http.base_url} is not this router, or one of another version") from None
+        raise ConfigError(f"{http.base_url} is not this router, or is another version of it") from None

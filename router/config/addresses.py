@@ -43,7 +43,7 @@ def root_url(url: str) -> str:
 def name_url(url: str) -> str:
     """Return the URL as `root_url` does. Raises ValueError for https."""
     if (root := root_url(url)).startswith("https"):
-        raise ValueError("a certificate names a host, not its addresses; only http:// can be looked up")
+        raise ValueError("only http:// can be looked up, because a certificate names a host and not its addresses")
     return root
 
 
@@ -100,7 +100,7 @@ def bearer_key(key: SecretStr | None) -> SecretStr | None:
     the key when they do. Words with spaces between them are sent by all.
     """
     if key is not None and not re.fullmatch(r"[!-~](?:[ -~]*[!-~])?", key.get_secret_value()):
-        raise ValueError("a key must be of ASCII characters, without the line end of a file or spaces around it")
+        raise ValueError("a key has only ASCII characters, and no spaces or line ends around it")
     return key
 
 

@@ -440,9 +440,9 @@ class Settings(PolicyGroups):
     @model_validator(mode="after")
     def _has_fitting_ports(self) -> "Settings":
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert: it and tls_key need each other; one is not set")
+            raise ValueError("tls_cert: set it together with tls_key; one of them is missing")
         if self.admin_host is not None and self.admin_port is None:
-            raise ValueError("admin_host: it is the address of admin_port, which is not set")
+            raise ValueError("admin_host: it needs admin_port, which is not set")
         if self.admin_port and self.admin_port == self.port:
             raise ValueError("admin_port: it is the same as port")
         return self
@@ -464,22 +464,28 @@ class Settings(PolicyGroups):
         if self.cluster is None:
             return self
         if self.leads_by_kubernetes != (self.cluster_store is not None):
-            raise ValueError("cluster_store: cluster kubernetes needs it, as a Lease holds no state, and no other does")
+            raise ValueError(
+                "cluster_store: set it with cluster kubernetes, as a Lease holds no state, and with no other"
+            )
         if self.leads_by_kubernetes and not re.fullmatch(LEASE_NAME, urlsplit(self.store_url).path.strip("/")):
-            raise ValueError("cluster_store: in Kubernetes a name has only small letters, digits, dots and dashes")
+            raise ValueError(
+                "cluster_store: in Kubernetes, a name has only lower-case letters, digits, dots and dashes"
+            )
         if self.state is not None:
-            raise ValueError("state: the state of a cluster is in its store, not in a folder")
+            raise ValueError("state: a cluster keeps its state in its store, not in a folder")
         host = urlsplit(f"//{self.cluster_address}").hostname or ""
         if self.cluster_secret_file is None and not is_loopback(host):
-            raise ValueError("cluster_address: others can reach it, so cluster_secret_file is needed")
+            raise ValueError("cluster_address: it is not a loopback address, so cluster_secret_file is needed")
         if len({path is None for path in (self.cluster_tls_cert, self.cluster_tls_key, self.cluster_tls_ca)}) > 1:
-            raise ValueError("cluster_tls_cert: it, cluster_tls_key and cluster_tls_ca need each other; one is not set")
+            raise ValueError(
+                "cluster_tls_cert: set it together with cluster_tls_key and cluster_tls_ca; one is missing"
+            )
         return self
 
     @model_validator(mode="after")
     def _knows_clients(self) -> "Settings":
         if self.clients is not None and not {IdentitySource.KEY, IdentitySource.HEADER} & set(self.identity):
-            raise ValueError("clients: no client could be identified, because identity has neither key nor header")
+            raise ValueError("clients: it needs key or header in identity, or no client could be identified")
         return self
 
     def workers(self) -> tuple[WorkerAddress, ...]:

@@ -191,7 +191,7 @@ async def _state(settings: Settings, store: ClusterStore) -> SavedState | None:
     try:
         left = stored_state(await store.load())
     except StoreUnreachable as error:
-        raise ConfigError(f"the cluster's store does not give its state: {error}") from None
+        raise ConfigError(f"the state in the cluster's store cannot be read: {error}") from None
     except ValueError as error:
         log.error("the state in the cluster's store is not used: %s", error)
         return None

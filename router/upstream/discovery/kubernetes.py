@@ -78,7 +78,7 @@ def kubernetes_api(
         return KubernetesApi(url, namespace or "default")
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        raise ConfigError(f"{setting}: this is no pod of Kubernetes; set kubernetes_api to an URL")
+        raise ConfigError(f"{setting}: this process is not in a Kubernetes pod; set kubernetes_api to a URL")
     try:
         own = namespace or (folder / "namespace").read_text("utf-8").strip()
     except OSError as error:
