@@ -150,73 +150,76 @@ class Settings(PolicyGroups):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """TCP port to listen on; 0 picks a free one."""
     admin_port: Annotated[int | None, Field(ge=0, le=65535)] = None
-    """TCP port for operators alone: metrics, /fairness, /sessions, /workers, /explain, the page /ui and the operator
-    API are then served there and nowhere else, the first five without a key. 0 picks a free one. Without it they are at
-    `port`, and need `admin_key` if `host` is not a loopback address."""
+    """TCP port for operators only. Metrics, /fairness, /sessions, /workers, /explain, the page /ui and the operator API
+    are then served there and nowhere else, and the first five need no key. 0 picks a free one. Without this port they
+    are at `port`, and need `admin_key` unless `host` is a loopback address."""
     admin_host: str | None = None
-    """Address of `admin_port`; by default that of `host`."""
+    """Address on which `admin_port` listens; by default that of `host`."""
     tls_cert: Path | None = None
-    """PEM file with the certificate of the router, and those that lead to a known one: all ports serve https. It is
-    read again when it changes."""
+    """PEM file with the router's certificate and its chain of intermediate certificates. All ports then serve https. It
+    is reloaded when it changes."""
     tls_key: Path | None = None
     """PEM file with the private key of `tls_cert`."""
     processes: Annotated[PositiveInt | Literal["auto"], number_or("auto")] = 1
-    """Processes that serve: 1 does everything in one; from 2 on, one schedules and the others are fronts, which accept
+    """Number of processes. 1: one does everything. 2 or more: one schedules and the others are fronts, which accept
     clients and relay answers. auto: one for each core. Each front has an equal part of the limits on connections and
     held bytes."""
     cluster: Annotated[SecretStr | None, AfterValidator(cluster_lease)] = None
-    """Share clients and workers with other routers as one fair router: valkey://HOST:PORT/NAME or redis://, with TLS
-    valkeys:// or rediss://, where NAME is that of the cluster. One of its replicas schedules for all. With a password
-    in it, prefer the environment or the file to a flag. kubernetes: a Lease in the pod's namespace says which one."""
+    """Share clients and workers with other routers, as one fair router. valkey://HOST:PORT/NAME or
+    redis://HOST:PORT/NAME (with TLS valkeys:// or rediss://): the store, and the name of the cluster. One replica
+    schedules for all of them. If the URL has a password, set it in the environment or the file, not as a flag.
+    kubernetes: a Lease in the pod's namespace elects that replica."""
     cluster_store: Annotated[SecretStr | None, AfterValidator(cluster_url)] = None
-    """With `cluster` kubernetes: the store of the state, valkey://HOST:PORT/NAME as above. NAME is also the Lease's."""
+    """With `cluster` kubernetes: the store of the state, valkey://HOST:PORT/NAME as above. The Lease is called NAME,
+    too."""
     cluster_address: Annotated[str, AfterValidator(host_and_port)] = "127.0.0.1:0"
     """HOST:PORT at which the fronts of other replicas reach the scheduler of this one while it leads."""
     cluster_secret_file: Path | None = None
-    """File with a secret that all replicas of the cluster have. By it they know each other; without it,
+    """File with a secret that all replicas of the cluster share, and by which they authenticate each other. Without it,
     `cluster_address` must be a loopback address."""
     cluster_tls_cert: Path | None = None
-    """PEM file with the certificate of this replica, and those that lead to `cluster_tls_ca`: replicas then encrypt
-    what they tell each other, and accept nobody without such a certificate. It is read again for each connection."""
+    """PEM file with this replica's certificate and its chain up to `cluster_tls_ca`. Replicas then encrypt their
+    connections and accept only peers with such a certificate. It is read again for each connection."""
     cluster_tls_key: Path | None = None
     """PEM file with the private key of `cluster_tls_cert`."""
     cluster_tls_ca: Path | None = None
-    """PEM file with the certificate of the authority of this cluster, which must sign nothing but its replicas."""
+    """PEM file with the certificate of the cluster's own authority, which must sign nothing but its replicas."""
     worker: Annotated[tuple[WorkerAddress, ...], AfterValidator(distinct)] = ()
     """URL of a vLLM or SGLang server; repeatable. In YAML also {url, api_key, id, kv_events, kv_replay, kv_topic, rank,
     group, role}."""
     prefill: tuple[WorkerAddress, ...] = ()
-    """URL of a worker that computes prompts and hands them to decode workers; repeatable. A model with such workers has
-    its requests computed in two parts. In YAML an entry can be as in `worker`."""
+    """URL of a worker that computes prompts and hands them to decode workers; repeatable. The requests for a model with
+    such workers are computed in two parts. In YAML, entries can have the form of those of `worker`."""
     decode: tuple[WorkerAddress, ...] = ()
-    """URL of a worker that computes answers to the prompts of prefill workers; repeatable. In YAML an entry can be as
-    in `worker`."""
+    """URL of a worker that computes the answers to prompts from prefill workers; repeatable. In YAML, entries can have
+    the form of those of `worker`."""
     handoff_seconds: Annotated[float, Field(ge=1)] = 20.0
-    """Greatest age of a prefilled prompt that is sent to a decode worker; then it is prefilled again. At least 5 s less
-    than the lease of the prefill workers (vLLM: kv_lease_duration, 30 s), after which vLLM answers with wrong text."""
+    """Maximum age in seconds of a prefilled prompt when it is sent to a decode worker; an older one is prefilled again.
+    Keep it at least 5 s below the lease of the prefill workers (vLLM: kv_lease_duration, 30 s): after that, vLLM
+    answers with wrong text."""
     pd_fallback: bool = True
-    """Let decode workers compute whole requests while a model has no living prefill worker. If not, its requests are
-    refused. SGLang's decode servers cannot."""
+    """Let decode workers compute whole requests while a model has no living prefill worker; otherwise its requests are
+    refused. SGLang's decode servers cannot compute whole requests."""
     connector: Literal["nixl", "mooncake"] = "nixl"
-    """What carries KV caches between the vLLM workers that compute prompts and those that compute answers. In YAML a
-    worker's entry can say it, too, and the `bootstrap_port` of one that computes prompts (Mooncake: 8998)."""
+    """What transfers KV caches between vLLM's prefill and decode workers. In YAML, a worker's entry can set it for that
+    worker, and with Mooncake also the `bootstrap_port` of a prefill worker (8998)."""
     worker_api_key: Annotated[SecretStr | None, Field(min_length=1), AfterValidator(bearer_key)] = None
     """API key sent to workers that have no key of their own. Prefer the environment or the file to a flag."""
     alias: Annotated[tuple[Annotated[str, AfterValidator(alias_pair)], ...], AfterValidator(one_model_each)] = ()
     """Additional name for a model, as NAME=MODEL; repeatable. Workers receive the model's own name."""
     worker_dns: tuple[Annotated[str, AfterValidator(name_url)], ...] = ()
-    """URL such as http://vllm:8000 whose host name has one address per worker; repeatable. A worker whose
-    address is gone is drained."""
+    """URL such as http://vllm:8000 whose host name has one address per worker; repeatable. A worker is drained when its
+    address disappears."""
     worker_kubernetes: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Selector such as app=vllm of the labels of a headless Service of Kubernetes, each ready pod of which is a worker;
-    repeatable. Its port named http counts, else its first. The router watches the EndpointSlices."""
+    """Label selector, such as app=vllm, of headless Services in Kubernetes; repeatable. Each of their ready pods is a
+    worker, at the Service's port named http, else at its first port. The router watches the EndpointSlices."""
     kubernetes_api: Annotated[str, AfterValidator(root_url)] | None = None
-    """URL of the API of Kubernetes, such as that of kubectl proxy; by default the one that a pod is given."""
+    """URL of the Kubernetes API, such as that of a kubectl proxy; by default the one that the pod is given."""
     kubernetes_namespace: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,63}$")] | None = None
-    """Namespace of the Services of `worker_kubernetes`; by default the router's own."""
+    """Namespace of the Services that `worker_kubernetes` selects; by default the router's own."""
     workers_file: Path | None = None
-    """YAML file with a list of workers, in the form of `worker`. It is read again when it changes: a worker that is
-    gone is drained, and a file with a mistake changes nothing."""
+    """YAML file with a list of workers, in the form of `worker`. It is reloaded when it changes: a worker that it no
+    longer lists is drained, and a file with a mistake changes nothing."""
     ranks: Annotated[Literal["auto", "off"] | PositiveInt, number_or("auto", "off")] = "auto"
     """Data-parallel ranks behind each URL, each of which is a worker. auto: as the engine reports. off: a URL is one
     worker, and its engine chooses the rank."""
@@ -244,24 +247,26 @@ class Settings(PolicyGroups):
     """Seed of the random numbers that policies draw."""
 
     window: Literal["learned", "fixed", "off"] = "learned"
-    """Admission window of each worker. learned: as little in flight as keeps the engine busy, learned from its answers
+    """Admission window of each worker. learned: the smallest load that keeps the engine busy, learned from its answers
     and metrics. fixed: `max_inflight` and `max_unstarted_tokens`. off: no limit, so the engine alone orders
     requests."""
     max_inflight: PositiveInt = 1024
-    """Requests in flight at one worker, at most."""
+    """Maximum number of requests in flight at one worker."""
     max_unstarted_tokens: PositiveInt = 16384
-    """Uncached input tokens, at most, of the requests in flight at one worker that have no first token yet."""
+    """Maximum number of uncached input tokens, summed over those requests in flight at one worker that have no first
+    token yet."""
     max_queued: NonNegativeInt = 5000
-    """Requests that wait in the router, at most. Beyond it, the client with most waiting for its weight is refused
-    (429)."""
+    """Maximum number of requests that wait in the router. Beyond it, a request of the client with the most waiting
+    requests relative to its weight is refused (429)."""
     max_queued_bytes: PositiveInt = 256 * 1024 * 1024
-    """Bytes of the bodies of all waiting requests, at most; beyond it as with `max_queued`."""
+    """Maximum size in bytes of the bodies of all waiting requests. Beyond it, requests are refused as with
+    `max_queued`."""
     max_queued_per_client: NonNegativeInt = 0
-    """Waiting requests of one client, at most, however few others wait; 0 for no limit per client."""
+    """Maximum number of waiting requests of one client, even if nobody else waits; 0: no such limit."""
     max_queued_bytes_per_client: NonNegativeInt = 0
-    """Bytes of the bodies of one client's waiting requests, at most; 0 for no limit per client."""
+    """Maximum size in bytes of the bodies of one client's waiting requests; 0: no such limit."""
     queue_ttl: PositiveFloat = 300.0
-    """Seconds that a request can wait in the router before it is refused (429)."""
+    """Seconds for which a request can wait in the router before it is refused (429)."""
 
     sessions: Literal["off", "labels", "prefix", "both"] = "off"
     """Admit agent sessions to the KV cache of the fleet, so that their contexts do not evict each other. labels: calls
@@ -284,22 +289,25 @@ class Settings(PolicyGroups):
     session_fill: Annotated[float, Field(gt=0, le=1)] = 0.92
     """Share of each worker's KV cache in which sessions get places. Their contexts can grow beyond it."""
     session_idle: NonNegativeFloat = 40.0
-    """Seconds without a call after which a session gives way to any that waits; fewer if its worker has no work."""
+    """Seconds without a call after which a session gives way to any session that waits; fewer if its worker has no
+    work."""
     session_idle_after_turn: NonNegativeFloat = 5.0
-    """The same after an answer that ended the turn instead of asking for a tool, or after a session's only call."""
+    """The same as `session_idle` after an answer that ended the turn instead of asking for a tool, or after a session's
+    only call."""
     session_turn: NonNegativeFloat = 2.0
     """Turn of a session, as a multiple of what its context costs to compute. After it, the session gives way to one of
     a client with less service; before, to one of a client with far less."""
     session_growth: NonNegativeInt = 2000
-    """Tokens reserved for a session beside its context."""
+    """Tokens reserved for a session in addition to its context."""
     session_grace: NonNegativeInt = 4000
     """Calls with fewer input tokens belong to no session."""
     session_limit: PositiveInt = 20_000
-    """Sessions that are remembered; those without a call and without room in a KV cache are forgotten first."""
+    """Maximum number of sessions that are remembered. Those without a call and without a place in a KV cache are
+    forgotten first."""
     client_limit: PositiveInt = 1000
-    """Idle clients whose full record is kept. For twenty times as many more, only their debt is kept."""
+    """Number of idle clients whose full record is kept. Of twenty times as many others, only the debt is kept."""
     admin_key: Annotated[SecretStr | None, Field(min_length=16), AfterValidator(bearer_key)] = None
-    """Bearer token of the operator API, 16 characters or more. Without it, the operator API is off."""
+    """Bearer token of the operator API, at least 16 characters. Without it, the operator API is off."""
     admin_on_public: bool = False
     """Serve the operator API at `port` even if `host` is not a loopback address."""
     identity: Annotated[tuple[IdentitySource, ...], Field(min_length=1)] = DEFAULT_ORDER
@@ -309,22 +317,23 @@ class Settings(PolicyGroups):
     trusted_proxy: tuple[Annotated[str, AfterValidator(network)], ...] = LOOPBACK
     """Address, or network such as 10.0.0.0/8, from which `trusted_header` is accepted; repeatable."""
     clients: Path | None = None
-    """YAML file with keys, weights and limits of clients and groups (see `d2lpm keys`), read again when it
-    changes. Without it, keys name clients but are not checked."""
+    """YAML file with keys, weights and limits of clients and groups (see `d2lpm keys`), reloaded when it changes.
+    Without it, keys name clients but are not checked."""
     usage_days: PositiveInt = 62
-    """Days (UTC) for which usage is kept by client and model, for /v1/usage and the operator's /usage."""
+    """Number of days (UTC) for which usage is kept by client and model, for /v1/usage and the operator's /usage."""
     isolate: Literal["none", "client", "group"] = "none"
-    """Keep the cached prefixes of each client, or of each group, apart, so that timing does not reveal what others
-    sent. Prefixes are then shared only within a client or group."""
+    """Keep the cached prefixes of each client or each group apart, so that nobody can infer from response times what
+    others sent. Prefixes are then shared only within a client or group."""
 
     hash_secret: Annotated[SecretStr | None, Field(min_length=16)] = None
-    """Key of the prompt hashes, 16 characters or more. By default it is read from `state`, or drawn at random."""
+    """Key of the prompt hashes, at least 16 characters. By default it is read from `state`, or drawn at random."""
     prefix_limit: PositiveInt = 4_000_000
-    """Chunks of prompt text in the prefix tree, over all workers; the least recently used are removed first."""
+    """Maximum number of chunks of prompt text in the prefix tree, over all workers. The least recently used are removed
+    first."""
     kv_tokens_default: PositiveInt = 400_000
-    """Tokens assumed for the prefix cache of a worker whose engine does not report its size."""
+    """Size in tokens assumed for the prefix cache of a worker whose engine does not report it."""
     min_match_tokens: NonNegativeInt = 64
-    """Tokens below which a common prefix counts as no match."""
+    """A common prefix of fewer tokens than this counts as no match."""
     kv_events: Literal["auto", "off"] = "auto"
     """Follow the KV events of workers that publish them, so that their cache contents are known exactly."""
     tokenizer: Path | None = None
@@ -334,95 +343,99 @@ class Settings(PolicyGroups):
     """Seconds that tokenizing a prompt can take before the prompt is matched by its bytes instead."""
 
     body_limit: PositiveInt = 16 * 1024 * 1024
-    """Bytes of a request body, at most; a longer one is refused (413)."""
+    """Maximum size in bytes of a request body; a longer one is refused (413)."""
     max_held_bytes: PositiveInt = 256 * 1024 * 1024
-    """Bytes held for all clients, at most: bodies until their calls end, and answers not yet sent or read. One client
-    (one address where keys are not checked) can hold as much as is left free; beyond it, that client is refused (429),
-    or the call is refused (503) if no client holds too much."""
+    """Maximum number of bytes held for all clients: bodies until their calls end, and answers that are not yet sent or
+    read. One client (one address where keys are not checked) can hold at most as much as is left free. Beyond that, the
+    client is refused (429), or any call is refused (503) if no client holds too much."""
     header_limit: Annotated[int, Field(ge=256)] = 64 * 1024
-    """Bytes of a request's request line and headers, at most; more are refused (431)."""
+    """Maximum size in bytes of the request line and headers of a request; more are refused (431)."""
     url_limit: Annotated[int, Field(ge=64)] = 8 * 1024
-    """Bytes of a URL, at most; a longer one is refused (414)."""
+    """Maximum size in bytes of a URL; a longer one is refused (414)."""
     header_timeout: PositiveFloat = 10.0
-    """Seconds in which the headers of a request must be complete, from the connection or from their first byte on."""
+    """Seconds within which the headers of a request must be complete, counted from the connection or from their first
+    byte."""
     body_timeout: PositiveFloat = 30.0
-    """Seconds in which a request body must be complete, extended while it arrives at 16 KiB per second or more."""
+    """Seconds within which a request body must be complete, extended while it arrives at 16 KiB per second or more."""
     write_timeout: PositiveFloat = 60.0
-    """Seconds for which a client can fail to read its answer before the connection is closed."""
+    """Seconds after which a connection is closed if its client reads nothing of its answer."""
     keep_alive: PositiveFloat = 75.0
-    """Seconds for which a client's idle connection stays open."""
+    """Seconds for which an idle client connection stays open."""
     max_connections: PositiveInt = 10_000
-    """Client connections, at most. Beyond it, an idle connection of the address with most of them is closed."""
+    """Maximum number of client connections. Beyond it, an idle connection of the address with the most connections is
+    closed."""
     max_connections_per_address: NonNegativeInt = 0
-    """Connections of one address, at most; 0 for no limit per address, as behind a proxy."""
+    """Maximum number of connections of one address; 0: no such limit, as is needed behind a proxy."""
     heartbeat: NonNegativeFloat = 15.0
-    """Seconds between the comments sent to a streaming client that waits; 0 for none."""
+    """Seconds between the comments that are sent to a streaming client while it waits; 0: none are sent."""
     response_headers: bool = True
     """Add headers to each answer that name its worker and how the request was placed."""
     poll_interval: PositiveFloat = 0.5
     """Seconds between two polls of a worker's health and metrics."""
     connect_timeout: PositiveFloat = 5.0
-    """Seconds in which a worker must accept a connection."""
+    """Seconds within which a worker must accept a connection."""
     first_token_timeout: NonNegativeFloat = 120.0
-    """Seconds to the first token after which a request goes to another worker, or ten times the worker's recent maximum
-    if that is longer; 0 for no limit."""
+    """Seconds to wait for the first token before a request is sent to another worker; ten times the worker's recent
+    maximum if that is longer. 0: no limit."""
     token_timeout: NonNegativeFloat = 30.0
-    """Seconds without a token after which another worker continues a stream, or a hundred times the worker's time
-    between tokens if that is longer; 0 for no limit."""
+    """Seconds to wait for the next token before another worker continues a stream; a hundred times the worker's time
+    between tokens if that is longer. 0: no limit."""
     silence_timeout: NonNegativeFloat = 5.0
-    """Seconds in which a worker with requests in flight must send anything, even an answer to a poll, or three times
-    the expected prefill if that is longer. A silent worker is sent nothing until it answers again; 0 for no limit."""
+    """Seconds within which a worker with requests in flight must send something, if only an answer to a poll; three
+    times the expected prefill time if that is longer. A silent worker gets no requests until it answers again. 0: no
+    limit."""
     tries: PositiveInt = 3
-    """Workers that a failing request is sent to, at most; 1 for no retry."""
+    """Maximum number of workers that a failing request is sent to; 1: no retries."""
     retry_budget: NonNegativeFloat = 0.1
-    """Retries per request, over all clients. Beyond it, a failure is passed to the client."""
+    """Retries allowed per request, over all clients. Beyond it, the client receives the failure."""
     retry_floor: NonNegativeInt = 10
-    """Retries allowed in any 10 s, whatever `retry_budget` says."""
+    """Retries that are allowed in any 10 s, even beyond `retry_budget`."""
     continuation: Literal["ids", "text", "off"] = "ids"
-    """How another worker continues a stream whose worker failed. ids: from the token ids so far, else from the text.
-    text: from the text. off: it does not, and the client receives the error."""
+    """How another worker continues a stream whose worker failed. ids: from the token ids so far, or else from the text.
+    text: from the text. off: not at all; the client receives the error."""
     breaker_failures: NonNegativeInt = 5
-    """Failures among a worker's last 20 calls, and at least half of them, that open its circuit breaker; 0 for
-    never."""
+    """A worker's circuit breaker opens once this many of its last 20 calls failed, if these are at least half of them;
+    0: never."""
     breaker_cooldown: PositiveFloat = 5.0
-    """Seconds for which a circuit breaker stays open the first time; then one request tries the worker."""
+    """Seconds for which a circuit breaker stays open at first. Then a single request tries the worker."""
 
     stored_responses: NonNegativeInt = 20_000
-    """Stored responses (/v1/responses) whose worker and client are remembered. Beyond it, the client with most of them
-    loses its oldest."""
+    """Maximum number of stored responses (/v1/responses) whose worker and client are remembered. Beyond it, the oldest
+    one of the client with the most is forgotten."""
     strict: bool = False
-    """Refuse (400) a call whose body chooses what the router chooses, such as a rank, instead of dropping that
-    field."""
+    """Refuse (400) a call whose body sets what the router decides, such as a rank. By default, that field is
+    dropped."""
     background_responses: bool = False
-    """Serve `background` responses, which engines compute after they have answered. They count against the client's
-    limits and bill until they are computed."""
+    """Serve `background` responses, which an engine goes on to compute after it has answered. They count against the
+    client's limits and bill until they are computed."""
 
     drain_timeout: NonNegativeFloat = 25.0
-    """Seconds in which requests in flight can end after SIGTERM or Ctrl-C, while new ones are refused. A second signal
+    """Seconds that requests in flight have to end after SIGTERM or Ctrl-C, while new ones are refused. A second signal
     ends them at once."""
     drain_delay: NonNegativeFloat = 0.0
-    """Seconds after SIGTERM or Ctrl-C in which new requests are still accepted, while /ready says 503 already, so that
-    load balancers notice before any is refused. `drain_timeout` begins after it."""
+    """Seconds after SIGTERM or Ctrl-C during which new requests are still accepted, while /ready already says 503, so
+    that load balancers notice before any is refused. `drain_timeout` begins after it."""
     state: Path | None = None
-    """Directory for what survives a restart: deficits, service, cache contents and the key of the prompt hashes.
-    Without it, nothing survives."""
+    """Folder for what survives a restart: deficits, service, cache contents and the key of the prompt hashes. Without
+    it, nothing survives."""
     state_interval: PositiveFloat = 5.0
-    """Seconds between two saves of the state; it is also saved at the end."""
+    """Seconds between two saves of the state, which is also saved when the router stops."""
     state_fresh: PositiveFloat = 600.0
-    """Seconds after which a saved state is too old to be restored; the usage of past days is restored all the same."""
+    """Seconds after which a saved state is too old to be restored. The usage of past days is restored whatever its
+    age."""
     journal: Path | None = None
     """File to which every scheduling decision is appended, for `d2lpm replay`. It contains the key of the prompt
     hashes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest severity of the messages on standard error."""
     log_format: Literal["text", "json"] = "text"
-    """Format of these messages: lines of text, or one JSON object each."""
+    """Format of log messages: lines of text, or one JSON object each."""
     access_log: bool = False
-    """Log every call when it has ended: its client, model, worker, tokens, times and outcome. Calls that failed or were
-    refused are warnings, so `log_level` warning logs only these."""
+    """Log every call when it ends: client, model, worker, tokens, times and outcome. Calls that failed or were refused
+    are warnings, so that `log_level` warning logs only these."""
     otel: bool = False
-    """Send traces of calls, and metrics of the GenAI conventions, to an OpenTelemetry collector, by OTLP over HTTP. The
-    standard variables say where it is and what share of the calls is traced: OTEL_EXPORTER_OTLP_ENDPOINT, and so on.
+    """Send traces of calls, and metrics by the GenAI conventions, to an OpenTelemetry collector, by OTLP over HTTP. The
+    standard variables (OTEL_EXPORTER_OTLP_ENDPOINT and so on) set its address and the share of calls that is traced.
     Needs the extra otel."""
 
     @model_validator(mode="after")

@@ -65,7 +65,7 @@ class BrhParameters(BalanceRouteParameters):
     refresh: int = 8
     """A running answer's end is predicted anew after this many tokens."""
     gate: float = 0.5
-    """The least probability of ending within the horizon with which an answer is predicted to."""
+    """Predict that an answer ends within the horizon if the probability of that is at least this."""
 
     def __post_init__(self) -> None:
         BalanceRouteParameters.__post_init__(self)
@@ -82,11 +82,11 @@ class DlpmBalanceParameters(DlpmHomeParameters):
     """DLPM from one pool, with balance among ranks that step together."""
 
     cached_first: bool = False
-    """While many clients wait, let them take turns in rounds. Among ranks that step together the last turns decide
-    all the same."""
+    """While many clients wait, let them take turns in rounds. Among ranks that step together, requests still go in the
+    order of their clients' last turns."""
     patience: int = 64
-    """How often other requests may go ahead of one that may go, before it goes next, to the lightest rank, or room is
-    kept for it."""
+    """How many other requests may go ahead of one that could go. After that it goes next, to the lightest rank, or room
+    is kept for it."""
     candidates: int = 16
     """How many of the oldest requests that may go are compared. Higher: better balance, longer waits."""
     beta: float = 48.0
