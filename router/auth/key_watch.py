@@ -49,7 +49,7 @@ class KeyWatch(PeriodicTask):
             except ConfigError as error:
                 if not goes_on:
                     raise
-                log.error("%s; no client is known until it is mended", " ".join(str(error).split()))
+                log.error("%s; no client is known until the file is corrected", " ".join(str(error).split()))
 
     async def reload_if_changed(self) -> None:
         """Reload the file if it has changed."""

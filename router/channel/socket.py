@@ -137,7 +137,7 @@ class ChannelEnd(asyncio.Protocol):
                     return
                 self._take(payload)
         except ValueError as error:
-            log.error("the channel is cut, because what arrived is no message: %s", error)
+            log.error("closing the channel, because it received an invalid message: %s", error)
             self.abort()
 
     def _take(self, payload: bytes) -> None:
@@ -354,7 +354,7 @@ class HostEnd(ChannelEnd):
         """Send what was written in this turn, or give up a front that has left too much unread."""
         super().flush()
         if self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            log.error("a front does not read what the scheduler sends; its channel is cut")
+            log.error("a front does not read the scheduler's messages; closing its channel")
             self.abort()
 
     @property

@@ -235,7 +235,7 @@ class UnsavedHistory:
 
     def _drop_oldest(self) -> None:
         """Drop the oldest half of the ended requests, because no state has been saved for long."""
-        log.error("the scheduler saves no state; should it die now, what %d calls used is lost", len(self._ended) // 2)
+        log.error("the scheduler saves no state: if it dies now, the usage of %d calls is lost", len(self._ended) // 2)
         for _ in range(len(self._ended) // 2):
             del self._requests[self._ended.popleft()]
 

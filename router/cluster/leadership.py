@@ -129,26 +129,26 @@ class Leadership(PeriodicTask):
         try:
             await self._store.release(self._tenure.record)
         except StoreUnreachable as error:
-            log.warning("the lease is not given up, it will end by itself: %s", error)
+            log.warning("the lease could not be released and will expire: %s", error)
 
     async def _raise(self, epoch: int) -> None:
         try:
             await self._store.raise_epoch(self._tenure.record, epoch)
         except StoreUnreachable as error:
-            log.warning("epoch %d is not stored: %s", epoch, error)
+            log.warning("epoch %d could not be stored: %s", epoch, error)
 
     async def _look_who_waits(self) -> None:
         try:
             self._waiting = sorted(await self._store.waiting())
         except StoreUnreachable as error:
-            log.warning("it is not known which replicas wait: %s", error)
+            log.warning("the waiting replicas could not be read: %s", error)
 
     async def _run_once(self) -> None:
         was_unreachable = self._tenure.unreachable
         if self._tenure.renews(time.monotonic()):
             await self._renew(self._tenure.seconds_for(time.monotonic()))
         if self._tenure.unreachable and not was_unreachable:
-            log.error("the cluster's store does not answer; this replica goes on to serve its fronts")
+            log.error("the cluster's store does not answer; this replica goes on serving its fronts")
         if was_unreachable and not self._tenure.unreachable:
             log.warning("the cluster's store answers again")
         if self._tenure.over:
@@ -159,7 +159,7 @@ class Leadership(PeriodicTask):
     async def _renew(self, seconds: float) -> None:
         if seconds > self._seconds:
             log.warning(
-                "the lease lasts %.1f s for now: it is renewed too late, as this machine or the store is busy", seconds
+                "the lease now lasts %.1f s: it was renewed too late, as this machine or the store is busy", seconds
             )
         self._seconds = seconds
         self._tenure.answered(await self._store.renew(self._tenure.record, seconds))

@@ -210,7 +210,7 @@ def not_too_old(state: SavedState, max_age: float, now: float, where: str) -> Sa
     age = now - state.header.saved
     if age <= max_age:
         return state
-    log.warning("%s: not loaded but for the usage of past days, it is %.0f s old", where, age)
+    log.warning("%s: %.0f s old, too old to be restored, except for the usage of past days", where, age)
     usage: list[Piece] = [piece for piece in state.pieces if isinstance(piece, UsageRows)]
     return SavedState(state.header, usage, too_old=True)
 

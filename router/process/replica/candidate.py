@@ -170,7 +170,9 @@ async def _win(
             if free or says:
                 was_outdated, outdated = outdated, is_newer(await store.manifest())
                 if outdated and not was_outdated:
-                    log.error("the state in the cluster's store is one of a newer router: this replica does not lead")
+                    log.error(
+                        "the state in the cluster's store was written by a newer router: this replica does not lead"
+                    )
             if free and not outdated:
                 record = await store.acquire(new_record(replica, run, address), candidacy.highest)
                 if record is not None:

@@ -108,7 +108,7 @@ class Keeper:
         limit = self._rules.silent_turns if prompt else self._rules.start_turns
         if self.process.count_turn() >= limit and self._ended is not self.process:
             self._ended = self.process
-            log.error("%s has been silent for %d turns of the supervisor; it is ended", self.process.name, limit)
+            log.error("%s has been silent for %d turns of the supervisor; ending it", self.process.name, limit)
             self.process.send(signal.SIGKILL)
 
 

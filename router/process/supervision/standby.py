@@ -54,7 +54,7 @@ class Standby:
                 return
             code = await self.process.wait()
             self.process, self._needed_calm = None, min(2 * self._needed_calm, LONGEST_CALM_TURNS)
-            log.error("the scheduler's standby ended with %s; another is started", described(code))
+            log.error("the scheduler's standby ended with %s; starting another", described(code))
         self._calm = self._calm + 1 if calm else 0
         if self._calm >= self._needed_calm:
             await self.start()
