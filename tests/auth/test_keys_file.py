@@ -108,7 +108,7 @@ def test_a_key_may_have_its_own_expiry() -> None:
         (f"{EUR}: {{input: 1, outputs: 1}}", "unknown key outputs; did you mean output?"),
         (f"{EUR}: {{input: 1, output: 1, since: soon}}", "'soon' is not a day such as"),
         (f"{EUR}: []", "prices: models: m"),
-        (f"{EUR}: [{{input: 1, output: 1}}, {{input: 2, output: 1}}]", "hold from the same day on"),
+        (f"{EUR}: [{{input: 1, output: 1}}, {{input: 2, output: 1}}]", "begin on the same day"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(text: str, message: str) -> None:

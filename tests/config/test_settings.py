@@ -125,7 +125,7 @@ def test_a_key_fits_into_a_header(where: str, key: str) -> None:
     """A key that no HTTP client can send is refused at start, in words that do not repeat it."""
     given = {"worker": [{"url": "http://a", where: key}]} if where == "api_key" else {where: key}
     message = refusal(**given)
-    assert "the line end of a file" in message
+    assert "no spaces or line ends" in message
     assert key.strip() not in message
 
 
@@ -179,7 +179,7 @@ def test_every_setting_is_documented() -> None:
 
 def test_a_file_of_clients_needs_a_source_that_can_name_one() -> None:
     """A clients file is refused if clients are identified only by `user` or address, which cannot match a key."""
-    assert "neither key nor header" in refusal(clients="x", identity=["user", "address"])
+    assert "needs key or header in identity" in refusal(clients="x", identity=["user", "address"])
     assert Settings.model_validate({"clients": "x", "identity": ["key"]}).clients is not None
 
 
@@ -217,7 +217,7 @@ def test_a_lease_in_kubernetes_needs_a_store_for_the_state() -> None:
     store = "valkey://host:6379/llm"
     assert "cluster_store" in refusal(cluster="kubernetes")
     assert "cluster_store" in refusal(cluster=store, cluster_store=store)
-    assert "small letters" in refusal(cluster="kubernetes", cluster_store="valkey://host:6379/LLM")
+    assert "lower-case letters" in refusal(cluster="kubernetes", cluster_store="valkey://host:6379/LLM")
     settings = Settings.model_validate({"cluster": "kubernetes", "cluster_store": store})
     assert (settings.leads_by_kubernetes, settings.store_url) == (True, store)
     settings = Settings.model_validate({"cluster": store})
