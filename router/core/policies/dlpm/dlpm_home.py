@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from operator import itemgetter
-from typing import NamedTuple
 
 from router.core.model.commands import Deficit, PassedOver
 from router.core.model.cost import Charge, Tokens
@@ -33,13 +32,8 @@ from router.core.policies.dlpm.refill_hold import AwaitingFirstToken, RefillHold
 _size = itemgetter(0)
 
 
-class SeenQueue(NamedTuple):
-    """A queue that a worker may take from, as it was when the worker looked at it."""
-
-    queue: LongestMatchQueue
-    changes: int
-    pushes: int
-    """How many requests had entered it."""
+SeenQueue = tuple[LongestMatchQueue, int, int]
+"""A queue that a worker may take from, and its changes and pushes when the worker looked at it."""
 
 
 @dataclass(slots=True)
@@ -469,7 +463,7 @@ class DlpmHome(Policy):
 
 
 def _seen(queues: Iterable[LongestMatchQueue]) -> list[SeenQueue]:
-    return [SeenQueue(queue, queue.changes, queue.pushes) for queue in queues]
+    return [(queue, queue.changes, queue.pushes) for queue in queues]
 
 
 def _smallest(sizes: Collection[tuple[int, Request]]) -> dict[str, Request]:

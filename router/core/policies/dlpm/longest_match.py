@@ -11,7 +11,7 @@ while a client's oldest request goes.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from operator import attrgetter
+from operator import itemgetter
 from typing import Final, NamedTuple, Protocol
 
 from router.core.model.commands import PassedOver
@@ -27,7 +27,6 @@ NO_TURN: Final = 1 << 160
 """Later than any turn, with or without rounds."""
 FEW_CHANGES: Final = 16
 """Up to this many new priority classes are taken in one by one; after more, a queue is looked through anew."""
-_own_order = attrgetter("order")
 
 
 class RequestRank(NamedTuple):
@@ -45,14 +44,6 @@ ClientRank = tuple[int, RequestRank]
 first request."""
 
 
-class Leader(NamedTuple):
-    """A client's first request."""
-
-    order: tuple[int, int, int, int]
-    """The client's priority class and rank, without what is unique in one queue only."""
-    entry: "WaitingEntry"
-
-
 class WaitingEntry:
     """A waiting request."""
 
@@ -68,6 +59,12 @@ class WaitingEntry:
         self.passed = 0
         """How often another request went ahead because this one did not fit."""
         self.gone = False
+
+
+Leader = tuple[tuple[int, int, int, int], WaitingEntry]
+"""A client's priority class and rank, without what is unique in one queue only, and its first request. (A plain tuple,
+because many are made.)"""
+_rank_of = itemgetter(0)
 
 
 class ClientQueue:
@@ -376,7 +373,7 @@ class LongestMatchQueue:
         for priority_class, firsts in enumerate(self._firsts):
             while wanted and firsts and (first := self._first_client(priority_class)) is not None:
                 turn, rank = first
-                leaders.append(Leader((priority_class, turn, rank.unmatched, rank.arrival), rank.entry))
+                leaders.append(((priority_class, turn, rank.unmatched, rank.arrival), rank.entry))
                 wanted -= 1
                 if wanted:
                     heappop(firsts)
@@ -393,8 +390,8 @@ class LongestMatchQueue:
             if (priority_class := self._priority_class(client)) is not None:
                 rank = client_queue.first
                 turn = self._turn_of(rank, priority_class)
-                leaders.append(Leader((priority_class, turn, rank.unmatched, rank.arrival), rank.entry))
-        leaders.sort(key=_own_order)
+                leaders.append(((priority_class, turn, rank.unmatched, rank.arrival), rank.entry))
+        leaders.sort(key=_rank_of)
         return leaders
 
     def _compare_new(self) -> None:
@@ -501,13 +498,13 @@ def _choose(queues: Sequence[LongestMatchQueue], fits: Fits, misfits: list[Waiti
     """Find the next request. Those before it that do not fit are added to `misfits`."""
     for count in LOOKS:
         leaders = _first_of(queues, count)
-        for queue, leader in leaders[len(misfits) :]:
-            request = queue.request_to_serve(leader.entry, fits)
+        for queue, (_, entry) in leaders[len(misfits) :]:
+            request = queue.request_to_serve(entry, fits)
             if request is not None:
                 return request
-            if not queue.may_be_passed(leader.entry) or len(misfits) == MAX_PASSED:
+            if not queue.may_be_passed(entry) or len(misfits) == MAX_PASSED:
                 return None
-            misfits.append(leader.entry)
+            misfits.append(entry)
         if len(leaders) < count:
             return None
     return None
@@ -523,4 +520,4 @@ def _first_of(queues: Sequence[LongestMatchQueue], count: int) -> list[tuple[Lon
 
 
 def _order_of(leader: tuple[LongestMatchQueue, Leader]) -> tuple[int, int, int, int]:
-    return leader[1].order
+    return leader[1][0]
