@@ -4,18 +4,10 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.core.fleet.service_rate import FleetRates
 from router.core.model.request import WorkerId
-
-
-class Deadline(NamedTuple):
-    """When time alone changes something at a worker."""
-
-    at: float
-    since: int
-    """Rises with each worker that begins to have a deadline."""
 
 
 class WorkerIndex:
@@ -28,7 +20,10 @@ class WorkerIndex:
         self.changed_loads: Final[dict[WorkerId, None]] = {}
         """The workers whose load or room may have changed; whoever reads these removes them."""
         self.rates: Final = FleetRates()
-        self._deadlines: dict[WorkerId, Deadline] = {}
+        self._deadlines: dict[WorkerId, float] = {}
+        """When time alone changes something at a worker."""
+        self._since: dict[WorkerId, int] = {}
+        """Of each worker with a deadline, a number that rises with each worker that begins to have one."""
         self._heap: list[tuple[float, WorkerId]] = []
         """All deadlines, and some that hold no longer."""
         self._serial = count()
@@ -45,17 +40,20 @@ class WorkerIndex:
 
     def set_deadline(self, worker: WorkerId, at: float) -> None:
         """Set a worker's deadline; infinite if it has none."""
-        known = self._deadlines.get(worker)
+        known = self._deadlines.get(worker, inf)
+        if at == known:
+            return
         if at == inf:
-            if known is not None:
-                del self._deadlines[worker]
-                self._find_next()
-        elif known is None or known.at != at:
-            self._deadlines[worker] = Deadline(at, next(self._serial) if known is None else known.since)
+            del self._deadlines[worker], self._since[worker]
+        else:
+            if known == inf:
+                self._since[worker] = next(self._serial)
+            self._deadlines[worker] = at
             heappush(self._heap, (at, worker))
             if len(self._heap) > 2 * len(self._deadlines) + 16:
-                self._heap = [(deadline.at, each) for each, deadline in self._deadlines.items()]
+                self._heap = [(deadline, each) for each, deadline in self._deadlines.items()]
                 heapify(self._heap)
+        if known == self.next_deadline or at < self.next_deadline:  # else the earliest is another one, as before
             self._find_next()
 
     def _find_next(self) -> None:
@@ -63,7 +61,7 @@ class WorkerIndex:
         heap, deadlines = self._heap, self._deadlines
         while heap:
             at, worker = heap[0]
-            if (known := deadlines.get(worker)) is not None and known.at == at:
+            if deadlines.get(worker) == at:
                 self.next_deadline = at
                 return
             heappop(heap)
@@ -71,20 +69,21 @@ class WorkerIndex:
 
     def due(self, now: float) -> list[WorkerId]:
         """Return the workers whose deadlines are over, those first that have had one for longest."""
-        due: dict[WorkerId, int] = {}
+        due: dict[WorkerId, None] = {}
         while self.next_deadline <= now:
             _, worker = heappop(self._heap)
-            due[worker] = self._deadlines[worker].since
+            due[worker] = None
             self._find_next()
         for worker in due:  # a deadline stands until the worker sets another one
-            heappush(self._heap, (self._deadlines[worker].at, worker))
+            heappush(self._heap, (self._deadlines[worker], worker))
         self._find_next()
-        return sorted(due, key=due.__getitem__)
+        return sorted(due, key=self._since.__getitem__)
 
     def remove(self, worker: WorkerId) -> None:
         """Forget a worker."""
         self._with_room.pop(worker, None)
         self._deadlines.pop(worker, None)
+        self._since.pop(worker, None)
         self.changed_loads.pop(worker, None)
         self.rates.remove(worker)
         self._find_next()
