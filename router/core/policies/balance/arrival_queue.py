@@ -11,6 +11,7 @@ often the next choice finds one of them gone, and nothing else changed.
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
+from operator import itemgetter
 from sys import maxsize
 from typing import Final, Protocol
 
@@ -21,6 +22,7 @@ from router.core.policies.dlpm.longest_match import QueuesByClient
 
 Arrived = tuple[int, PooledRequest]
 """A request and its arrival, which is unique."""
+_request: Final = itemgetter(1)
 AHEAD: Final = 4
 """If the kept requests of a class are used up, this many times as many are merged as are asked for."""
 ClientPlace = tuple[int, int, "ClientArrivals"]
@@ -255,7 +257,7 @@ def oldest(
                 before = found[-1][-1][0]
     found = [each for each in found if each]
     if len(found) == 1:
-        return [waiting for _, waiting in found[0]]
+        return [*map(_request, found[0])]
     distinct = {arrival: waiting for each in found for arrival, waiting in each}
     return [distinct[arrival] for arrival in sorted(distinct)[:count]]
 

@@ -9,7 +9,9 @@ bound of `dlpm_home` holds.
 A fleet in which no worker waits for another is served exactly as by `dlpm_home`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from operator import attrgetter
 from typing import Final
 
 from router.core.model.request import Request, WorkerId
@@ -23,6 +25,8 @@ from router.core.policies.context import FleetView, PolicyContext
 from router.core.policies.deficit.eligibility import PRIORITY_CLASSES
 from router.core.policies.dlpm.dlpm_home import DlpmHome
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
+
+_passed: Final = attrgetter("passed")
 
 
 class DlpmBalance(DlpmHome):
@@ -113,36 +117,39 @@ class DlpmBalance(DlpmHome):
         If one that was passed over too often fits no rank, these ranks are removed: their room is kept for it.
         """
         patience = self._balance.patience
-        for waiting in candidates:
-            if waiting.passed >= patience:
-                if choice := self._at_best_rank(waiting, ranks, now, "passed over"):
-                    return choice
-                ranks[:] = [rank for rank in ranks if not waiting.may_go(rank.worker, now)]
-        scored = self._scored(candidates, ranks, now)
-        while scored:
-            best = min(scored)  # all of them are needed only if ranks do not admit the best ones
-            _, place = best
-            if choice := self._at_best_rank(candidates[place], ranks, now, "balance"):
-                for earlier in candidates[:place]:
+        if max(map(_passed, candidates)) >= patience:
+            for waiting in candidates:
+                if waiting.passed >= patience:
+                    if choice := self._at_best_rank(waiting, ranks, now, "passed over"):
+                        return choice
+                    ranks[:] = [rank for rank in ranks if not waiting.may_go(rank.worker, now)]
+        left = [*range(len(candidates))]
+        while (best := self._largest(candidates, left, ranks, now)) is not None:
+            if choice := self._at_best_rank(candidates[best], ranks, now, "balance"):
+                for earlier in candidates[:best]:
                     earlier.passed += 1
                 return choice
-            scored.remove(best)
+            left.remove(best)
         return None
 
-    def _scored(
-        self, candidates: Sequence[PooledRequest], ranks: Sequence[RankWithRoom], now: float
-    ) -> list[tuple[float, int]]:
-        """The negative F and the place of each candidate that any of these ranks may take: the best one is the least,
-        of equals the oldest.
+    def _largest(
+        self, candidates: Sequence[PooledRequest], places: Iterable[int], ranks: Sequence[RankWithRoom], now: float
+    ) -> int | None:
+        """The place of the candidate with the largest F at the lightest of these ranks that may take it, of equals the
+        oldest; None if no rank may take any. Only candidates at these places, in order, count.
         """
-        beta, scored = self._balance.beta, []
-        for place, waiting in enumerate(candidates):
-            takers = waiting.takers(now)
-            for rank in ranks:
-                if rank.worker in takers:
-                    scored.append((-step_score(waiting.tokens, rank.margin, beta), place))
-                    break
-        return scored
+        beta, best, largest = self._balance.beta, None, -inf
+        for place in places:
+            waiting = candidates[place]
+            if waiting.tokens > largest:  # F is at most that
+                takers = waiting.takers(now)
+                for rank in ranks:
+                    if rank.worker in takers:
+                        score = step_score(waiting.tokens, rank.margin, beta)
+                        if score > largest:
+                            best, largest = place, score
+                        break
+        return best
 
     def _at_best_rank(
         self, waiting: PooledRequest, ranks: Sequence[RankWithRoom], now: float, why: str

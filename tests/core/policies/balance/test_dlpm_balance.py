@@ -28,6 +28,21 @@ def test_of_those_that_may_go_the_one_that_fits_goes() -> None:
     assert scene.worker_of(waiting[1]) == "w2"
 
 
+def test_what_a_rank_does_not_admit_leaves_its_turn_to_the_next_best() -> None:
+    """A request that fills the lightest rank best waits while its prompt is too long for the rank's window."""
+    scene = group(DlpmBalanceParameters(), SchedulerSettings(window=FixedWindow(2, 25 * CHUNK_TOKENS)))
+    running = []
+    for letter, size in zip("abcd", (20, 4, 4, 20), strict=True):
+        running.append(scene.arrive("ada", letter * size))
+        if letter != "c":
+            scene.start(running[-1])
+    assert [scene.worker_of(request) for request in running] == ["w1", "w2", "w2", "w1"]
+    too_long, worse = scene.arrive("ada", "x" * 30), scene.arrive("ada", "y" * 2)
+    scene.serve(running[1])
+    assert scene.order[4:] == [worse]
+    assert too_long not in scene.order
+
+
 def test_a_client_in_debt_waits_however_well_its_request_fits() -> None:
     """Only requests that DLPM lets go are compared."""
     scene = group(DlpmBalanceParameters(quantum=1000, overdue_after=0, head_start=0, sparse_first=False))
