@@ -112,14 +112,14 @@ async def test_a_request_that_waited_too_long_is_rejected() -> None:
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, queue_ttl=0.2, heartbeat=0.02) as router,
         router.post(chat()) as first,
-        router.post(chat(stream=True)) as streamed,
     ):
         call = await engine.call()
-        status, headers, error = await refused(router, "POST", CHAT, json.dumps(chat()).encode())
-        assert (status, error["type"]) == (429, "rate_limit_error")
-        assert headers["x-d2lpm-dropped-reason"] == "rejected-ttl-expired"
-        assert int(headers["retry-after"]) >= 1
-        answer = await streamed.read()
+        async with router.post(chat(stream=True)) as streamed:
+            status, headers, error = await refused(router, "POST", CHAT, json.dumps(chat()).encode())
+            assert (status, error["type"]) == (429, "rate_limit_error")
+            assert headers["x-d2lpm-dropped-reason"] == "rejected-ttl-expired"
+            assert int(headers["retry-after"]) >= 1
+            answer = await streamed.read()
         assert answer.startswith(b":")
         assert b'"type":"rate_limit_error"' in answer
         assert answer.endswith(b"\n\ndata: [DONE]\n\n")

@@ -166,14 +166,17 @@ class HalfCall:
 
 
 async def _calls_meanwhile(http: aiohttp.ClientSession, proxy: Server, stopped: Server) -> int:
-    """Return how many calls another worker answers once the router knows that this one is silent."""
+    """Return how many calls another worker answers once the router knows that this one is silent.
+
+    On a busy machine it can find out by failed calls or polls first: then the breaker is open, or the worker away.
+    """
     name, answered = _name(stopped), 0
 
-    async def is_silent() -> bool:
+    async def is_left() -> bool:
         report = await get_json(http, f"{proxy.url}/fairness")
-        return bool(report["workers"][name]["breaker"] == "silent")
+        return report["workers"][name]["breaker"] not in ("closed", "half-open")
 
-    await until(is_silent)
+    await until(is_left)
     for number in range(SHORT_CALLS):
         body = {"model": MODEL, "prompt": f"Meanwhile {number}", "max_tokens": 4}
         async with http.post(f"{proxy.url}{COMPLETIONS}", json=body) as response:

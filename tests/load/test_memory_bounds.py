@@ -110,6 +110,7 @@ async def test_a_keys_limits_come_before_its_bodies(limit: str, tmp_path: Path) 
             assert await status(second) == 429
 
 
+@pytest.mark.one_process("each front has its share of the memory")
 async def test_a_body_is_held_to_the_end_of_its_answer() -> None:
     """Bytes that one address holds count against that address alone, and are free when its calls end."""
     megabyte = chat("x" * 2**20, stream=True)

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 import pytest
 
-from tests.support.running import COMPLETIONS, RunningRouter, running_router, until
+from tests.support.running import COMPLETIONS, RunningRouter, running_router
 
 STREAMS = 1000
 TOKENS = 64
@@ -103,7 +103,7 @@ async def test_a_thousand_streams_at_once(workers: list[Worker]) -> None:
     async with running_router(*(worker.url for worker in workers), **room) as router:
         with workers[0].held(), workers[1].held():
             streams = [asyncio.ensure_future(answer(router, number)) for number in range(STREAMS)]
-            await until(lambda: len(router.scheduler.attempts) == STREAMS)
+            await router.until_running(STREAMS)
         assert await asyncio.gather(*streams) == expected
         await router.until_all_ended()
         report = await router.fairness()

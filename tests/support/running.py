@@ -158,6 +158,10 @@ class RunningRouter:
         else:
             await self._until_clients(lambda clients: sum(each["queued"] for each in clients) == count)
 
+    async def until_running(self, count: int) -> None:
+        """Wait until so many requests are at workers, and no more."""
+        await self._until_clients(lambda clients: sum(each["running"] for each in clients) == count)
+
     async def until_all_ended(self) -> None:
         """Wait until the scheduler counts no request."""
         if self._app is not None:

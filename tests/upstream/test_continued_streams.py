@@ -4,13 +4,15 @@ repetition.
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.support.running import CHAT, COMPLETIONS, Post, RunningRouter, chat, running_router, until
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, event, scripted_engine, usage
+from tests.support.turn_order import in_turn
 
 CARD: dict[str, Any] = {"id": "m", "object": "model", "owned_by": "vllm", "max_model_len": 1000}
 PROMPT = list(range(100, 110))
@@ -64,13 +66,19 @@ def final(prompt: int, output: int) -> bytes:
 
 
 @asynccontextmanager
-async def pair(**settings: Any) -> AsyncIterator[tuple[list[ScriptedEngine], RunningRouter]]:
-    """Run a router in front of two engines."""
-    async with scripted_engine() as one, scripted_engine() as two:
-        for engine in (one, two):
+async def fleet(size: int, **settings: Any) -> AsyncIterator[tuple[list[ScriptedEngine], RunningRouter]]:
+    """Run a router in front of engines, which are in the order of their turns."""
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(scripted_engine()) for _ in range(size)]
+        for engine in engines:
             engine.poll_answers["/v1/models"] = (200, json.dumps({"object": "list", "data": [CARD]}).encode())
-        async with running_router(one.url, two.url, policy="rr+fcfs", **settings) as router:
-            yield [one, two], router
+        urls = [engine.url for engine in engines]
+        router = await stack.enter_async_context(running_router(*urls, policy="rr+fcfs", **settings))
+        yield await in_turn(router, *engines), router
+
+
+pair = partial(fleet, 2)
+"""Runs a router in front of two engines."""
 
 
 async def read_until(post: Post, text: bytes) -> bytes:
@@ -137,20 +145,17 @@ async def test_a_chat_continues_from_its_tokens(wanted: bool) -> None:
 async def test_a_second_death_is_survived_too() -> None:
     """The third worker continues from the output of the second one."""
     async with (
-        scripted_engine() as one,
-        scripted_engine() as two,
-        scripted_engine() as three,
-        running_router(one.url, two.url, three.url, policy="rr+fcfs") as router,
+        fleet(3) as ((one, two, three), router),
         router.post(chat(stream=True, max_tokens=9)) as post,
     ):
         call, before = await begin(one, post)
         call.reset()
-        second = await three.call()
+        second = await two.call()
         await second.begin()
         await second.write(piece("three ", [3], 1))
         before += await read_until(post, b"three ")
         second.reset()
-        third = await two.call()
+        third = await three.call()
         assert (third.json["prompt"], third.json["max_tokens"]) == ([*PROMPT, 1, 2, 3], 6)
         await third.stream(piece("four", [4], 1, "stop"), final(13, 1), DONE)
         assert content_of(events(before + await post.read())) == "one two three four"
@@ -294,18 +299,16 @@ NONSENSE = [
 async def test_invalid_data_amid_the_stream_is_hidden_by_a_retry(nonsense: bytes) -> None:
     """After invalid data of the first or of a later worker, the next one continues from the last valid chunk."""
     async with (
-        scripted_engine() as one,
-        scripted_engine() as two,
-        scripted_engine() as three,
-        running_router(one.url, two.url, three.url, policy="rr+fcfs") as router,
+        fleet(3) as ((one, two, three), router),
         router.post(chat(stream=True, max_tokens=9)) as post,
     ):
         call, before = await begin(one, post)
         await call.write(nonsense + said("lost ", [9], 3))
-        second = await three.call()
+        second = await two.call()
         assert second.json["prompt"] == [*PROMPT, 1, 2]
-        await second.stream(piece("three ", [3], 1) + nonsense + piece("lost ", [9], 2, "stop"), DONE)
-        third = await two.call()
+        await second.begin()
+        await second.write(piece("three ", [3], 1) + nonsense + piece("lost ", [9], 2, "stop"))  # the router hangs up
+        third = await three.call()
         assert third.json["prompt"] == [*PROMPT, 1, 2, 3]
         await third.stream(piece("four", [4], 1, "stop"), final(13, 1), DONE)
         assert content_of(events(before + await post.read())) == "one two three four"
