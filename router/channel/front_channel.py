@@ -1,4 +1,4 @@
-"""A front's channel to whichever run of the scheduler there is.
+"""A front's channel to the scheduler: to its present run, and once that has died, to the next one.
 
 If the scheduler dies, its next run is reached by the same route. The front connects again and reports what that run
 does not know (`UnsavedHistory`). Until then its streams go on, its calls wait, and what it has to say is only noted.

@@ -1,5 +1,5 @@
-"""Who leads: the rules of the lease, pure. `store` asks Valkey or Redis, `kubernetes_lease` Kubernetes, and says here
-what it has answered.
+"""Who leads: the rules of the lease, pure. `store` asks Valkey or Redis, `kubernetes_lease` asks Kubernetes, and both
+report the answers here.
 
 A leader holds the lease and an *epoch*. Each new leader takes an epoch that is higher than all that the store, the
 replica or a front has seen, and fronts obey the highest that they have seen. So the epoch keeps decisions apart. The

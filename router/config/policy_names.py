@@ -1,4 +1,4 @@
-"""The names of policies as operators write them, and the nearest one to a name that there is not."""
+"""The names of policies as operators write them, and the nearest one to an unknown name."""
 
 from typing import Final
 

@@ -1,6 +1,6 @@
-"""What becomes of a call, told to whoever records it: the access log and traces.
+"""The interface by which a call is recorded, for the access log and traces.
 
-The parts of a front that serve a call say so as it goes. They need not know whether anybody records it, and how.
+The parts of a front that serve a call note each step of it. They need not know whether and how it is recorded.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""What a front of a cluster has besides: it follows the leader, wherever that is."""
+"""The part that only fronts of a cluster have: it follows the leader, wherever that is."""
 
 from contextlib import AsyncExitStack
 from pathlib import Path
