@@ -348,8 +348,10 @@ class DlpmHome(Policy):
             misfits.append((needed, request))
             return False
 
-        turn = longest(queues, fits)
-        if turn is None:
+        turn = longest(queues, fits, unlikely=last is not None)
+        if turn is not None:
+            self._fruitless.pop(worker, None)  # the request leaves one of these queues
+        else:
             self._fruitless[worker] = FruitlessLook(_smallest(misfits), self._pool.class_changes, _seen(queues))
         return turn
 

@@ -227,8 +227,6 @@ class LongestMatchQueue:
         """What was found when `leaders` were last sought."""
         self._leaders_sought = 0
         """How many were sought."""
-        self._leaders_asked = 0
-        """How many were asked for since."""
         self._leaders_at = 0
         """The changes of this queue until then."""
         self._classes_at = 0
@@ -326,16 +324,12 @@ class LongestMatchQueue:
     def leaders(self, count: int) -> Sequence[Leader]:
         """The first request of each eligible client, in the order in which they go, at most `count`.
 
-        They are kept: most looks come after events that change none of them. After another event, as many are sought as
-        were asked for before it: where the first one does not fit, it often does not fit then, either.
+        They are kept: most looks come after events that change none of them.
         """
         self._compare_new()
         if count > self._leaders_sought or not self._leaders_are_current():
-            self._leaders_sought = max(count, self._leaders_asked)
-            self._leaders_asked = 0
-            self._leaders = self._find_leaders(self._leaders_sought)
+            self._leaders, self._leaders_sought = self._find_leaders(count), count
             self._leaders_at, self._classes_at = self.changes, self._by_client.changes.count
-        self._leaders_asked = max(self._leaders_asked, count)
         return self._leaders[:count]
 
     def _leaders_are_current(self) -> bool:
@@ -475,8 +469,10 @@ class LongestMatchQueue:
             heapify(firsts)
 
 
-def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
+def longest(queues: Sequence[LongestMatchQueue], fits: Fits, *, unlikely: bool = False) -> Turn | None:
     """The request whose turn it is in these queues together, or one that fits in its place; None if none may go now.
+
+    `unlikely`: whether the first request will hardly fit, so that as many are found at once as are looked at.
 
     Requests that were passed over are counted as such, so call this only when the answer will be dispatched.
     """
@@ -484,7 +480,7 @@ def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
         only = queues[0].only
         return Turn(only) if only is not None and fits(only) else None
     misfits: list[WaitingEntry] = []
-    request = _choose(queues, fits, misfits)
+    request = _choose(queues, fits, LOOKS[1:] if unlikely else LOOKS, misfits)
     if request is None:
         return None
     for entry in misfits:
@@ -494,9 +490,11 @@ def longest(queues: Sequence[LongestMatchQueue], fits: Fits) -> Turn | None:
     return Turn(request, tuple([PassedOver(each, "did not fit") for each in passed]))
 
 
-def _choose(queues: Sequence[LongestMatchQueue], fits: Fits, misfits: list[WaitingEntry]) -> Request | None:
-    """Find the next request. Those before it that do not fit are added to `misfits`."""
-    for count in LOOKS:
+def _choose(
+    queues: Sequence[LongestMatchQueue], fits: Fits, looks: Iterable[int], misfits: list[WaitingEntry]
+) -> Request | None:
+    """Find the next request. Those before it that do not fit are added to `misfits`. `looks`: as `LOOKS`."""
+    for count in looks:
         leaders = _first_of(queues, count)
         for queue, (_, entry) in leaders[len(misfits) :]:
             request = queue.request_to_serve(entry, fits)
