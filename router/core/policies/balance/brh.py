@@ -31,10 +31,12 @@ class Brh(BalanceRoute):
         self._projection = LoadProjection(predictor, parameters.horizon, parameters.refresh)
 
     def _margins(self, groups: Sequence[Sequence[RankWithRoom]]) -> Mapping[WorkerId, Sequence[float]]:
-        view, projection = self._view, self._projection
+        projected = self._projection.loads
         margins: dict[WorkerId, Sequence[float]] = {}
         for ranks in groups:
-            loads = {worker: projection.loads(worker, view.context_tokens(worker)) for worker in ranks[0].group}
+            loads = {
+                worker: projected(worker, rank.in_flight.context_tokens) for worker, rank in ranks[0].group.items()
+            }
             most = [max(step) for step in zip(*loads.values(), strict=True)]
             for rank in ranks:
                 margins[rank.worker] = [top - load for top, load in zip(most, loads[rank.worker], strict=True)]

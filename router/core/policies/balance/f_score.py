@@ -76,9 +76,9 @@ class HorizonScore:
         pairs = sorted(zip(margins, discounts, strict=True))
         self._margins = [margin for margin, _ in pairs]
         self._reward = alpha * sum(discounts)
-        self._slopes = [0.0, *accumulate(beta * discount for _, discount in pairs)]
+        self._slopes = [0.0, *accumulate([beta * discount for _, discount in pairs])]
         """The penalty's slope beyond as many margins."""
-        self._lost = [0.0, *accumulate(beta * discount * margin for margin, discount in pairs)]
+        self._lost = [0.0, *accumulate([beta * discount * margin for margin, discount in pairs])]
         beyond = bisect_left(self._slopes, self._reward)
         self.kink = self._margins[beyond - 1] if 0 < beyond < len(self._slopes) else inf
 

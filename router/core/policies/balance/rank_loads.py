@@ -22,7 +22,7 @@ class RankWithRoom(NamedTuple):
     worker: WorkerId
     margin: int
     """How many tokens it may take before it is the fullest of its group."""
-    group: Mapping[WorkerId, object]
+    group: Mapping[WorkerId, "Rank"]
     """All workers that it steps together with, itself among them."""
 
 
