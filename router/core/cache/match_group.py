@@ -154,7 +154,7 @@ class MatchGroup:
         """Set how many chunks a worker holds. Returns the end that no worker has any more and the one that none had
         before; 0 if there is none.
         """
-        before, counts = self.held.at(worker), self._counts
+        before, counts = self.held.by_worker.get(worker, 0), self._counts
         if chunks:
             counts[chunks] += 1
         if worker not in self._able:

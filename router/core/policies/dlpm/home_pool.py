@@ -304,10 +304,8 @@ class HomePool:
         if not waiting.chunk_tokens:  # the request has no prompt
             return {}
         enough = ceil(matched.most - self._loss / waiting.chunk_tokens)
-        homes: dict[WorkerId, None] = {}
-        for worker in waiting.homes:
-            if worker in able and matched.at(worker) >= enough:
-                homes[worker] = None
+        held = matched.by_worker
+        homes = {worker: None for worker in waiting.homes if worker in able and held.get(worker, 0) >= enough}
         if len(homes) == MOST_HOMES:
             return homes
         holders = matched.at_least(enough) if enough > 0 else able
