@@ -83,9 +83,9 @@ class Eligibility:
         """How many waiting clients begin to take turns in rounds."""
         self.rounds: TurnRounds | None = None
         """The rounds in which clients take turns, while they do. Read only."""
-        self._turns = TurnOrder(parameters.overdue_after)
-        self.turn: Final = self._turns.turn
-        self.last_turn: Final = self._turns.last
+        self.turns: Final = TurnOrder(parameters.overdue_after)
+        """Read only for others."""
+        self.last_turn: Final = self.turns.last
         self.waiting_priority_class: Final = self._waiting.ready.get
         """The priority class of a waiting client; None if the client may not go."""
         self._refills = Refills(
@@ -120,7 +120,7 @@ class Eligibility:
         if self.rounds is not None and client in self.rounds.admitted:
             return FRESH_AND_SPARSE
         sparse = self.in_flight.get(client, 0) < self._sparse_limit
-        if client in self._turns.head_starts and (self.rounds is None or client not in self.in_flight):
+        if client in self.turns.head_starts and (self.rounds is None or client not in self.in_flight):
             return FRESH_AND_SPARSE if sparse else FRESH
         return SPARSE if sparse else ELIGIBLE
 
@@ -156,13 +156,13 @@ class Eligibility:
             self._long.add(client)
         if client not in self._waiting.routes:
             self._cuts.join(client)
-            self._turns.join(client, self._parameters.head_start * self.weight(client), cost)
+            self.turns.join(client, self._parameters.head_start * self.weight(client), cost)
             if self.rounds is not None:
                 self.rounds.join(client)
             elif len(self._waiting.routes) >= self._rounds_from:
                 self._begin_rounds(client)
         elif self.rounds is not None and client not in self.in_flight:
-            self._turns.renew(client, self._parameters.head_start * self.weight(client), cost)
+            self.turns.renew(client, self._parameters.head_start * self.weight(client), cost)
             self._update_priority_class(client)
             self.rounds.admit(client)
         new_route = self._waiting.add(client, request.route)
@@ -183,7 +183,7 @@ class Eligibility:
     def _had_turn(self, client: ClientId) -> None:
         """Put a waiting client behind all others, where clients take turns."""
         self._cuts.count_turn(client)
-        self._turns.move_to_back(client)
+        self.turns.move_to_back(client)
         if client in self._overdue:
             self._overdue.remove(client)
             self._update_eligibility(client)
@@ -192,7 +192,7 @@ class Eligibility:
 
     def _begin_rounds(self, newcomer: ClientId) -> None:
         """Let clients take turns in rounds from now on. The newcomer has begun to wait, and is not among them yet."""
-        self.rounds = self._turns.rounds = TurnRounds(self._may_be_admitted, self._admission_changed)
+        self.rounds = self.turns.rounds = TurnRounds(self._may_be_admitted, self._admission_changed)
         for client in (*self._waiting.routes, newcomer):
             self._update_priority_class(client)  # in rounds it is fresh only with nothing in flight
             self.rounds.join(client)
@@ -217,7 +217,7 @@ class Eligibility:
         """Whether a client is fresh, has a long prompt, nothing in flight and no more debt than a turn in a round
         allows.
         """
-        if client in self.in_flight or client not in self._turns.head_starts or client not in self._long:
+        if client in self.in_flight or client not in self.turns.head_starts or client not in self._long:
             return False
         return self._deficits.quanta_short(client) <= self._turn_overdraft
 
@@ -256,7 +256,7 @@ class Eligibility:
         routes = self._waiting.routes.get(client)
         if routes is None:
             self._worker_sets.changed |= eligible
-            self._turns.leave(client)
+            self.turns.leave(client)
             self._cuts.discard(client)
             self._long.discard(client)
             if client in self._overdue:
@@ -264,14 +264,14 @@ class Eligibility:
             if self.rounds is not None:
                 self.rounds.leave(client)
                 if not self._waiting.routes:
-                    self.rounds = self._turns.rounds = None
+                    self.rounds = self.turns.rounds = None
         elif self._worker_sets.assign(client, routes) and not eligible:
             self._schedule_refill(client)
 
     def request_dispatched(self, request: Request) -> None:
         """Count a request as in flight."""
         client = request.client
-        self._turns.dispatches += 1
+        self.turns.dispatches += 1
         self.in_flight[client] = self.in_flight.get(client, 0) + 1
         if client in self._waiting.routes:
             self._had_turn(client)
@@ -293,7 +293,7 @@ class Eligibility:
         to be positive.
         """
         deficit = self._deficits.charge(client, cost)
-        if client in self._turns.head_starts and self._turns.use_up(client, cost):
+        if client in self.turns.head_starts and self.turns.use_up(client, cost):
             self._update_priority_class(client)
         if client in self._waiting.routes:
             had = client in self._eligible
@@ -349,7 +349,7 @@ class Eligibility:
         """Mark the clients as overdue that are late for a turn, have nothing in flight and at most a small debt."""
         if not self._parameters.overdue_after:
             return
-        late = self._turns.pop_late(len(self._active.clients))
+        late = self.turns.pop_late(len(self._active.clients))
         if not late:
             return
         overdraft = max(self._parameters.overdraft, self._turn_overdraft if self.rounds is not None else 0.0)
@@ -364,7 +364,7 @@ class Eligibility:
     def _has_turn_ahead(self, client: ClientId, rounds: TurnRounds) -> bool:
         """Whether a fresh client takes its turn in this round, or in the next one, to which turns of others lead."""
         in_credit = client in self._eligible
-        if client not in self._turns.head_starts or not (in_credit or self._may_take_turn(client)):
+        if client not in self.turns.head_starts or not (in_credit or self._may_take_turn(client)):
             return False
         if rounds.has_turn(client):
             return self._waiting.ready.get(client) == FRESH_AND_SPARSE

@@ -30,10 +30,10 @@ class TurnOrder:
 
     __slots__ = (
         "_checks",
-        "_clock",
         "_last",
         "_overdue_after",
         "_renewed",
+        "clock",
         "dispatches",
         "head_starts",
         "last",
@@ -49,8 +49,9 @@ class TurnOrder:
         """By waiting client, the clock value of its last turn or of the start of its wait. Values are unique."""
         self.last: Final = self._last.__getitem__
         """The clock value of a waiting client's last turn."""
-        self._clock = 0
-        """Counts turns and starts of waits."""
+        self.clock = 0
+        """Counts turns, starts of waits and renewed head starts: while it stands, no waiting client gets another turn.
+        Rounds, too, begin with the start of a wait. Read only for others."""
         self.dispatches = 0
         """Requests dispatched so far. Counted from outside."""
         self._checks: dict[ClientId, int] = {}
@@ -76,11 +77,12 @@ class TurnOrder:
         if head_start > cost:
             self.head_starts[client] = head_start
             self._renewed.add(client)
+            self.clock += 1
 
     def move_to_back(self, client: ClientId) -> None:
         """Put a waiting client behind all others, as it had a turn."""
-        self._clock += 1
-        self._last[client] = self._clock
+        self.clock += 1
+        self._last[client] = self.clock
         self._checks.pop(client, None)
         self._checks[client] = self.dispatches
 

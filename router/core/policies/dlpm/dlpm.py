@@ -37,7 +37,7 @@ class Dlpm(Order):
             self._eligibility.waiting_priority_class,
             self._parameters.patience,
             self._parameters.oldest_every,
-            self._eligibility.turn if self._parameters.overdue_after else None,
+            self._eligibility.turns if self._parameters.overdue_after else None,
         )
         self._awaiting_first_token = AwaitingFirstToken()
 

@@ -288,8 +288,8 @@ class DlpmHome(Policy):
 
     def _new_queue(self, matched: Callable[[Request], int], by_client: QueuesByClient) -> LongestMatchQueue:
         priority_class, parameters = self._eligibility.waiting_priority_class, self._parameters
-        patience, oldest_every, turn = parameters.patience, parameters.oldest_every, self._eligibility.turn
-        return LongestMatchQueue(matched, lambda _: None, priority_class, patience, oldest_every, turn, by_client)
+        patience, oldest_every, turns = parameters.patience, parameters.oldest_every, self._eligibility.turns
+        return LongestMatchQueue(matched, lambda _: None, priority_class, patience, oldest_every, turns, by_client)
 
     def _new_pool(self, view: FleetView) -> HomePool:
         loss, wait_factor = self._parameters.home_loss, self._parameters.home_patience

@@ -156,6 +156,16 @@ class ClassedQueue(Protocol):
         """Let a client of the queue be found in its new priority class."""
 
 
+class TurnTimes(Protocol):
+    """When clients have their turns."""
+
+    clock: int
+    """While it stands, no waiting client gets another turn. Read only."""
+
+    def turn(self, request: Request, unmatched: int) -> int:
+        """When a client has its turn with a request, given minus the request's match in chunks. Earlier is less."""
+
+
 class QueuesByClient:
     """The queues, one or several, in which each client waits: only those take in its new priority class."""
 
@@ -200,23 +210,22 @@ class LongestMatchQueue:
         priority_class: Callable[[ClientId], int | None],
         max_passes: int = 32,
         oldest_every: int = 0,
-        turn: Callable[[Request, int], int] | None = None,
+        turns: TurnTimes | None = None,
         by_client: QueuesByClient | None = None,
     ) -> None:
         """`watch` returns a request's current match in chunks and starts to report its changes to `match_changed`.
 
         A request that does not fit is passed over `max_passes` times; then room is kept for it. In one of
-        `oldest_every` turns of a client its oldest request goes, whatever its match; with 0 in none. `turn` returns
-        when a client has its turn with a request, given minus the request's match in chunks. It orders the classes of
-        `ROUND_ROBIN_CLASSES`, and becomes earlier only by a longer match. `by_client`: shared by the queues that learn
-        together of new priority classes.
+        `oldest_every` turns of a client its oldest request goes, whatever its match; with 0 in none. `turns` orders the
+        classes of `ROUND_ROBIN_CLASSES`; a turn becomes earlier only by a longer match. `by_client`: shared by the
+        queues that learn together of new priority classes.
         """
         self._watch = watch
         self._unwatch = unwatch
         self._priority_class = priority_class
         self._max_passes = max_passes
         self._oldest_every = oldest_every
-        self._turn = turn
+        self._turns = turns
         self._entries: dict[RequestId, WaitingEntry] = {}
         self._unmatched: dict[RequestId, WaitingEntry] = {}
         """Requests that were not compared yet. A request that waits alone is served without a match."""
@@ -231,6 +240,8 @@ class LongestMatchQueue:
         """The changes of this queue until then."""
         self._classes_at = 0
         """The changes of priority classes until then, or until later ones that concern no client here."""
+        self._turns_at = 0
+        """The clock of the turns then, or later if no leader had got another turn."""
         self.pushes = 0
         """How often a request entered. Read only."""
         self.newest: Request | None = None
@@ -330,6 +341,8 @@ class LongestMatchQueue:
         if count > self._leaders_sought or not self._leaders_are_current():
             self._leaders, self._leaders_sought = self._find_leaders(count), count
             self._leaders_at, self._classes_at = self.changes, self._by_client.changes.count
+            if self._turns is not None:
+                self._turns_at = self._turns.clock
         return self._leaders[:count]
 
     def _leaders_are_current(self) -> bool:
@@ -348,13 +361,14 @@ class LongestMatchQueue:
 
     def _turns_are_current(self) -> bool:
         """Whether no leader has had a turn. Any other client that has had one comes later than before."""
-        turn = self._turn
-        if turn is not None:
+        turns = self._turns
+        if turns is not None and self._turns_at != turns.clock:
             for order, entry in self._leaders:
                 if order[0] not in ROUND_ROBIN_CLASSES:  # nor are those after it
                     break
-                if order[1] not in (NO_TURN, turn(entry.request, order[2])):
+                if order[1] not in (NO_TURN, turns.turn(entry.request, order[2])):
                     return False
+            self._turns_at = turns.clock
         return True
 
     def _find_leaders(self, count: int) -> list[Leader]:
@@ -453,9 +467,9 @@ class LongestMatchQueue:
         Where they do, a request that loses some of its prefix here, which its negative match shows, comes after all
         that lose none.
         """
-        if self._turn is None or priority_class not in ROUND_ROBIN_CLASSES:
+        if self._turns is None or priority_class not in ROUND_ROBIN_CLASSES:
             return 0
-        return NO_TURN if rank.unmatched > 0 else self._turn(rank.entry.request, rank.unmatched)
+        return NO_TURN if rank.unmatched > 0 else self._turns.turn(rank.entry.request, rank.unmatched)
 
     def _offer(self, client_queue: ClientQueue, rank: ClientRank, priority_class: int) -> None:
         """Make this rank the one by which a client is found."""

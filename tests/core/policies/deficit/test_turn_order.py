@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.deficit.turn_order import TurnOrder
+from router.core.policies.deficit.turn_rounds import TurnRounds
 
 ADA, BOB, CYD = CLIENTS = [ClientId(name) for name in ("ada", "bob", "cyd")]
 
@@ -30,6 +31,24 @@ def test_the_client_whose_last_turn_is_the_longest_ago_goes_first(served: list[C
     history = [*CLIENTS, *served]
     expected = sorted(CLIENTS, key=lambda client: -history[::-1].index(client))
     assert sorted(CLIENTS, key=lambda client: turns.turn(request(client), 0)) == expected
+
+
+@given(st.lists(st.tuples(st.sampled_from(CLIENTS), st.sampled_from(["dispatch", "costly call", "cheap call"]))))
+def test_no_turn_changes_while_the_clock_stands(steps: list[tuple[ClientId, str]]) -> None:
+    """A dispatch takes a turn in rounds, too, and a cheap call gives a client that waits a whole head start again."""
+    turns = waiting(*CLIENTS)
+    turns.rounds = rounds = TurnRounds(lambda _: False, lambda _: None)
+    for client in CLIENTS:
+        rounds.join(client)
+    known: dict[int, list[int]] = {}
+    for client, step in steps:
+        if step == "dispatch":
+            rounds.take(client, may_begin=True)
+            turns.move_to_back(client)
+        else:
+            turns.renew(client, 10.0, 1.0 if step == "cheap call" else 20.0)
+        now = [turns.turn(request(each), 0) for each in CLIENTS]
+        assert known.setdefault(turns.clock, now) == now
 
 
 @pytest.mark.parametrize("overdue_after", [1e-30, 1.0, 2.0])

@@ -410,7 +410,7 @@ def test_what_is_cached_goes_first_within_a_round() -> None:
             eligibility.add_waiting(request(client, number))
     serve(eligibility, ADA)
     cached = {ADA: LONG, BOB: LONG - LITTLE_CHUNKS - 1, CYD: LONG - LITTLE_CHUNKS}
-    assert sorted(cached, key=lambda each: eligibility.turn(request(each, 1), -cached[each])) == [CYD, BOB, ADA]
+    assert sorted(cached, key=lambda each: eligibility.turns.turn(request(each, 1), -cached[each])) == [CYD, BOB, ADA]
 
 
 def test_clients_that_begin_to_wait_go_before_those_that_always_do() -> None:
@@ -418,13 +418,13 @@ def test_clients_that_begin_to_wait_go_before_those_that_always_do() -> None:
     eligibility = in_rounds()
     for client, number in ((ADA, 0), (ADA, 1), (BOB, 0)):
         eligibility.add_waiting(request(client, number))
-    before = eligibility.turn(request(BOB), 0) < eligibility.turn(request(ADA), 0)
+    before = eligibility.turns.turn(request(BOB), 0) < eligibility.turns.turn(request(ADA), 0)
     serve(eligibility, ADA)
     eligibility.remove_waiting(request(ADA, 1))
     eligibility.add_waiting(request(ADA, 2))
     serve(eligibility, BOB)
     eligibility.add_waiting(request(BOB, 1))
-    assert (before, eligibility.turn(request(ADA), 0) < eligibility.turn(request(BOB), 0)) == (True, True)
+    assert (before, eligibility.turns.turn(request(ADA), 0) < eligibility.turns.turn(request(BOB), 0)) == (True, True)
 
 
 @settings(max_examples=50)

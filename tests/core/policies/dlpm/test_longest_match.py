@@ -412,6 +412,7 @@ class Looks:
         self.rounds = dict.fromkeys(CLIENTS, 0)
         self.classes: dict[ClientId, int | None] = dict.fromkeys(CLIENTS, OVERDUE)
         self.turns = {client: turn for turn, client in enumerate(CLIENTS)}
+        self.clock = 0
         self.matches: tuple[dict[RequestId, int], ...] = ({}, {})
         self.by_client = QueuesByClient()
         self.queues = self.new_queues(self.by_client)
@@ -422,7 +423,7 @@ class Looks:
                 lambda each, matched=matched: matched[each.id],  # type: ignore[misc]
                 lambda _: None,
                 self.classes.__getitem__,
-                turn=self.turn,
+                turns=self,
                 by_client=by_client,
             )
             for matched in self.matches
@@ -454,6 +455,7 @@ class Looks:
             case "turn":
                 self.turns[client] = max(self.turns.values()) + 1
                 self.rounds[client] += 1
+                self.clock += 1
 
     def looked_at(self, queues: list[LongestMatchQueue]) -> list[RequestId]:
         """Return all that is looked at while nothing fits."""
