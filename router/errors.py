@@ -292,10 +292,12 @@ class WorkerError(RouterError):
 
 
 class WorkerUnreachable(WorkerError):
-    def __init__(self, message: str, *, accepted: bool) -> None:
+    def __init__(self, message: str, *, accepted: bool, unconnected: OSError | None = None) -> None:
         super().__init__(message, code="worker_unreachable")
         self.accepted = accepted
         """True if the engine may have begun to compute; if False, another worker can be tried without risk."""
+        self.unconnected = unconnected
+        """Why no connection could be opened; None if one was. Not `__cause__`, which compiled code does not set."""
 
 
 class WorkerBroke(WorkerError):

@@ -440,7 +440,8 @@ class WorkerClient:
         try:
             fresh = await self._connect()
         except WorkerUnreachable as error:
-            raise WorkerUnreachable(error.message, accepted=used is not None) from error
+            accepted = used is not None
+            raise WorkerUnreachable(error.message, accepted=accepted, unconnected=error.unconnected) from error
         await fresh.send(head, body, timeouts, head_only=once)
         return WorkerResponse(fresh, self._release)
 
@@ -478,7 +479,8 @@ class WorkerClient:
         except OSError as error:  # a TimeoutError is one
             if error.errno in LOCAL_ERRORS:
                 raise NoWorker("The router has no connection left; try again.", retry_after=1.0) from error
-            raise WorkerUnreachable("The worker cannot be reached.", accepted=False) from error
+            message = "The worker cannot be reached."
+            raise WorkerUnreachable(message, accepted=False, unconnected=error) from error
         return connection
 
     def _release(self, connection: Connection) -> None:

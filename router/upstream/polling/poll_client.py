@@ -145,9 +145,7 @@ async def _body(response: WorkerResponse, path: str) -> bytes:
 
 def _without_answer(error: WorkerUnreachable) -> WorkerBroke | None:
     """Return why a poll got no answer; None if it took too long to connect."""
-    cause = error.__cause__
-    if isinstance(cause, WorkerUnreachable):  # a used connection was closed, and there was no new one
-        cause = cause.__cause__
+    cause = error.unconnected
     if cause is None:
         return WorkerBroke(error.message)
     if isinstance(cause, TimeoutError):
