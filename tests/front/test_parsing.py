@@ -168,6 +168,7 @@ PART = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n'
 JSON_TYPE, FORM_TYPE = "application/json", "multipart/form-data; boundary=x"
 
 
+@pytest.mark.interpreted("the test puts objects of its own for compiled ones")
 @pytest.mark.parametrize(
     ("body", "content_type", "light"),
     [
