@@ -264,7 +264,7 @@ async def test_bytes_that_are_no_message_cut_the_channel(tmp_path: Path, caplog:
     async with socket_scene(tmp_path) as scene:
         _, writer = await asyncio.open_unix_connection(scene.path)
         writer.write(frame(msgspec.msgpack.encode(Hello(channel_version(), 1))) + frame(b"\xc1"))
-        await until(lambda: "no message" in caplog.text)
+        await until(lambda: "invalid message" in caplog.text)
         await until(lambda: not scene.server.fronts)
         writer.close()
         _, client = await scene.front(2)

@@ -527,10 +527,12 @@ def history(policy: str) -> str:
 
 @pytest.mark.parametrize("barrier", [None, BarrierId("rack")])
 def test_without_a_group_the_balancing_default_serves_like_the_other(barrier: BarrierId | None) -> None:
-    """On a random history, `dlpm_balance` gives the commands of `dlpm_home` exactly if no workers step together."""
+    """On a random history, `dlpm_balance` with the parameters of `dlpm_home` gives its commands exactly if no workers
+    step together.
+    """
     parameters = (
-        DlpmHomeParameters(quantum=100.0, worker_quantum=300.0),
-        DlpmBalanceParameters(quantum=100.0, worker_quantum=300.0, patience=32),
+        DlpmHomeParameters(quantum=100.0, worker_quantum=300.0, home_loss=CHUNK_TOKENS),
+        DlpmBalanceParameters(quantum=100.0, worker_quantum=300.0, home_loss=CHUNK_TOKENS, patience=32),
     )
 
     def commands(policy: str) -> list[Command]:

@@ -157,7 +157,7 @@ def test_a_worker_with_both_roles_serves_whole_requests() -> None:
     """Beside prefill workers it takes requests from their queue, and decodes nothing that they hand over."""
     scene = pair(settings=ONE_AT_A_TIME)
     scene.join("b1", role=Role.BOTH)
-    requests = [scene.arrive("ada", "document") for _ in range(2)]
+    requests = [scene.arrive("ada", f"{n}ocument") for n in range(2)]
     assert {at(scene, request) for request in requests} == {("p1", Leg.PREFILL), ("b1", Leg.WHOLE)}
 
 

@@ -87,6 +87,8 @@ class DlpmBalanceParameters(DlpmHomeParameters):
     patience: int = 64
     """How many other requests may go ahead of one that could go. After that it goes next, to the lightest rank, or room
     is kept for it."""
+    home_loss: int = 256
+    """A rank that would lose at most this many cached tokens of a prefix may take it. Higher: better balance."""
     candidates: int = 16
     """How many of the oldest requests that may go are compared. Higher: better balance, longer waits."""
     beta: float = 48.0

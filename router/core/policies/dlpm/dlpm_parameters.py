@@ -62,7 +62,7 @@ class DlpmHomeParameters(DeficitParameters):
     be overdue in one."""
     worker_quantum: float = 100_000.0
     """Q^w, in cost units: what a refill adds to a client's deficit at each worker. Higher: fewer copies of a prefix."""
-    home_loss: int = 256
+    home_loss: int = 64
     """A worker whose cache holds at most this many tokens less of a prefix than the best is also a home."""
     home_patience: float = 3.0
     """How long a request waits for its home, as a multiple of the time that its prefix takes to compute."""

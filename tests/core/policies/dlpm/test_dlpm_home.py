@@ -106,9 +106,9 @@ def test_away_from_home_new_prompts_go_before_cached_ones() -> None:
 
 
 def test_a_request_that_loses_little_may_go_anywhere() -> None:
-    """A prefix shorter than one prefill step is not worth waiting for."""
+    """A prefix of at most `home_loss` tokens is not worth waiting for."""
     scene = new_scene()
-    first, second = scene.arrive("ada", "short 1"), scene.arrive("ada", "short 2")
+    first, second = scene.arrive("ada", "s 1"), scene.arrive("ada", "s 2")
     assert scene.worker_of(second) != scene.worker_of(first)
 
 
