@@ -23,10 +23,12 @@ class Collector:
     points: dict[str, list[HistogramDataPoint]] = field(default_factory=dict)
     """The latest points of each metric, by name."""
 
-    async def trace(self) -> list[ReceivedSpan]:
-        """Wait for the span of the only call. Returns it, and then the spans in it as they began."""
-        await until(lambda: bool(trace_of_call(self.spans)))
-        return trace_of_call(self.spans)
+    async def trace(self, request: str | None = None) -> list[ReceivedSpan]:
+        """Wait for the span of the call with this id, or of the only one. Returns it, and then the spans in it as they
+        began.
+        """
+        await until(lambda: bool(trace_of_call(self.spans, request)))
+        return trace_of_call(self.spans, request)
 
 
 @asynccontextmanager

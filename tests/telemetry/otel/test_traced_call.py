@@ -112,7 +112,7 @@ async def test_a_retried_stream_is_one_call_with_two_attempts(collector: Collect
 async def test_the_rest_of_a_broken_stream_is_a_second_attempt(collector: Collector) -> None:
     """A stream that another worker continues is one call, too, whose tokens its attempts count once."""
     async with pair(otel=True) as ((one, two), router):
-        async with router.post(chat(stream=True, max_tokens=6)) as post:
+        async with router.post(chat(stream=True, max_tokens=6), **{"x-request-id": "broken"}) as post:
             first = await one.call()
             await first.begin()
             for block in (role(range(100, 110)), said("a", [1], 1), said("b", [2], 2)):
@@ -121,7 +121,7 @@ async def test_the_rest_of_a_broken_stream_is_a_second_attempt(collector: Collec
             first.reset()
             await (await two.call()).stream(piece("c", [3], 1, "stop"), final(12, 1), DONE)
             await post.read()
-        trace = await collector.trace()
+        trace = await collector.trace("broken")
     check_times(trace)
     attempts = [each for each in trace if each.name == "chat m"]
     assert [each.own["outcome"] for each in attempts] == ["failed", "finished"]
