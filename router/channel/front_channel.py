@@ -279,7 +279,7 @@ class FrontChannel:
         self._end, self._ready, self._lost_at = end, True, None
 
     def _send_missed(self, end: FrontEnd, handled: int) -> None:
-        """Send again what a run has missed of which `handled` messages arrived. Raises ChannelClosed."""
+        """Send again all messages after the first `handled`, which the run has. Raises ChannelClosed."""
         missed = self._unconfirmed.after(handled)
         if missed is None:
             raise ChannelClosed("the scheduler has missed more than this front keeps")

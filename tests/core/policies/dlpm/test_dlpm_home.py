@@ -105,11 +105,14 @@ def test_away_from_home_new_prompts_go_before_cached_ones() -> None:
     assert scene.worker_of(second) == scene.worker_of(first)
 
 
-def test_a_request_that_loses_little_may_go_anywhere() -> None:
-    """A prefix of at most `home_loss` tokens is not worth waiting for."""
+@pytest.mark.parametrize(("shared", "waits"), [("s ", False), ("sh ", True)])
+def test_a_request_waits_for_its_home_if_it_would_lose_more_than_64_tokens(shared: str, waits: bool) -> None:
+    """A shorter prefix is not worth waiting for; one of three chunks, of 96 tokens, is."""
     scene = new_scene()
-    first, second = scene.arrive("ada", "s 1"), scene.arrive("ada", "s 2")
-    assert scene.worker_of(second) != scene.worker_of(first)
+    first, second = scene.arrive("ada", shared + "1"), scene.arrive("ada", shared + "2")
+    assert (second not in scene.dispatched) == waits
+    scene.finish(first)
+    assert (scene.worker_of(second) == scene.worker_of(first)) == waits
 
 
 def test_a_request_leaves_home_at_its_deadline() -> None:
