@@ -10,7 +10,9 @@ from workers.engine.engine import Engine
 SHALLOW = 16
 """Up to this many waiting requests, their uncached tokens are counted at every change."""
 DEEP_SECONDS = 0.5
-"""Interval (s) at which the uncached tokens are counted if more requests wait."""
+"""Otherwise they are counted at this interval (s), and whenever the number of requests has changed much."""
+MUCH = 0.25
+"""By what share the number of waiting requests has changed much."""
 
 
 class TimeWeighted:
@@ -51,13 +53,16 @@ class QueueMeter:
         self.requests = TimeWeighted()
         self.tokens = TimeWeighted()
         self._count_due = 0.0
+        self._counted_requests = 0
 
     def observe(self, now: float, engine: Engine) -> None:
         """Read the queue. Call after submissions, aborts and steps that may have admitted a request."""
         waiting = engine.waiting
         self.requests.change(now, waiting)
-        if waiting <= SHALLOW or now >= self._count_due:
+        changed = abs(waiting - self._counted_requests) > MUCH * self._counted_requests
+        if waiting <= SHALLOW or changed or now >= self._count_due:
             self._count_due = now + DEEP_SECONDS
+            self._counted_requests = waiting
             self.tokens.change(now, engine.waiting_uncached_tokens())
 
     def reset(self, now: float) -> None:

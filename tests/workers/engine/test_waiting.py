@@ -4,7 +4,7 @@ import aiohttp
 import pytest
 
 from tests.support.workers_http import worker
-from workers.engine.engine import create_engine, default_config
+from workers.engine.engine import Engine, create_engine, default_config
 from workers.engine.hardware import HARDWARE
 from workers.engine.model import Dialect, Request
 from workers.engine.waiting import DEEP_SECONDS, SHALLOW, QueueMeter, TimeWeighted
@@ -48,19 +48,34 @@ def test_the_queue_is_counted_in_requests_and_uncached_tokens(dialect: Dialect) 
     assert (waiting.requests.percentile(4.0, 0.95), waiting.tokens.percentile(4.0, 0.95)) == (0, 0)
 
 
+def _queue(waiting: QueueMeter, engine: Engine, requests: int, now: float) -> None:
+    """Submit requests of 100 tokens until so many wait."""
+    while engine.waiting < requests:
+        engine.submit(Request(str(engine.waiting), [1000 * engine.waiting + each for each in range(100)], 2, True))
+        waiting.observe(now, engine)
+
+
 def test_tokens_of_a_deep_queue_are_counted_at_intervals() -> None:
-    """Requests are counted at every change, tokens only at intervals, because counting them takes time."""
+    """Requests are counted at every change, tokens of many only at intervals, because counting them takes time."""
     engine = create_engine(default_config("vllm", max_running=1), HARDWARE["instant"])
     waiting = QueueMeter()
-    for number in range(2 * SHALLOW):
-        engine.submit(Request(str(number), [1000 * number + each for each in range(100)], 2, True))
-        waiting.observe(0.001, engine)
+    _queue(waiting, engine, SHALLOW + 1, 0.001)
+    _queue(waiting, engine, SHALLOW + 4, 0.001)
     waiting.reset(0.001)
-    assert waiting.requests.percentile(0.1, 1.0) == 2 * SHALLOW
-    assert waiting.tokens.percentile(0.1, 1.0) == 100 * SHALLOW
+    assert waiting.requests.percentile(0.1, 1.0) == SHALLOW + 4
+    assert waiting.tokens.percentile(0.1, 1.0) < 100 * (SHALLOW + 4)
     waiting.observe(0.001 + DEEP_SECONDS, engine)
     waiting.reset(1.0)
-    assert waiting.tokens.percentile(2.0, 1.0) == 200 * SHALLOW
+    assert waiting.tokens.percentile(2.0, 1.0) == 100 * (SHALLOW + 4)
+
+
+def test_tokens_of_a_queue_that_grows_fast_are_counted_before_the_interval_ends() -> None:
+    """However many requests come between two intervals, their tokens are known to within a fifth."""
+    engine = create_engine(default_config("vllm", max_running=1), HARDWARE["instant"])
+    waiting = QueueMeter()
+    _queue(waiting, engine, 10 * SHALLOW, 0.001)
+    waiting.reset(0.001)
+    assert waiting.tokens.percentile(0.1, 1.0) >= 0.8 * 100 * 10 * SHALLOW
 
 
 async def test_an_engine_loop_measures_only_if_configured() -> None:
