@@ -54,7 +54,7 @@ from bench.report.exits import INTERRUPTED, refuse
 from bench.report.progress import ProgressBar
 from bench.workloads.recorded.sessions import Sessions, parse_recorded
 from bench.workloads.recorded.traces import Trace
-from router.runtime.nearest import unknown
+from router.runtime.mistakes import unknown
 
 EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "fig1": Figure1(),

@@ -32,7 +32,7 @@ from router.core.model.commands import Command
 from router.core.model.events import Event
 from router.core.policies.registry import ORDERS, PARAMETERS, PLACEMENTS, POLICIES
 from router.core.scheduler_settings import SchedulerSettings
-from router.runtime.nearest import unknown
+from router.runtime.mistakes import unknown
 from workers.engine.engine import DEFAULT_HARDWARE
 from workers.engine.hardware import HARDWARE, RankSteps
 from workers.engine.model import Dialect, Order

@@ -9,7 +9,7 @@ from bench.workloads.parts.traffic import Workload
 from router.core.policies.base import PolicyFactory
 from router.core.policies.registry import POLICIES
 from router.core.scheduler_settings import SchedulerSettings
-from router.runtime.nearest import unknown
+from router.runtime.mistakes import unknown
 from workers.engine.engine import DEFAULT_HARDWARE, Engine, create_engine, default_config
 from workers.engine.hardware import HARDWARE, Batch, Hardware, RankSteps, rank
 from workers.engine.model import Dialect, EngineConfig, Order

@@ -23,7 +23,7 @@ from router.auth.identity import KEY_PREFIX
 from router.auth.keys_file import REVOKED, ClientsFile, hash_of, parse, valid_name
 from router.errors import ConfigError
 from router.runtime.atomic_file import replace_file
-from router.runtime.nearest import did_you_mean
+from router.runtime.mistakes import did_you_mean
 
 INDENT: Final = "  "
 PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

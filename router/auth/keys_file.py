@@ -48,7 +48,7 @@ from router.core.clients.rate_limits import ClientLimits
 from router.core.model.request import ClientId, GroupId
 from router.errors import ConfigError
 from router.runtime import yaml_file
-from router.runtime.nearest import did_you_mean, refuse_unknown_keys
+from router.runtime.mistakes import did_you_mean, place_in, refuse_unknown_keys, what_is_wrong
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,47}")
@@ -289,11 +289,10 @@ def parse(text: str) -> ClientsFile:
     except yaml.YAMLError as error:
         raise ConfigError(" ".join(str(error).split())) from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors(include_url=False)[0]
         place = [part for part in first["loc"] if part != "[key]"]
         line = [f"line {yaml_file.line_of(text, place)}"] if place else []
-        said = yaml_file.SHAPES.get(first["type"], first["msg"].removeprefix("Value error, "))
-        raise ConfigError(": ".join([*line, *map(str, place), said])) from None
+        raise ConfigError(": ".join([*line, *place_in(place), what_is_wrong(first)])) from None
 
 
 def build_directory(file: ClientsFile) -> ClientDirectory:

@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""
     parser.epilog = (
         "Sends each worker two prompts of a few hundred tokens, for one token each. Exits with 0 if nothing should be "
-        "changed, otherwise with 1."
+        "changed, with 1 if something should, and with 2 if the file has a mistake."
     )
     parser.add_argument("file", metavar="FILE", help="as for `serve --config`; the environment counts as it does there")
     parser.set_defaults(run=lambda options: _check(str(options["file"])))

@@ -186,7 +186,7 @@ def _greeting(urls: Sequence[str], policy: str, workers: int, emulated: Sequence
     messages = [{"role": "user", "content": "Hello"}]
     call = {"model": emulated[0].model, "stream": True, "max_tokens": 32, "messages": messages}
     lines += [
-        f"{len(emulated)} of the workers are emulated: they run no model, and their answers are made-up text.",
+        f"Emulated workers: {len(emulated)}. They run no model, and their answers are made-up text.",
         "Try it:",
         f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(call)}'",
     ]

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from router.runtime.nearest import refuse_unknown_keys
+from router.runtime.mistakes import refuse_unknown_keys
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"

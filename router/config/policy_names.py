@@ -3,7 +3,7 @@
 from typing import Final
 
 from router.core.policies.registry import ALIASES, ORDERS, PLACEMENTS, POLICIES, POOLED
-from router.runtime.nearest import nearest
+from router.runtime.mistakes import nearest
 
 NAMED: Final = (*POOLED, *ALIASES)
 """Policies with a name of their own; the others are PLACEMENT+ORDER."""

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     Field,
     JsonValue,
     NonNegativeFloat,
@@ -41,12 +40,10 @@ from router.config.addresses import (
     network,
     root_url,
 )
+from router.config.checks import HEADER_NAME, NAMESPACE, ORIGIN, SESSION_LABEL, alias_pair, number_or, one_model_each
 from router.config.policy_names import NAMED, known_policy
 from router.core.policies.registry import ORDERS, PARAMETERS, PLACEMENTS
 
-ORIGIN: Final = r"^(\*|https?://[^\s/*]+)$"
-SESSION_LABEL: Final = r"^(body\.prompt_cache_key|body\.metadata\.user_id|[a-z0-9_-]{1,64})$"
-HEADER_NAME: Final = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
 LEASE_NAME: Final = r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?"
 OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 """Host names by which a machine addresses itself."""
@@ -96,40 +93,12 @@ else:
     PolicyGroups = create_model("PolicyGroups", **{name: (kind, kind()) for name, kind in PARAMETERS.items()})
 
 
-def number_or(*words: str) -> BeforeValidator:
-    """Return a validator that refuses all but these words and numbers from 1 on: the error of a union names types."""
-
-    def check(given: object) -> object:
-        if given in words or re.fullmatch("[1-9][0-9]*", str(given)):
-            return given
-        raise ValueError(f"Input should be {', '.join(words)} or a number from 1 on")
-
-    return BeforeValidator(check)
-
-
 def revealed(value: object) -> object:
     """Return what JSON can express of a setting's value: a secret in the clear, a path as text.
 
     Only for what other users cannot read.
     """
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-
-
-def alias_pair(text: str) -> str:
-    """Return the text. Raises ValueError unless it is NAME=MODEL."""
-    name, _, model = text.partition("=")
-    if not name or not model:
-        raise ValueError(f"{text!r} is not NAME=MODEL")
-    return text
-
-
-def one_model_each(aliases: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the aliases. Raises ValueError if two have the same name."""
-    names = [text.partition("=")[0] for text in aliases]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{name} is listed twice")
-    return aliases
 
 
 class Settings(PolicyGroups):
@@ -144,7 +113,7 @@ class Settings(PolicyGroups):
     allowed_hosts: tuple[Annotated[str, AfterValidator(host_name)], ...] = ()
     """Host name, without a port, that clients may use in the Host header; repeatable, * allows any. `host`, localhost,
     127.0.0.1 and [::1] are always allowed. If none is set and `host` is not a loopback address, any name is allowed."""
-    cors_origins: tuple[Annotated[str, Field(pattern=ORIGIN)], ...] = ()
+    cors_origins: tuple[Annotated[str, ORIGIN], ...] = ()
     """Origin of web pages that can call the router and read its answers, such as https://chat.example; repeatable, *
     allows any. Without it, browsers keep the answers from pages of other origins."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -215,7 +184,7 @@ class Settings(PolicyGroups):
     worker, at the Service's port named http, else at its first port. The router watches the EndpointSlices."""
     kubernetes_api: Annotated[str, AfterValidator(root_url)] | None = None
     """URL of the Kubernetes API, such as that of a kubectl proxy; by default the one that the pod is given."""
-    kubernetes_namespace: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,63}$")] | None = None
+    kubernetes_namespace: Annotated[str, NAMESPACE] | None = None
     """Namespace of the Services that `worker_kubernetes` selects; by default the router's own."""
     workers_file: Path | None = None
     """YAML file with a list of workers, in the form of `worker`. It is reloaded when it changes: a worker that it no
@@ -272,7 +241,7 @@ class Settings(PolicyGroups):
     """Admit agent sessions to the KV cache of the fleet, so that their contexts do not evict each other. labels: calls
     name their session. prefix: a prompt continues an answer to the same client. both: by the label, or by the prefix
     where there is none."""
-    session_labels: Annotated[tuple[Annotated[str, Field(pattern=SESSION_LABEL)], ...], Field(min_length=1)] = (
+    session_labels: Annotated[tuple[Annotated[str, SESSION_LABEL], ...], Field(min_length=1)] = (
         "x-claude-code-session-id",
         "session-id",
         "session_id",
@@ -312,7 +281,7 @@ class Settings(PolicyGroups):
     """Serve the operator API at `port` even if `host` is not a loopback address."""
     identity: Annotated[tuple[IdentitySource, ...], Field(min_length=1)] = DEFAULT_ORDER
     """Sources of a client's name, in order of precedence; repeatable."""
-    trusted_header: tuple[Annotated[str, Field(pattern=HEADER_NAME)], ...] = ()
+    trusted_header: tuple[Annotated[str, HEADER_NAME], ...] = ()
     """Header that names the client, set by a proxy in front; repeatable."""
     trusted_proxy: tuple[Annotated[str, AfterValidator(network)], ...] = LOOPBACK
     """Address, or network such as 10.0.0.0/8, from which `trusted_header` is accepted; repeatable."""

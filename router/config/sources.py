@@ -18,11 +18,12 @@ from typing import Final, Literal, get_args, get_origin, get_type_hints
 import yaml
 from pydantic import ValidationError
 
+from router.auth.identity import IdentitySource
 from router.config.sections import SECTIONS
 from router.config.settings import Settings
 from router.errors import ConfigError
-from router.runtime import yaml_file as plain_yaml
-from router.runtime.nearest import did_you_mean
+from router.runtime import yaml_file
+from router.runtime.mistakes import did_you_mean, place_in, what_is_wrong
 
 PREFIX: Final = "D2LPM_"
 ABOUT: Final = (
@@ -31,13 +32,33 @@ ABOUT: Final = (
     " In a variable, commas separate the values of a repeatable flag."
 )
 _METAVARS: Final = {
-    "worker": "URL",
-    "worker_dns": "URL",
-    "policy": "NAME",
-    "processes": "N|auto",
+    "admin_host": "ADDRESS",
+    "admin_key": "KEY",
     "alias": "NAME=MODEL",
+    "allowed_hosts": "NAME",
+    "cluster": "URL|kubernetes",
+    "cluster_address": "HOST:PORT",
+    "cluster_store": "URL",
+    "cors_origins": "ORIGIN",
+    "decode": "URL",
+    "hash_secret": "KEY",
+    "host": "ADDRESS",
+    "identity": "|".join(IdentitySource),
+    "kubernetes_api": "URL",
+    "kubernetes_namespace": "NAME",
+    "policy": "NAME",
+    "prefill": "URL",
+    "processes": "N|auto",
+    "ranks": "N|auto|off",
+    "session_labels": "NAME",
+    "trusted_header": "NAME",
+    "trusted_proxy": "ADDRESS",
+    "worker": "URL",
     "worker_api_key": "KEY",
+    "worker_dns": "URL",
+    "worker_kubernetes": "SELECTOR",
 }
+"""What the help text shows for the value of a setting whose type does not say enough."""
 
 KeyPath = tuple[str, ...]
 """The name of a setting, or the name of a group and of a parameter in it."""
@@ -183,9 +204,10 @@ def _shown(value: object) -> str:
 def _metavar(key: Key) -> str:
     if get_origin(key.annotation) is Literal:
         return "|".join(get_args(key.annotation))
-    if isinstance(key.annotation, type):
-        return _METAVARS.get(key.path[-1]) or {int: "N", float: "X"}.get(key.annotation, "TEXT")
-    return "PATH" if key.annotation == Path | None else _METAVARS.get(key.path[-1], "TEXT")
+    if (name := _METAVARS.get(key.path[-1])) is not None:
+        return name
+    kinds = get_args(key.annotation) or (key.annotation,)
+    return next((word for kind, word in ((Path, "PATH"), (int, "N"), (float, "X")) if kind in kinds), "TEXT")
 
 
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Settings:
@@ -230,7 +252,7 @@ def read_yaml(path: str) -> object:
     """Read a YAML file with every scalar as its text. Raises ConfigError."""
     try:
         with open(path, "rb") as file:
-            return plain_yaml.read(file)
+            return yaml_file.read(file)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except yaml.YAMLError as error:
@@ -275,25 +297,23 @@ def _nested(given: Mapping[KeyPath, Given]) -> dict[str, object]:
 
 
 def _first_line(error: ValidationError, given: Mapping[KeyPath, Given]) -> str:
-    location = tuple(map(str, error.errors(include_url=False, include_input=False)[0]["loc"]))
+    first = error.errors(include_url=False)[0]
+    location = tuple(map(str, first["loc"]))
     path = max((path for path in given if location[: len(path)] == path), key=len, default=())
-    where = [given[path].spelling] if path else []
-    return ": ".join([*where, refusal(error, len(path))])
+    if path:
+        return f"{given[path].spelling}: {refusal(error, len(path))}"
+    # The parameters of a policy are checked together: the message names those that do not fit.
+    named = set(re.findall(r"\w+", first["msg"]))
+    for path, entry in given.items():
+        if path[:-1] == location and path[-1] in named:
+            return f"{entry.spelling}: {refusal(error, len(location))}"
+    return refusal(error)
 
 
 def refusal(error: ValidationError, skipped: int = 0) -> str:
     """Return the first mistake that the model found and its location, without the value, which could be a secret.
 
-    If the value is to be one of a few words, the nearest of them is named. `skipped`: how many leading parts of the
-    location to leave out.
+    `skipped`: how many leading parts of the location to leave out.
     """
     first = error.errors(include_url=False)[0]
-    said = first["msg"].removeprefix("Value error, ")
-    # pydantic calls the characters of a secret "items".
-    if first["type"] == "too_short" and first["ctx"]["field_type"] == "Value":
-        said = "Value should have at least {min_length} characters, not {actual_length}".format_map(first["ctx"])
-    said = plain_yaml.SHAPES.get(first["type"], said)
-    if first["type"] in ("literal_error", "enum"):
-        said += did_you_mean(str(first["input"]), re.findall("'([^']*)'", first["ctx"]["expected"]))
-    where = [f"entry {part + 1}" if isinstance(part, int) else part for part in first["loc"][skipped:]]
-    return ": ".join([*where, said])
+    return ": ".join([*place_in(first["loc"][skipped:]), what_is_wrong(first)])

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NoReturn
 
 from router.errors import ConfigError
-from router.runtime.nearest import did_you_mean
+from router.runtime.mistakes import did_you_mean
 
 INTERRUPTED: Final = 130
 """The exit code that shells use for a command ended by SIGINT."""

@@ -4,16 +4,9 @@ This module writes nothing, so the comments and positions that ruamel.yaml prese
 """
 
 from collections.abc import Hashable, Sequence
-from typing import IO, Final
+from typing import IO
 
 import yaml
-
-SHAPES: Final = {
-    "tuple_type": "Input should be a list: [A, B], or a line for each entry that begins with a dash",
-    "dict_type": "Input should be a mapping of names to values",
-    "model_type": "Input should be a mapping of names to values",
-}
-"""What to say of a value of the wrong shape, by pydantic's type of the error: its own messages name Python's types."""
 
 
 def read(source: str | IO[bytes]) -> object:

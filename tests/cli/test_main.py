@@ -213,7 +213,7 @@ def test_the_listening_socket_is_opened_once_per_accept_of_a_turn(router: Router
 def test_the_greeting_says_that_the_workers_are_emulated(router: Router) -> None:
     """The greeting names the policy and the number of workers, and warns that the workers are emulated."""
     assert "policy least_requests, workers: 2" in router.greeting[0]
-    assert "2 of the workers are emulated: they run no model" in router.greeting[1]
+    assert "Emulated workers: 2. They run no model" in router.greeting[1]
 
 
 def test_real_workers_need_not_be_there_at_start(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from bench.report.records import Result
 from bench.workloads.parts.spec import parse_spec
 from bench.workloads.registry import WORKLOADS
 from router.core.policies.registry import POLICIES
-from router.runtime.nearest import unknown
+from router.runtime.mistakes import unknown
 
 COMPARED: Final = ("dlpm_home", "cache_aware", "round_robin", "vtc", "d2lpm")
 VOCABULARY: Final = 30_000

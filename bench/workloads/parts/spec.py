@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from router.runtime.nearest import unknown
+from router.runtime.mistakes import unknown
 
 T = TypeVar("T")
 

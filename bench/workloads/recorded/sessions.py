@@ -23,7 +23,7 @@ from bench.workloads.parts.prompts import EMPTY, Prompt, Text, random_tokens
 from bench.workloads.parts.spec import changed, split
 from bench.workloads.parts.traffic import Call, Client, Draw, Ending, Outcome, closed_loop
 from bench.workloads.recorded.traces import READERS, Trace, TraceError, parse_trace, split_trace
-from router.runtime.nearest import unknown
+from router.runtime.mistakes import unknown
 
 KIND: Final = "sessions"
 BLOCK_TOKENS: Final = 64

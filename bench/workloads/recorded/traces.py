@@ -23,7 +23,7 @@ from bench.workloads.parts.lengths import zipf
 from bench.workloads.parts.prompts import EMPTY, Prompt, random_tokens
 from bench.workloads.parts.spec import changed, split
 from bench.workloads.parts.traffic import Call, Client
-from router.runtime.nearest import unknown
+from router.runtime.mistakes import unknown
 
 BLOCK_TOKENS: Final = 512
 """Tokens behind one of Mooncake's hashes; the last hash of a prompt may stand for fewer."""
