@@ -33,7 +33,7 @@ class EarlierRun:
     def __init__(self, fronts: Iterable[CoveredFront] = (), live: Collection[RequestId] = ()) -> None:
         """`live`: the ids of the live requests."""
         self._fronts = {front.session: front for front in fronts}
-        self._names: Mapping[str, Mapping[RequestId, RequestId]] = {
+        self._ids: Mapping[str, Mapping[RequestId, RequestId]] = {
             session: dict(front.renamed) for session, front in self._fronts.items()
         }
         self.unclaimed: Final = set(live)
@@ -48,14 +48,14 @@ class EarlierRun:
         """Return how many messages of a front the restored state covers."""
         return self._fronts[session].messages if session in self._fronts else 0
 
-    def claim(self, session: str, own: RequestId) -> RequestId:
+    def claim(self, session: str, own_id: RequestId) -> RequestId:
         """Return the id that a live request of a front has in the state, and keep it no longer.
 
-        `own`: its id in its front.
+        `own_id`: that in its front.
         """
-        name = self._names.get(session, {}).get(own, own)
-        self.unclaimed.discard(name)
-        return name
+        claimed = self._ids.get(session, {}).get(own_id, own_id)
+        self.unclaimed.discard(claimed)
+        return claimed
 
     def has_reported(self, session: str, name: str) -> None:
         """Forget a front that has reported all it had, and those before it. `name`: as in `CoveredFront`."""

@@ -18,7 +18,6 @@ from router.channel.messages import (
     Assignment,
     Fact,
     FrontMessage,
-    LaterEvent,
     PlacementRecord,
     PrefillBeside,
     RanBefore,
@@ -31,6 +30,7 @@ from router.channel.messages import (
     WorkerChanged,
     WorkerRemoved,
 )
+from router.channel.renamed_requests import LaterMessage, RenamedRequests
 from router.core.model.commands import Command, Dispatch, Reject, WakeAt
 from router.core.model.events import (
     EVENTS,
@@ -61,8 +61,6 @@ DAY_SECONDS: Final = 86400
 
 Deliver = Callable[[SchedulerMessage], None]
 """Sends a message to one front."""
-LaterMessage = LaterEvent | Fact | Ask
-"""All messages of a front but those that open a request and those of its report to a new run."""
 
 
 class Observer(Protocol):
@@ -108,11 +106,7 @@ class NoServices(FrontServices):
 
 
 class FrontLink:
-    """One front as the host sees it.
-
-    Clients choose the ids of their requests, so two fronts may have requests with the same id in flight. The later one
-    gets another id here, which its front learns from its assignment.
-    """
+    """One front as the host sees it."""
 
     def __init__(self, host: "SchedulerHost", deliver: Deliver, number: int, session: str, replica: str) -> None:
         """`number`: of this front in its replica, for logs and metrics; `session` and `replica`: as in `Hello`."""
@@ -131,8 +125,7 @@ class FrontLink:
         self._host = host
         self._report: list[FrontMessage] = []
         """What the front has reported so far of what earlier runs had."""
-        self._renamed: dict[RequestId, RequestId] = {}
-        """The scheduler's ids of live requests, by the front's own id where it differs."""
+        self._renamed = RenamedRequests(number)
 
     @property
     def name(self) -> str:
@@ -144,7 +137,7 @@ class FrontLink:
     def covered(self) -> CoveredFront:
         """What a state that is saved now covers of this front, which has reported."""
         assert self.messages is not None
-        return CoveredFront(self.session, self.messages, tuple(self._renamed.items()), self.name)
+        return CoveredFront(self.session, self.messages, tuple(self._renamed.ids.items()), self.name)
 
     def receive(self, message: FrontMessage) -> None:
         """Handle a message of this front."""
@@ -174,17 +167,17 @@ class FrontLink:
         match message:
             case Arrived(request):
                 self._open(request.id, message)
-            case WaitedBefore(own, request):
-                name = self._host.earlier.claim(self.session, own)
-                self._open(own, Arrived(replace(request, id=name), again=True))
-            case RanBefore(own, resumed):
-                self._resume(own, resumed)
+            case WaitedBefore(own_id, request):
+                claimed = self._host.earlier.claim(self.session, own_id)
+                self._open(own_id, Arrived(replace(request, id=claimed), again=True))
+            case RanBefore(own_id, resumed):
+                self._resume(own_id, resumed)
             case AllReported():
                 """Only the first one counts."""
-            case _ if self._renamed:
-                self._host.receive(self, self._renamed_in(message))
+            case _ if self._renamed.ids:
+                self._host.receive(self, self._renamed.translated(message))
                 if isinstance(message, Finished | Failed | Cancelled):
-                    self._renamed.pop(message.request, None)
+                    self._renamed.forget(message.request)
             case _:
                 self._host.receive(self, message)
 
@@ -192,50 +185,23 @@ class FrontLink:
         """End the front: its requests are cancelled, and its calls no longer count. Needless if it was closed."""
         self._host.disconnect(self)
 
-    def _open(self, own: RequestId, event: Arrived | Resumed) -> None:
-        """Take a request that is new to this run."""
-        request = self._named_apart(own, event.request)
-        self._host.open(self, event if request is event.request else replace(event, request=request), own)
+    def _open(self, own_id: RequestId, event: Arrived | Resumed) -> None:
+        """Take a request that is new to this run. `own_id`: its id in its front."""
+        request, is_taken = event.request, self._host.is_taken
+        if request.id != own_id or is_taken(own_id):
+            event = replace(event, request=self._renamed.renamed(own_id, request, is_taken))
+        self._host.open(self, event, own_id)
 
-    def _resume(self, own: RequestId, event: Resumed) -> None:
+    def _resume(self, own_id: RequestId, event: Resumed) -> None:
         """Take an attempt of an earlier run: the first of a request that this run learns of, or a retry."""
-        known = self._renamed.get(own, own)
+        known = self._renamed.ids.get(own_id, own_id)
         if self._host.is_open_of(self, known):
             self._host.resume(replace(event, request=replace(event.request, id=known)))
         elif event.saved:
-            name = self._host.earlier.claim(self.session, own)
-            self._open(own, replace(event, request=replace(event.request, id=name)))
+            claimed = self._host.earlier.claim(self.session, own_id)
+            self._open(own_id, replace(event, request=replace(event.request, id=claimed)))
         else:
-            self._open(own, event)
-
-    def _named_apart(self, own: RequestId, request: Request) -> Request:
-        """Give a request another id if its id is taken. `own`: its id in its front."""
-        name = request.id
-        suffix = 0
-        while self._host.is_taken(name):
-            suffix += 1
-            name = RequestId(f"{own}.{self.number}.{suffix}")
-        if name != own:
-            self._renamed[own] = name
-        return request if name == request.id else replace(request, id=name)
-
-    def _renamed_in(self, message: LaterMessage) -> LaterMessage:
-        """Return a message with the scheduler's ids instead of the front's."""
-        match message:
-            case Progressed(output_tokens):
-                return Progressed({self._renamed.get(own, own): tokens for own, tokens in output_tokens.items()})
-            case (
-                Started(own)
-                | Finished(own)
-                | Failed(own)
-                | Returned(own)
-                | Prefilled(own)
-                | HandoffLost(own)
-                | Cancelled(own)
-            ) if own in self._renamed:
-                return replace(message, request=self._renamed[own])
-            case _:
-                return message
+            self._open(own_id, event)
 
 
 @dataclass(slots=True, eq=False)
@@ -243,7 +209,7 @@ class OpenRequest:
     """A request that has not ended."""
 
     front: FrontLink
-    own_name: RequestId
+    own_id: RequestId
     """Its id in its front."""
     request: Request
     replied: bool = False
@@ -374,10 +340,10 @@ class SchedulerHost:
         could not send there.
         """
         front.is_away = True
-        for name, opened in list(self._requests.items()):
-            if opened.front is front and not opened.withdrawn and self.scheduler.is_untouched(name):
+        for request, opened in list(self._requests.items()):
+            if opened.front is front and not opened.withdrawn and self.scheduler.is_untouched(request):
                 opened.withdrawn = True
-                self.feed(Cancelled(name))
+                self.feed(Cancelled(request))
 
     def set_aside(self, front: FrontLink) -> None:
         """Let workers have room as if they did not have the requests of a front that is away for long."""
@@ -391,7 +357,8 @@ class SchedulerHost:
     def _running(self, front: FrontLink) -> tuple[RequestId, ...]:
         """Return the requests of a front that workers have."""
         attempts = self.scheduler.attempts
-        return tuple(name for name, opened in self._requests.items() if opened.front is front and name in attempts)
+        mine = (request for request, opened in self._requests.items() if opened.front is front)
+        return tuple(request for request in mine if request in attempts)
 
     def queue_again(self, front: FrontLink) -> None:
         """Give the scheduler back what was taken from it while a front was away."""
@@ -459,12 +426,12 @@ class SchedulerHost:
         opened = self._requests.get(request)
         return opened is not None and opened.front is front
 
-    def open(self, front: FrontLink, event: Arrived | Resumed, own_name: RequestId) -> None:
-        """Take a request whose id no open request has. `own_name`: its id in its front."""
+    def open(self, front: FrontLink, event: Arrived | Resumed, own_id: RequestId) -> None:
+        """Take a request whose id no open request has. `own_id`: its id in its front."""
         request = event.request
         repeats = self._repeats(event)
         replied = isinstance(event, Resumed)
-        self._requests[request.id] = OpenRequest(front, own_name, request, replied, withdrawn=repeats, repeats=repeats)
+        self._requests[request.id] = OpenRequest(front, own_id, request, replied, withdrawn=repeats, repeats=repeats)
         if not repeats:
             self.feed(event)
 
@@ -480,7 +447,7 @@ class SchedulerHost:
                 self.feed(message)
                 opened = self._requests.pop(ended, None)
                 if opened is not None and not opened.replied:
-                    front.deliver(Withdrawn(opened.own_name))
+                    front.deliver(Withdrawn(opened.own_id))
             case Started() | Progressed() | Prefilled(decoding=True):
                 self.feed(message)
             case Returned(request) | Prefilled(request) | HandoffLost(request):
@@ -517,7 +484,7 @@ class SchedulerHost:
             case Reject(request):
                 if (opened := self._requests.get(request)) is not None:
                     opened.replied = True
-                    opened.front.deliver(Reject(opened.own_name, command.reason, command.retry_after))
+                    opened.front.deliver(Reject(opened.own_id, command.reason, command.retry_after))
             case WakeAt(time):
                 if self._wake_timer is not None:
                     self._wake_timer.cancel()
@@ -539,9 +506,9 @@ class SchedulerHost:
         opened.replied = True
         if opened.front.is_set_aside:  # a retry, which nobody can begin before the front is back
             asyncio.get_running_loop().call_soon(self._set_aside_again, opened.front)
-        own = opened.own_name
-        known_as = None if own == request else request
-        opened.front.deliver(Assignment(own, worker, cached_tokens, timeouts, known_as, leg, prefill, placement))
+        own_id = opened.own_id
+        known_as = None if own_id == request else request
+        opened.front.deliver(Assignment(own_id, worker, cached_tokens, timeouts, known_as, leg, prefill, placement))
 
     def _timeouts(self, worker: WorkerId, output_limit: int | None) -> Timeouts:
         """Return how long the worker may be silent with a request for at most this many output tokens."""
@@ -560,7 +527,7 @@ def _placement(dispatch: Dispatch, now: float) -> PlacementRecord:
         dispatch.why,
         decision.match.get(dispatch.worker, 0),
         max(decision.match.values(), default=0),
-        decision.credit,
+        decision.deficit,
         decision.load.requests,
         len(decision.passed_over),
     )

@@ -207,7 +207,7 @@ class FrontMeasured:
 class WaitedBefore:
     """A request that waited in an earlier run of the scheduler, and waits on."""
 
-    own: RequestId
+    own_id: RequestId
     """Its id in its front."""
     request: Request
     """Under the id that the scheduler had for it."""
@@ -217,7 +217,7 @@ class WaitedBefore:
 class RanBefore:
     """An attempt that an earlier run of the scheduler has sent to its worker. What has become of it follows."""
 
-    own: RequestId
+    own_id: RequestId
     """The request's id in its front."""
     resumed: Resumed
     """Under the id that the scheduler had for the request."""

@@ -69,11 +69,11 @@ class AttemptHistory:
     prefilled_with: int = 0
     """The number of the message that reported that."""
 
-    def report(self, own: RequestId, request: Request, covered: int, *, saved: bool) -> Iterator[FrontMessage]:
+    def report(self, own_id: RequestId, request: Request, covered: int, *, saved: bool) -> Iterator[FrontMessage]:
         """Yield what has become of the attempt.
 
-        `request`: under the scheduler's id; `own`: its id in this front; `covered`: how many messages the state covers;
-        `saved`: as in `Resumed`.
+        `own_id`: that of the request in this front; `request`: under the scheduler's id; `covered`: how many messages
+        the state covers; `saved`: as in `Resumed`.
         """
         sent, beside = self.assignment, self.assignment.prefill
         partner = None if beside is None else beside.worker
@@ -82,14 +82,14 @@ class AttemptHistory:
             beside = None
         if beside is not None:
             leg = Leg.PREFILL
-            yield RanBefore(own, Resumed(request, beside.worker, beside.cached_tokens, saved, leg, sent.worker))
-        yield RanBefore(own, Resumed(request, sent.worker, cached, saved, sent.leg, partner))
+            yield RanBefore(own_id, Resumed(request, beside.worker, beside.cached_tokens, saved, leg, sent.worker))
+        yield RanBefore(own_id, Resumed(request, sent.worker, cached, saved, sent.leg, partner))
         if beside is not None and self.prefilled is not None:
             yield self.prefilled
         if self.started:
-            yield Started(own)
+            yield Started(own_id)
         if self.output_tokens:
-            yield Progressed({own: self.output_tokens})
+            yield Progressed({own_id: self.output_tokens})
         if self.end is not None:
             yield self.end
 
@@ -99,7 +99,7 @@ class RequestHistory:
     """One request since it arrived, without the attempts that a saved state covers."""
 
     request: Request
-    name: RequestId
+    known_as: RequestId
     """The scheduler's id of the request."""
     arrived_with: int
     """The number of the message that reported its arrival."""
@@ -116,13 +116,13 @@ class RequestHistory:
 
     def report(self, covered: int) -> Iterator[FrontMessage]:
         """Yield what has become of the request. `covered`: how many messages the state covers."""
-        own, request, saved = self.request.id, self.request, self.arrived_with <= covered
-        if self.name != own:
-            request = replace(request, id=self.name)
+        own_id, request, saved = self.request.id, self.request, self.arrived_with <= covered
+        if self.known_as != own_id:
+            request = replace(request, id=self.known_as)
         if not self.attempts:
-            yield WaitedBefore(own, request) if saved else Arrived(request)
+            yield WaitedBefore(own_id, request) if saved else Arrived(request)
         for attempt in self.attempts:
-            yield from attempt.report(own, request, covered, saved=saved)
+            yield from attempt.report(own_id, request, covered, saved=saved)
         if self.end is not None:
             yield self.end
 
@@ -185,7 +185,7 @@ class UnsavedHistory:
             case Assignment(request):
                 if (history := self._live.get(request)) is not None and history.attempt is None:
                     history.attempts.append(AttemptHistory(message))
-                    history.name = message.known_as or request
+                    history.known_as = message.known_as or request
             case Answered(number, answer):
                 asked = self._questions.pop(number, None)
                 if asked is not None and answer is None:

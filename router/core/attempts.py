@@ -81,11 +81,11 @@ class Attempts:
     ) -> tuple[Attempt, Dispatch]:
         """`part`: as in `Attempt`."""
         request, worker_id, why, passed = choice
-        worker, credit = self._workers[worker_id], self._policy.deficit(request.client, worker_id)
+        worker, deficit = self._workers[worker_id], self._policy.deficit(request.client, worker_id)
         load, limits = worker.load, worker.window.limits
         attempt = self._open(state, part, worker, leg, partner, now)
         # The lookup is of the moment of the dispatch: `_open` has brought it up to date before anything changed.
-        decision = Decision(request.client, state.lookup.match, credit, load, limits, passed)
+        decision = Decision(request.client, state.lookup.match, deficit, load, limits, passed)
         cached = attempt.run.predicted_tokens
         return attempt, Dispatch(state.request.id, worker_id, cached, why, decision, leg, partner)
 

@@ -185,24 +185,24 @@ class Scheduler:
     @property
     def attempts(self) -> Mapping[RequestId, Attempt]:
         """The attempt of each request that is at a worker."""
-        return {name: attempt for name, state in self._requests.items() if (attempt := state.attempt) is not None}
+        return {request: attempt for request, state in self._requests.items() if (attempt := state.attempt) is not None}
 
     @property
     def prefills(self) -> Mapping[RequestId, Attempt]:
         """The attempt that computes the prompt of each request that a decode worker has at the same time."""
-        return {name: prefill for name, state in self._requests.items() if (prefill := state.prefill) is not None}
+        return {request: prefill for request, state in self._requests.items() if (prefill := state.prefill) is not None}
 
     def charged_requests(self) -> Iterator[ChargedRequest]:
         """Yield what each live request was charged, except those that were never charged, and what an earlier run has
         charged for those that have not been reported. Changes nothing.
         """
         yield from self._carried.unreported()
-        for name, state in self._requests.items():
+        for request, state in self._requests.items():
             attempts = [attempt for attempt in (state.prefill, state.attempt) if attempt is not None]
             for attempt in attempts:
                 bill = attempt.bill
                 yield ChargedRequest(
-                    name,
+                    request,
                     bill.client,
                     bill.worker,
                     bill.tokens,
@@ -212,7 +212,7 @@ class Scheduler:
                     day=self.ledger.usage.day,
                 )
             if not attempts and state.charged is not None:
-                yield ChargedRequest(name, state.request.client, None, NOTHING, started=False, earlier=state.charged)
+                yield ChargedRequest(request, state.request.client, None, NOTHING, started=False, earlier=state.charged)
 
     @property
     def waiting(self) -> int:
@@ -307,8 +307,8 @@ class Scheduler:
         match event:
             case FrontAway(requests) | FrontBack(requests):
                 follow = self._attempts.set_aside if isinstance(event, FrontAway) else self._attempts.bring_back
-                for name in requests:
-                    if (state := self._requests.get(name)) is not None:
+                for request in requests:
+                    if (state := self._requests.get(request)) is not None:
                         follow(state, now)
             case Held(charged):
                 self.cluster.held = True

@@ -232,13 +232,13 @@ class Relay:
         if self._record is not None:
             self._record.note_sent(assignment)
         if assignment.known_as is not None:
-            self._adopt_name(assignment.known_as)
+            self._adopt_id(assignment.known_as)
 
-    def _adopt_name(self, name: RequestId) -> None:
+    def _adopt_id(self, known_as: RequestId) -> None:
         """Use the id that the scheduler gave the request, because another front has one with the client's id."""
-        self._outgoing.known_as = name
+        self._outgoing.known_as = known_as
         if not self._exchange.begun:
-            self._exchange.request_id = name
+            self._exchange.request_id = known_as
 
     def _assignment_headers(self, assignment: Assignment, policy: str, waited: float) -> HeaderList:
         prefill = self._prefill if assignment.prefill is None else assignment.prefill

@@ -112,7 +112,7 @@ class DispatchRecord:
     """Input tokens predicted to be cached, for each worker that has any."""
     home: list[WorkerId]
     """The workers with the longest match; empty where no worker has one."""
-    credit: Deficit
+    deficit: Deficit
     """The client's deficits at the worker before the charge, in cost units; None where the policy keeps none."""
     load: WindowLoad
     """What was in flight at the worker before this request."""
@@ -391,7 +391,7 @@ def _dispatched(command: Dispatch) -> DispatchRecord:
         predicted_cached_tokens=command.cached_tokens,
         match=dict(decision.match),
         home=[worker for worker, tokens in decision.match.items() if tokens == longest],
-        credit=decision.credit,
+        deficit=decision.deficit,
         load=WindowLoad(*decision.load[:3]),
         limits=decision.limits,
         passed_over=[PassedOverReport(*passed) for passed in decision.passed_over],

@@ -55,7 +55,7 @@ def test_a_dispatch_is_explained_with_all_that_was_known() -> None:
     assert (choice.worker, choice.why, choice.predicted_cached_tokens) == ("w1", "match", 64)
     assert choice.match == {"w1": 64, "w2": 96, "w3": 96}
     assert choice.home == ["w2", "w3"]
-    assert choice.credit == Deficit(3.5, None)
+    assert choice.deficit == Deficit(3.5, None)
     assert (choice.load.requests, choice.load.unstarted, choice.load.unstarted_tokens) == (2, 1, 700)
     assert choice.limits == Limits(256, 16384)
     assert [(p.request, p.reason) for p in choice.passed_over] == [("big", "did not fit")]
@@ -246,7 +246,7 @@ async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
         assert done["dispatch"]["worker"] == engine.url.removeprefix("http://")
         assert done["dispatch"]["limits"] == {"requests": 1, "unstarted_tokens": 4096}
         assert done["dispatch"]["load"] == {"requests": 0, "unstarted": 0, "unstarted_tokens": 0}
-        assert done["dispatch"]["credit"].keys() == {"placement", "order"}
+        assert done["dispatch"]["deficit"].keys() == {"placement", "order"}
 
 
 async def test_a_generated_id_is_explained() -> None:

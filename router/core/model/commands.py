@@ -50,7 +50,7 @@ class Decision(NamedTuple):
     client: ClientId
     match: Mapping[WorkerId, int]
     """Input tokens that each worker was believed to hold; workers that held none are omitted."""
-    credit: Deficit
+    deficit: Deficit
     """The client's deficit at the chosen worker, before this request was charged."""
     load: Load
     """Load of the chosen worker, without this request."""

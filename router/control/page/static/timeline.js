@@ -62,11 +62,11 @@ function eventsOf({ times, tried, held_back, sent_ahead, dispatch, prefill, hand
   return events;
 }
 
-function placement({ worker, why, match, predicted_cached_tokens, credit, load, limits, passed_over }) {
+function placement({ worker, why, match, predicted_cached_tokens, deficit, load, limits, passed_over }) {
   const notes = [["to ", detailsLink("worker", worker), `, because: ${why}`]];
   const matches = Object.entries(match).sort((a, b) => b[1] - a[1]).map(([at, tokens]) => [detailsLink("worker", at), ` ${compact(tokens)}`]);
   notes.push(matches.length ? [`predicted cached: ${compact(predicted_cached_tokens)} tokens; longest match by worker: `, ...joined(matches)] : ["no worker held its prefix"]);
-  const deficits = Object.entries(credit).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${compact(value)}`);
+  const deficits = Object.entries(deficit).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${compact(value)}`);
   if (deficits.length) notes.push([`deficit before: ${deficits.join(", ")} cost units`]);
   const room = limits ? ` of ${compact(limits.requests)}` : "";
   notes.push([`in flight there: ${compact(load.requests)}${room} requests, ${compact(load.unstarted_tokens)} tokens unstarted`]);

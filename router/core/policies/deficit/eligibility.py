@@ -139,7 +139,7 @@ class Eligibility:
 
     def add_waiting(self, request: Request, cost: float = 0.0) -> None:
         """Add a waiting request. A new client starts with one quantum, Q^u times its weight; a client that begins to
-        wait keeps at most what a round adds, and likewise at its second turn if it has been in credit since.
+        wait keeps at most what a round adds, and likewise at its second turn if its deficit has been positive since.
 
         `cost`: the cost of the request's input now, in cost units. If that is more than a head start, the client is not
         fresh.
@@ -363,8 +363,8 @@ class Eligibility:
 
     def _has_turn_ahead(self, client: ClientId, rounds: TurnRounds) -> bool:
         """Whether a fresh client takes its turn in this round, or in the next one, to which turns of others lead."""
-        in_credit = client in self._eligible
-        if client not in self.turns.head_starts or not (in_credit or self._may_take_turn(client)):
+        eligible = client in self._eligible
+        if client not in self.turns.head_starts or not (eligible or self._may_take_turn(client)):
             return False
         if rounds.has_turn(client):
             return self._waiting.ready.get(client) == FRESH_AND_SPARSE

@@ -70,7 +70,7 @@ class D2lpm(Placement):
             return self._elsewhere(client, eligible), "no prefix"
         home = [c for c in eligible if c.cached_tokens == longest]
         if not home:
-            return self._elsewhere(client, eligible), "credit used up"
+            return self._elsewhere(client, eligible), "deficit used up"
         chosen = lightest(home, self._turn)
         if not self._parameters.charge_full_input and self._overloaded(chosen, lightest(eligible, self._turn)):
             return self._elsewhere(client, eligible), "load"

@@ -199,7 +199,9 @@ class HomePool:
         Thousands may share a prefix, and to choose a home for each takes too long for one event. So if there are many,
         they keep their homes for some moments.
         """
-        self._changes.extend(zip(repeat(worker), sorted([self._waiting[name] for name in requests], key=_arrival)))
+        self._changes.extend(
+            zip(repeat(worker), sorted([self._waiting[request] for request in requests], key=_arrival))
+        )
         if len(self._changes) <= CHANGES_AT_ONCE:
             self._take_in_changes(CHANGES_AT_ONCE)
         elif self._next_changes == inf:

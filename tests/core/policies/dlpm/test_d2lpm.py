@@ -90,7 +90,7 @@ def test_a_client_whose_deficit_at_a_worker_is_used_up_leaves_it() -> None:
     first, second = scene.arrive("ada", "document 1"), scene.arrive("ada", "document 2---")
     spread = scene.arrive("ada", "document 3")
     assert scene.worker_of(first) == scene.worker_of(second) != scene.worker_of(spread)
-    assert scene.dispatched[spread].why == "credit used up"
+    assert scene.dispatched[spread].why == "deficit used up"
     assert scene.worker_of(scene.arrive("bob", "document 2---")) == scene.worker_of(first)
 
 
