@@ -56,14 +56,14 @@ class WorkerObserver(Protocol):
     """Learns of the workers of the fleet as they change."""
 
     def apply(self, change: WorkerChanged | WorkerRemoved) -> None:
-        """Take note of a change."""
+        """Note a change."""
 
 
 class ResponseObserver(Protocol):
     """Learns that stored responses have changed, through this front or another one."""
 
     def response_changed(self, response: str, *, deleted: bool) -> None:
-        """Take note of a change."""
+        """Note a change."""
 
 
 class EventObserver(Protocol):

@@ -168,7 +168,7 @@ class FrontChannel:
         await asyncio.shield(self._task)
 
     async def close(self) -> bool:
-        """Send what is unsent, and close the channel for good. Returns False if there is no scheduler."""
+        """Send what is unsent, and close the channel permanently. Returns False if there is no scheduler."""
         await self._stop_reconnecting()
         if self._end is None or self._end.is_closed or not self._ready:
             return False
@@ -295,7 +295,7 @@ class FrontChannel:
         end.send(AllReported(self._history.messages))
 
     def _confirm(self, handled: int) -> None:
-        """Take note of how many messages the scheduler has handled."""
+        """Note how many messages the scheduler has handled."""
         self._unconfirmed.confirm(handled)
 
     def _send(self, message: FrontMessage) -> None:

@@ -77,7 +77,7 @@ class FrontServices(Protocol):
     """What the scheduler's process does for fronts besides scheduling."""
 
     def take(self, front: "FrontLink", fact: Fact) -> None:
-        """Take note of a fact that a front reports."""
+        """Note a fact that a front reports."""
 
     def answer(self, front: "FrontLink", question: AnyQuestion) -> AnswerValue:
         """Answer a question of a front."""
@@ -182,7 +182,7 @@ class FrontLink:
                 self._host.receive(self, message)
 
     def close(self) -> None:
-        """End the front: its requests are cancelled, and its calls no longer count. Needless if it was closed."""
+        """End the front: cancel its requests, and no longer count its calls. Does nothing if it was closed before."""
         self._host.disconnect(self)
 
     def _open(self, own_id: RequestId, event: Arrived | Resumed) -> None:
@@ -259,7 +259,7 @@ class SchedulerHost:
         """Called when a front has reported all that an earlier run had of it."""
 
     def reported(self, front: FrontLink) -> None:
-        """Take note that a front has reported all that an earlier run had of it."""
+        """Note that a front has reported all that an earlier run had of it."""
         self.earlier.has_reported(front.session, front.name if front.replica else "")
         self.on_reported(front)
 
@@ -321,7 +321,9 @@ class SchedulerHost:
         return link
 
     def disconnect(self, front: FrontLink) -> None:
-        """Remove a front, whose clients are gone: cancel its requests and end its calls. Needless if it was removed."""
+        """Remove a front, whose clients are gone: cancel its requests and end its calls. Does nothing if it was removed
+        before.
+        """
         if front not in self._links:
             return
         self._links.remove(front)

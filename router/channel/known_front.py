@@ -85,7 +85,7 @@ class KnownFront:
         return self.link.messages or 0
 
     def confirm(self, received: int) -> None:
-        """Take note of how many messages the front has handled."""
+        """Note how many messages the front has handled."""
         self._unconfirmed.confirm(received)
 
     def receive(self, message: FrontMessage) -> None:
@@ -114,7 +114,7 @@ class KnownFront:
         return True
 
     def lost(self, connection: FrontConnection, *, ended: bool) -> None:
-        """Take note that a connection is lost. `ended`: whether the front's side has closed it."""
+        """Note that a connection is lost. `ended`: whether the front's side has closed it."""
         if connection is not self._connection:
             return  # it has another one already
         self._connection = None

@@ -384,7 +384,7 @@ class Continued:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The front was given up, and what it had is settled: it can only begin anew."""
+    """The front was given up, and what it had is settled: it can only begin again."""
 
 
 SchedulerMessage = (

@@ -138,7 +138,7 @@ def _announced(
 def with_default_policy(settings: Settings) -> Settings:
     """Return the settings with the policy that balances, if none is set and ranks of workers step together.
 
-    Only what the settings say and workers answer now counts: the scheduler keeps its policy for good.
+    Only what the settings say and what workers answer now decides: the scheduler keeps its policy while it runs.
     """
     if "policy" in settings.model_fields_set:
         return settings

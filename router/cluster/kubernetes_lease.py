@@ -99,7 +99,7 @@ class Observation:
         self._seen_at = 0.0
 
     def see(self, lease: Lease | None, now: float) -> None:
-        """Take note of the Lease. `now`: seconds of this process's own clock, which never goes backwards."""
+        """Note what the Lease says. `now`: seconds of this process's own clock, which never goes backwards."""
         if lease is None or self.lease is None or lease.metadata.version != self.lease.metadata.version:
             self._seen_at = now
         self.lease = lease
@@ -285,7 +285,7 @@ class KubernetesLease:
             return
 
     async def _follow(self) -> None:
-        """Watch the Lease for good."""
+        """Watch the Lease until the task is cancelled."""
         while True:
             try:
                 await self._watch()

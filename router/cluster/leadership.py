@@ -77,9 +77,9 @@ class Leadership(PeriodicTask):
         await self._release()
 
     def on_superseded(self, epoch: int) -> None:
-        """Take note that a front has obeyed an epoch that is higher than this one.
+        """Note that a front has obeyed an epoch that is higher than this one.
 
-        If the store has lost its data, and this leader began anew below it, the next one is to begin above it.
+        If the store has lost its data, and this leader began again below it, the next one is to begin above it.
         """
         if epoch <= self._tenure.record.epoch:
             return

@@ -211,7 +211,7 @@ class Tenure:
         return min(LONGEST_LEASE_SECONDS, max(LEASE_SECONDS, late * LEASE_SECONDS / RENEW_SECONDS))
 
     def answered(self, renewal: Renewal) -> None:
-        """Take note of what became of a renewal.
+        """Note what became of a renewal.
 
         A leader whose store does not answer goes on: its fronts will hear of a higher epoch, should there be one.
         """
@@ -219,7 +219,7 @@ class Tenure:
         self.over = self.over or renewal is Renewal.SUPERSEDED
 
     def heard(self, epoch: int) -> None:
-        """Take note that a front has seen this epoch."""
+        """Note that a front has seen this epoch."""
         self.over = self.over or epoch > self.record.epoch
 
     def hand_over(self, now: float) -> None:

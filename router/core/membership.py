@@ -214,7 +214,7 @@ class Membership:
         return [*dict.fromkeys(each for model in alone for each in self._cluster.serving(decode_route(model)))]
 
     def _relieve(self, alone: Sequence[WorkerId], now: float) -> None:
-        """Place anew the requests that wait for these decode workers: their prompts are prefilled from now on."""
+        """Place the requests again that wait for these decode workers: their prompts are prefilled from now on."""
         for worker in alone:
             self._cluster.eject(worker, now)  # as the policy is told: meanwhile it serves nothing
             unserved = self._policy.worker_left(worker, now)

@@ -98,7 +98,7 @@ class RequestState:
     charged_output: int = 0
     """Output tokens charged for earlier attempts."""
     resumed_output: int = 0
-    """Output tokens from which the next worker continues; an answer that is not streamed begins anew."""
+    """Output tokens from which the next worker continues; an answer that is not streamed begins again."""
     paid: UndeliveredCall | None = None
     """The call that this one repeats, whose front died."""
 
@@ -115,7 +115,7 @@ class RequestState:
         return [worker for worker in workers if worker not in self.failed_workers]
 
     def pay(self, call: UndeliveredCall) -> None:
-        """Take note that the client has paid for this call already, and received nothing."""
+        """Note that the client has paid for this call already, and received nothing."""
         self.paid, self.charged, self.charged_output = call, call.charged, call.charged.output
 
     def add_charged(self, tokens: Tokens) -> None:

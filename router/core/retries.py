@@ -142,7 +142,7 @@ class RetryWorkers:
 
     def _able_to_begin(self, workers: list[WorkerId], state: RequestState) -> list[WorkerId]:
         """Leave out the prefill workers while no decode worker in use is left to try: a prompt does not keep until one
-        comes back, and would be computed in vain if none does.
+        comes back, and would be computed for nothing if none does.
         """
         if not self._cluster.serving(decode_route(state.request.model)) or self.decoders(state):
             return workers

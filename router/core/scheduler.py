@@ -473,7 +473,7 @@ class Scheduler:
             self._refuse(state, Refusal.NO_RETRY, now)
 
     def _refuse(self, state: RequestState, reason: Refusal, now: float) -> None:
-        """Reject for good a request that has had an attempt. What its attempts cost stays charged."""
+        """Reject permanently a request that has had an attempt. What its attempts cost stays charged."""
         self._table.close_request(state.request, now)
         self._commands.append(Reject(state.request.id, reason))
 

@@ -111,7 +111,7 @@ class Relay:
         """The answer of the current worker."""
         self._sent = False
         self._ending: Finished | Failed | None = None
-        """How the request ended; None before, and for good if the client disconnects first."""
+        """How the request ended; None before, and forever if the client disconnects first."""
         self._settled = False
 
     @property

@@ -329,7 +329,7 @@ class EventStream:
             self._previous = None
 
     def _handle_missed(self) -> None:
-        """Start anew, because messages before the next one are missing and cannot be replayed."""
+        """Start again, because messages before the next one are missing and cannot be replayed."""
         if self._continuity.next_number:
             self._fault_log.add(KvEventFault.UNREPAIRED)
         else:

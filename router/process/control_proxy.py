@@ -19,7 +19,7 @@ ADDRESS_HEADER: Final = b"x-d2lpm-client-address"
 """Carries the client's address. Only fronts can set it: one that a client sends is removed."""
 HOP_HEADERS: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"expect"})
 NOT_PASSED_ON: Final = HOP_HEADERS | {ADDRESS_HEADER, b"content-length", b"accept-encoding"}
-"""Headers of a client's call that are not passed on; the last three are set anew."""
+"""Headers of a client's call that are not passed on; the last three are set here."""
 TIMEOUT_SECONDS: Final = 60.0
 LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=5.0)
 """Idle connections are kept for less time than by the other side, which so closes none at the moment of a call."""

@@ -31,7 +31,7 @@ from router.upstream.directory import WorkerDirectory
 
 
 class SchedulerServices(FrontServices):
-    """Keeps the clients' limits and the stored responses, and takes note of what fronts report about workers."""
+    """Keeps the clients' limits and the stored responses, and notes what fronts report about workers."""
 
     def __init__(
         self,

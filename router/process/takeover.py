@@ -117,7 +117,7 @@ class Takeover:
             self._release()
 
     def _on_reported(self, front: FrontLink) -> None:
-        """Take note that a front has reported, or one that was started again in its place."""
+        """Note that a front has reported, or one that was started again in its place."""
         before = [each.session for each in self._saved.fronts if each.name == front.name and front.replica]
         self._missing -= {front.number, front.session, *before}
         if not (self._missing - self._late or self._unknown):

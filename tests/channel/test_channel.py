@@ -248,7 +248,7 @@ async def test_running_streams_are_reported_together() -> None:
 
 
 async def test_a_stream_with_many_new_tokens_is_reported_before_the_others() -> None:
-    """A fast stream is never far ahead of what the scheduler knows, however seldom slow ones are reported."""
+    """A fast stream is never far ahead of what the scheduler knows, however rarely slow ones are reported."""
     scene = ChannelScene(workers=2)
     for number, tokens in enumerate((1000, 5)):
         scene.submit(f"{number}")

@@ -27,7 +27,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """The clients: equal ones that flood, and light ones that call seldom."""
+    """The clients: equal ones that flood, and light ones that call rarely."""
 
     flooders: int = 20
     lights: int = 8

@@ -411,7 +411,7 @@ class Fleet(RuleBasedStateMachine):
                 for name, running in self.running.items()
                 if running.worker == state.worker.id and not running.front_away
             }
-            # The output of an unstreamed answer is estimated until it ends, and begins anew after a retry.
+            # The output of an unstreamed answer is estimated until it ends, and begins again after a retry.
             contexts = [
                 running.input_tokens
                 - running.resumed

@@ -123,7 +123,7 @@ def core_settings() -> st.SearchStrategy[SchedulerSettings]:
 
 
 def habits() -> st.SearchStrategy[Habits]:
-    seldom, often = st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from([1.0, 0.5])
+    rarely, often = st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from([1.0, 0.5])
     return st.builds(
         Habits,
         weight=st.floats(0.25, 4.0),
@@ -134,11 +134,11 @@ def habits() -> st.SearchStrategy[Habits]:
         limit=st.sampled_from([0, 5, 40, 200]),
         stops_early=st.booleans(),
         streamed=often,
-        pinned=seldom,
+        pinned=rarely,
         cached=st.sampled_from(Cached),
         reports_usage=often,
-        refused=seldom,
-        broken=seldom,
+        refused=rarely,
+        broken=rarely,
         cancelled=st.sampled_from([0.0, 0.05, 0.5]),
         leaves=st.sampled_from([0.0, 0.05, 0.3]),
         returns=st.sampled_from([0.05, 0.3, 1.0]),
@@ -382,7 +382,7 @@ def refill_for_one(eligibility: Eligibility, request: Request, waiting: int) -> 
 
 
 def shed_by_churn(eligibility: Eligibility, request: Request, waiting: int) -> None:
-    """Apply line 12 of Algorithm 1 to every client that had nothing queued: its deficit begins anew."""
+    """Apply line 12 of Algorithm 1 to every client that had nothing queued: its deficit begins again."""
     deficit = eligibility.deficit(request.client)
     if not waiting and deficit is not None and deficit < 0:
         eligibility.charge(request.client, deficit)

@@ -2,7 +2,7 @@
 
 SGLang's environment holds what vLLM's lacks and sees the rest of its packages, torch and transformers among them.
 Nothing is done when a stamp shows that the same inputs have made an environment before, so this may run before every
-test. The stamp is written last, and an environment without one is made anew: half of one is never taken for good.
+test. The stamp is written last, and an environment without one is made again: half of one is never taken for good.
 """
 
 import hashlib

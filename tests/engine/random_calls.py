@@ -23,7 +23,7 @@ MOST_OUTPUT = 200
 SEVERAL = 0.2
 """Share of completions and chats that ask for two to four answers."""
 ANEW = 0.1
-"""Share of the other calls whose prompt the engine computes anew even if it is cached."""
+"""Share of the other calls whose prompt the engine computes again even if it is cached."""
 AT_ONCE = 4
 
 

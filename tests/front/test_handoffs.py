@@ -210,7 +210,7 @@ async def test_an_answer_without_parameters_is_a_failure(answer: bytes) -> None:
 
 
 async def test_a_prefill_worker_that_dies_is_replaced() -> None:
-    """The first one computed in vain, which nobody pays for."""
+    """What the first one computed is of no use, and nobody pays for it."""
     async with tiers(prefill=2) as (prefill, (decode,), router), router.post(chat()) as post:
         call, number = await either(prefill)
         call.reset()

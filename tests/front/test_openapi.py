@@ -76,7 +76,7 @@ def operations(url: str) -> list[Operation]:
 
 
 def set_realistic_values(case: AnyCase, existing: Mapping[str, str]) -> None:
-    """Fill a call with existing names and the document's example, because random values seldom pass validation."""
+    """Fill a call with existing names and the document's example, because random values rarely pass validation."""
     if case.path == "/workers" and isinstance(case.body, dict):
         case.body = {"url": "http://127.0.0.1:9", "id": str(case.body.get("id", ""))}
     elif isinstance(case.body, dict):

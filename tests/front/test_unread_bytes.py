@@ -60,7 +60,7 @@ def test_starting_again_does_not_reset_the_bytes_read() -> None:
 
 
 def test_stopping_releases_all_bytes() -> None:
-    """If the client stops reading again, counting starts anew."""
+    """If the client stops reading again, counting starts again."""
     budget, transport, unread = started(100)
     unread.stop()
     assert budget.held == 0

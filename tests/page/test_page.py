@@ -271,7 +271,7 @@ def test_a_page_without_traffic_says_what_is_missing(browser: Browser) -> None:
 
 
 def test_decisions_go_on_after_a_restart_of_the_scheduler(browser: Browser) -> None:
-    """Their numbers begin anew then; those of one frame that come again in the next one are shown once."""
+    """Their numbers begin again then; those of one frame that come again in the next one are shown once."""
     with running(workers=1) as stand, opened(browser, stand.url) as (page, faults):
         until_live(page)
         assert page.evaluate(NUMBERS_SHOWN, [[98, 99], [99, 100], [1, 2], [1, 2, 3]]) == [3, 2, 1, 100, 99, 98]

@@ -33,7 +33,7 @@ SPAN, LARGE_SPAN, QUICK_SPAN = Span(20.0, 8.0), Span(12.0, 6.0), Span(10.0, 4.0)
 """The second one for more than 16 workers: longer ones would take an hour."""
 CLIENTS, QUICK_CLIENTS = 10_000, 500
 HEAVY: Final = 16
-"""Clients that always wait; all others seldom call."""
+"""Clients that always wait; all others rarely call."""
 PLACES: Final = 8
 """Calls that a worker runs at once: few and long ones, so that 1,024 workers can be simulated in minutes."""
 WORKER: Final = WorkerSpec(hardware=A100.hardware, speed=0.5, max_running=PLACES, kv_tokens=120_000)
@@ -69,7 +69,7 @@ class CellsOfWorkers(Experiment):
     title: ClassVar[str] = "Workers in cells, each with a scheduler, and D²LPM's placement among them"
     published: ClassVar[str] = (
         "Of no paper. Each cell orders its queue by dlpm_home; a deficit for each client and cell says to which cell a"
-        f" call goes. {HEAVY} heavy clients always wait, {CLIENTS - HEAVY:,} light ones seldom call. Gap: the largest"
+        f" call goes. {HEAVY} heavy clients always wait, {CLIENTS - HEAVY:,} light ones rarely call. Gap: the largest"
         " difference in service between two heavy clients since the warm-up, in 1,000 cost units. Sum of gaps: each"
         " cell's largest between two that wait there, added up; bound: the same of the cells' bounds, which is the"
         " factor of cells. Gap / mean: the gap over what a heavy client was served on average. Decisions: those of a"

@@ -25,7 +25,7 @@ class Rendezvous(Protocol):
         """Return the body for the decode worker."""
 
     def check_prefill(self, answer: Mapping[str, Any]) -> None:
-        """Raise WorkerBroke if a prefill worker's answer means that the decode worker will wait in vain."""
+        """Raise WorkerBroke if a prefill worker's answer means that its prompt never comes to the decode worker."""
 
     @property
     def kept_params(self) -> bytes | None:
@@ -67,7 +67,7 @@ def finish_reasons(answer: Mapping[str, Any]) -> list[object]:
 def read_prefill(rendezvous: Rendezvous, body: bytes) -> Usage | None:
     """Read the whole answer of a prefill worker that was called together with the decode worker.
 
-    Raises WorkerBroke if the decode worker will wait in vain.
+    Raises WorkerBroke if the decode worker waits for a prompt that never comes.
     """
     answer = read_object(body)
     if prefill_failed(answer):

@@ -91,7 +91,7 @@ class Calibration:
             self._add(predicted, actual, prompt)
 
     def reset(self) -> None:
-        """Start anew, because the cache was emptied: earlier errors say nothing about its new content."""
+        """Start again, because the cache was emptied: earlier errors say nothing about its new content."""
         self._recent.clear()
         self._error, self._predicted, self._actual = 0.0, 0, 0
         self.discount = 1.0

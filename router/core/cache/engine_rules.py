@@ -59,7 +59,7 @@ def computes_anew(engine: str, computed_anew_by: frozenset[str]) -> bool:
 def resent_tokens(prompt: int, beams: int, length: int, block: int) -> int:
     """Return the input tokens that vLLM's beam search computes after the prompt, and that no usage reports.
 
-    For each token after the first it sends every beam anew, and finds the full blocks of all but the last token in its
+    For each token after the first it sends every beam again, and finds the full blocks of all but the last token in its
     cache. `prompt`: tokens of the prompt; `length`: tokens of each beam; `block`: tokens of a block.
     """
 

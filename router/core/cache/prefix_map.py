@@ -133,7 +133,7 @@ class PrefixMap:
         return lookup.size, lookup.match
 
     def up_to_date(self, lookup: Lookup) -> Lookup:
-        """Return the lookup, after computing anew what may have changed of it."""
+        """Return the lookup, after computing again what may have changed of it."""
         request = lookup.request
         if self._oracle is not None:
             self._keep_latest(lookup)
@@ -305,7 +305,7 @@ class PrefixMap:
 
     def take_changes(self) -> Mapping[WorkerId, Iterable[RequestId]]:
         """Return the watched requests whose match differs from what `watch` returned, or, if they are watched narrowly,
-        that a change concerns; each must be watched anew.
+        that a change concerns; each must be watched again.
 
         Each change is returned once: the next call returns later changes only.
         """
@@ -334,7 +334,7 @@ class PrefixMap:
         return self._apply_minimum(request, held)
 
     def watch_narrowly(self, request: Request, workers: Collection[WorkerId], able: Mapping[WorkerId, object]) -> None:
-        """Let changes of a watched request's match be reported, until it is watched anew, only if they are at these
+        """Let changes of a watched request's match be reported, until it is watched again, only if they are at these
         workers, or change the most chunks that any worker holds, or those that all workers hold.
 
         `able`: all that the request may go to; the mapping must not change. The request is watched as before if each

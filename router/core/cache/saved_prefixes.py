@@ -1,8 +1,8 @@
 """The most recent part of a prefix tree as data, read piece by piece while the tree goes on changing.
 
 Between two pieces, a node may be split, or join its child. But the prefix that ends with a node stays the same as long
-as the node exists. So a saved node can be referred to for good; if boundaries have moved meanwhile, some chunks are
-saved twice. What is evicted in between may be missing, or may be saved although it is gone.
+as the node exists. So a saved node can be named later; if boundaries have moved meanwhile, some chunks are saved twice.
+What is evicted in between may be missing, or may be saved although it is gone.
 """
 
 from collections import deque

@@ -213,7 +213,7 @@ class Cluster:
         self._returns = Returns()
 
     def _forget_routes(self) -> None:
-        """Find anew who serves what, because workers joined, left or were ejected."""
+        """Find again who serves what, because workers joined, left or were ejected."""
         self._note_change()
         self._serving.clear()
         self._candidates.clear()

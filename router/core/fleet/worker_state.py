@@ -346,7 +346,7 @@ class WorkerState:
 
     def set_aside(self, flight: InFlight, now: float) -> None:
         """Leave a request in flight out of all counts, as nobody reports on it. If its outcome was to show whether the
-        worker is well, it shows nothing any more. Needless if it is left out already.
+        worker is well, it shows nothing any more. Does nothing if it is left out already.
         """
         if flight in self.in_flight.requests:
             self._account_until(now)
@@ -355,7 +355,7 @@ class WorkerState:
             self._refresh_load()
 
     def bring_back(self, flight: InFlight, now: float) -> None:
-        """Count a request again that was set aside; needless if it was not."""
+        """Count a request again that was set aside; does nothing if it was not."""
         in_flight = self.in_flight
         if flight in in_flight.aside:
             self._account_until(now)

@@ -136,7 +136,7 @@ class Policy(Protocol):
         return
 
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
-        """The prefix match of these watched requests at this worker changed. Each must be watched anew."""
+        """The prefix match of these watched requests at this worker changed. Each must be watched again."""
 
     def on_cache_lost(self, worker: WorkerId) -> None:  # noqa: ARG002 - most policies ask what is cached
         """A worker dropped all that its prefix cache held."""
@@ -146,7 +146,7 @@ class Policy(Protocol):
         """A worker became available."""
 
     def worker_left(self, worker: WorkerId, now: float) -> list[Request]:
-        """A worker became unavailable: place its queue anew. Returns the requests that no remaining worker serves."""
+        """A worker became unavailable: place its queue again. Returns the requests that no remaining worker serves."""
 
     def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:
         """The client's deficits at a worker."""
@@ -287,7 +287,7 @@ class Order(Protocol):
         return
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:  # noqa: ARG002 - some orders keep no state
-        """The prefix match of these watched requests at this worker changed. Each must be watched anew."""
+        """The prefix match of these watched requests at this worker changed. Each must be watched again."""
         return
 
     def deficit(self, client: ClientId) -> float | None:  # noqa: ARG002 - some orders keep no state

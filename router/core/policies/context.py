@@ -128,7 +128,7 @@ class FleetView(Protocol):
         """
 
     def watch_narrowly(self, request: Request, workers: Collection[WorkerId], able: Mapping[WorkerId, object]) -> None:
-        """Report changes of a watched request's match, until it is watched anew, only if they are at these workers, or
+        """Report changes of a watched request's match, until it is watched again, only if they are at these workers, or
         change the most chunks that any worker holds, or those that all workers hold. `able`: the workers that the
         request may go to; the mapping must not change.
         """

@@ -5,7 +5,7 @@ percent for any single prompt: code, names and other languages take more. But pr
 and other prompts share their beginnings. What an engine counted up to the end of one prompt is known exactly for all
 prompts that begin with it. Between such places tokens are spread evenly.
 
-A match ends where prompts begin to differ, which is seldom the end of a chunk. The tokens that an engine found cached
+A match ends where prompts begin to differ, which is rarely the end of a chunk. The tokens that an engine found cached
 for one prompt (`record_match`) it also finds for the next prompt that shares as many chunks: questions about the same
 document diverge within the same chunk. And the next turn of a conversation continues after the end of an answer, up to
 its last token.

@@ -184,7 +184,7 @@ class Supervisor:
         await _cancelled([ended, aborted])
 
     async def _end_all(self) -> None:
-        """End what still runs: politely first, and for good."""
+        """End what still runs: with SIGTERM first, then with SIGKILL."""
         await _cancelled(self._tasks)
         self._standby.end()
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -214,8 +214,8 @@ class WorkerProbe:
         return self._named_port or info.bootstrap_port or BOOTSTRAP_PORT
 
     async def _has_other_engines(self, client: PollClient) -> bool:
-        """Return whether a prefill worker was started anew between two polls: decode workers must be told its new ids,
-        as they wait in vain for an engine that is gone.
+        """Return whether a prefill worker was started again between two polls: decode workers must be told its new ids,
+        as they would wait for an engine that is gone.
         """
         port = self._bootstrap_port(self._info)
         engines = await ask_transfer_engines(client, self._endpoint, self._dialect, port)

@@ -55,7 +55,7 @@ def test_an_engine_that_never_reports_is_silent() -> None:
 
 
 def test_an_emptied_cache_resets_the_discount() -> None:
-    """The discount begins anew when a cache was emptied, and the totals stay."""
+    """The discount begins again when a cache was emptied, and the totals stay."""
     calibration = Calibration()
     for _ in range(MIN_ANSWERS):
         calibration.record(1000, 0, 1000)

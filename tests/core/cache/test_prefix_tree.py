@@ -166,7 +166,7 @@ def test_what_an_insertion_adds_is_what_the_worker_did_not_hold(document: str, k
     ids=["gone", "split by another prefix", "split by a pruning that takes nothing"],
 )
 def test_a_match_is_not_reused_after_a_change(change: Callable[[PrefixTree], object]) -> None:
-    """A match is found anew after any change, since the nodes at its end may have changed."""
+    """A match is found again after any change, since the nodes at its end may have changed."""
     tree, hashes = PrefixTree(1000), chain("xxyxx")
     tree.insert(chain("xxyy"), A, 0.0, seal=True)
     assert tree.match(hashes) == {A: 3}

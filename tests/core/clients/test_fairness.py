@@ -94,9 +94,9 @@ def test_clients_that_seldom_ask_do_not_count_in_jain() -> None:
     """A thousand clients that wait for moments do not change the index of those that wait all the time."""
     fairness = backlogged(ADA, BOB)
     for n in range(1000):
-        seldom, now = ClientId(f"seldom {n}"), 10.0 + n / 100
-        fairness.backlog_began(W1, seldom, now)
-        fairness.backlog_ended(W1, seldom, now + 0.5)
+        rarely, now = ClientId(f"rarely {n}"), 10.0 + n / 100
+        fairness.backlog_began(W1, rarely, now)
+        fairness.backlog_ended(W1, rarely, now + 0.5)
     for client, service in ((ADA, 30), (BOB, 10)):
         fairness.add_service(request(client), W1, service, 21.0)
     assert fairness.jain(30.0) == pytest.approx(jain_index([30, 10]))
@@ -167,7 +167,7 @@ def test_the_bound_is_kept_where_the_gap_is(pooled: bool) -> None:
 
 
 def test_a_pool_of_different_models_has_no_bound() -> None:
-    """A pool has no bound while a refill for one model reaches clients of other models; the gap begins anew when all
+    """A pool has no bound while a refill for one model reaches clients of other models; the gap begins again when all
     workers serve the same models.
     """
     scene = Scene("dlpm_home", settings=SchedulerSettings(window=FixedWindow(requests=1)))

@@ -368,7 +368,7 @@ def test_a_client_with_nothing_waiting_does_not_fall_behind() -> None:
 
 
 def test_a_long_pause_resets_the_lag() -> None:
-    """A client starts anew after `IDLE_SECONDS` without a request; after a shorter pause its lag is unchanged."""
+    """A client starts again after `IDLE_SECONDS` without a request; after a shorter pause its lag is unchanged."""
     for pause, lag in ((0.5 * IDLE_SECONDS, 50.0), (2 * IDLE_SECONDS, 0.0)):
         turns = Turns()
         waiting(turns, ADA, BOB)

@@ -121,7 +121,7 @@ def test_a_body_gets_the_same_time_again_if_enough_arrived(content: int, late: l
 
 
 def test_a_client_that_reads_in_time_is_not_late() -> None:
-    """The time runs from when it stops reading, and starts anew when it stops again."""
+    """The time runs from when it stops reading, and starts again when it stops again."""
     client = Client()
     client.stop_reading()
     client.clock.wait(40)

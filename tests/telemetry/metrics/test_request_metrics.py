@@ -89,8 +89,8 @@ def test_the_number_of_client_labels_is_limited() -> None:
 
 
 def test_a_counter_never_falls() -> None:
-    """Service that turns out less than was estimated does not look like a counter that began anew; a client that was
-    forgotten begins anew.
+    """Service that turns out less than was estimated does not look like a counter that began again; a client that was
+    forgotten begins again.
     """
     entries = [
         Service(100, 0, 10, 120.0),

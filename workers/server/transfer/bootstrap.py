@@ -90,7 +90,7 @@ def failed(leg: str, number: int, reason: str) -> ApiError:
 
 
 def timed_out(leg: str, number: int, state: str, seconds: float) -> ApiError:
-    """Return what a leg answers that has waited in vain."""
+    """Return what a leg answers whose partner never came."""
     return failed(leg, number, f"Request {number} timed out after {seconds:.1f}s in KVPoll.{state}")
 
 

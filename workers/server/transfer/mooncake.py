@@ -150,7 +150,7 @@ class PrefillLeg(Leg):
                 self._connector.engines[rank].release_held(request_id)
 
     def spoil(self, _mailbox: Mailbox) -> None:
-        """Let the decode engine wait in vain."""
+        """Let the decode engine wait for a prompt that never comes."""
         self._spoilt = True
 
     def close(self, mailbox: Mailbox) -> None:

@@ -218,7 +218,7 @@ class ArrivalQueue:
         return first.requests[:count]
 
     def _merge(self, priority_class: int, count: int) -> FirstArrived:
-        """Find the first `count` requests of a class anew."""
+        """Find the first `count` requests of a class again."""
         requests = _first_arrived(self.clients(priority_class), count, maxsize)
         until = maxsize if len(requests) < count else requests[-1][0]
         first = self._first[priority_class] = FirstArrived(requests, until, self._changes.count)

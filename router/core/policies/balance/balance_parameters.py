@@ -63,7 +63,7 @@ class BrhParameters(BalanceRouteParameters):
     """What predicts the end of running answers: nothing, past answers, past answers to the same prompt, or, in
     simulations only, the truth."""
     refresh: int = 8
-    """A running answer's end is predicted anew after this many tokens."""
+    """A running answer's end is predicted again after this many tokens."""
     gate: float = 0.5
     """Predict that an answer ends within the horizon if the probability of that is at least this."""
 

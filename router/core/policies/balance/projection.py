@@ -4,8 +4,8 @@ BalanceRoute, Appendix C.1, eq. 7.
 
 With n requests on a rank, its load grows by n in each step. A request that is predicted to end within the horizon
 counts until then; every other one counts throughout. Predictions are kept by the rules of Appendix C.2.3: each is made
-anew after so many tokens, loses one step with each token in between, is at least one step as long as the request runs,
-and is made anew at once when it would be less.
+again after so many tokens, loses one step with each token in between, is at least one step as long as the request runs,
+and is made again at once when it would be less.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class LoadProjection:
 
     def __init__(self, predictor: OutputPredictor | None, horizon: int, refresh: int) -> None:
         """`predictor`: None to predict that no request ends within the horizon. `horizon`: H, in decode steps.
-        `refresh`: output tokens after which a prediction is made anew.
+        `refresh`: output tokens after which a prediction is made again.
         """
         self._predictor = predictor
         self._horizon = horizon

@@ -116,7 +116,7 @@ class DeficitTable(Generic[K]):
         self._debtors.keep(key)
 
     def forget(self, key: K) -> None:
-        """Keep a counter only while it is below the one quantum with which it would start anew."""
+        """Keep a counter only while it is below the one quantum with which it would start again."""
         if key in self._counters:
             for gone in self._debtors.add(key, self._debt):
                 del self._counters[gone]

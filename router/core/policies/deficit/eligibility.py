@@ -8,7 +8,7 @@ lower priority class go first:
    were dispatched that each active client could have had one. It goes first, even with a small debt: a client that paid
    for a long prompt at once need not wait until all others have paid as much.
 2. A client is *fresh* if it has a head start left (`TurnOrder`). A client is *sparse* if it has nothing in flight or,
-   in a pool, fewer requests than there are workers. Without these classes, a client that seldom sends a request would
+   in a pool, fewer requests than there are workers. Without these classes, a client that rarely sends a request would
    wait until the long matches of a heavy client have used up a quantum. Clients that are both take turns.
    In a pool they do so in rounds (`TurnRounds`) while many wait. Then a client is fresh only while it has nothing in
    flight, and each cheap call that arrives then renews its head start. A fresh client with a long prompt, which might

@@ -56,7 +56,7 @@ class DlpmHomeParameters(DeficitParameters):
     """While many clients wait, let them take turns in rounds, in each of which those whose request is cached go first:
     more cache hits where their prefixes exceed the caches."""
     cached_first_from: int = 8
-    """With `cached_first`: from how many waiting clients per worker on, until none waits."""
+    """With `cached_first`: rounds begin once this many clients per worker wait, and end when none waits."""
     turn_overdraft: float = 0.5
     """With `cached_first`: the largest debt, as a fraction of Q^u, with which a client may have its turn in a round, or
     be overdue in one."""

@@ -83,7 +83,7 @@ class FleetLoads:
         self._by_homes = LoadOrder()
         self._longest_homes = LoadOrder()
         self._outdated: dict[WorkerId, None] = {}
-        """The workers whose places by homes are not up to date. They change with every request and are seldom read."""
+        """The workers whose places by homes are not up to date. They change with every request and are rarely read."""
         self._outdated_longest: dict[WorkerId, None] = {}
         """The same of the longest homes, which are read only where nothing else may go."""
         self._dispatches = self._added = 0

@@ -1,6 +1,6 @@
 """The waiting requests of one pool, each at home at some workers or free to go to any.
 
-A request is at home at the workers that hold most of its prefix. It leaves home for good when it has waited for a
+A request is at home at the workers that hold most of its prefix. It leaves home permanently when it has waited for a
 multiple of the time that its prefix takes to compute: then any worker may take it, and at home it still goes first.
 """
 
@@ -57,7 +57,7 @@ class PooledRequest:
         """Its match for a worker that is not its home: the chunks that all workers hold, less those that it loses away
         from home.
 
-        So a worker that is no request's home starts with new prompts before it computes anew what another worker holds.
+        So a worker that is no request's home starts with new prompts, before it computes what another worker holds.
         """
         common = self._common(self.matched)
         return common - self.matched.most if self.homes else common

@@ -40,7 +40,7 @@ class SessionPool:
 
 
 class SessionPools:
-    """The pool of each model. They are found anew after the workers have changed."""
+    """The pool of each model. They are found again after the workers have changed."""
 
     def __init__(self, view: FleetView) -> None:
         self._view = view
@@ -61,7 +61,7 @@ class SessionPools:
         return iter(dict.fromkeys(self._pools.values()))
 
     def clear(self) -> None:
-        """Forget the pools, since the workers have changed; they are found anew when they are asked for."""
+        """Forget the pools, since the workers have changed; they are found again when they are asked for."""
         self._pools.clear()
 
     def _connected(self, model: str) -> tuple[dict[str, None], dict[WorkerId, None]]:

@@ -55,7 +55,7 @@ def test_each_request_counts_until_it_ends(lengths: list[int], done: int) -> Non
 
 
 def test_a_prediction_is_refreshed_now_and_then_and_when_it_is_used_up() -> None:
-    """It is made anew after `refresh` tokens, and at once when less than one step would be left."""
+    """It is made again after `refresh` tokens, and at once when less than one step would be left."""
     planned = Planned({"r": 6})
     projection = LoadProjection(TrueLength(planned), HORIZON, 4)
     projection.add(request("r"), W, 10)

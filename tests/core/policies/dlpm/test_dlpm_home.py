@@ -369,7 +369,7 @@ def test_of_many_changed_matches_an_event_takes_in_a_few(many_at_home: tuple[Sce
 
 
 def test_all_changed_matches_are_taken_in_without_other_events(many_at_home: tuple[Scene, HomePool]) -> None:
-    """The scheduler is woken for each part of them, so that nobody waits in vain for a home that holds nothing."""
+    """The scheduler is woken for each part of them, so that nobody waits for a home that no longer holds anything."""
     scene, pool = many_at_home
     scene.evict("w1")
     for _ in range(10):

@@ -266,7 +266,7 @@ async def test_lists_of_prompts_have_lists_of_rooms(
 
 
 async def test_the_room_chooses_the_rank_of_a_prefill(http: aiohttp.ClientSession) -> None:
-    """Room modulo ranks, unless the call is pinned; the decode leg must name that rank then, or waits in vain."""
+    """Room modulo ranks, unless the call is pinned: the decode leg must name that rank, or its prompt never comes."""
     with (
         worker(dialect="sglang", role="prefill", ranks=2) as prefill,
         worker(dialect="sglang", role="decode", transfer_timeout=2.0) as decode,

@@ -119,7 +119,7 @@ async def test_what_is_computed_of_a_call_that_was_cut_is_released_after_a_time(
 
 
 async def test_a_prefill_that_ends_with_its_first_token_keeps_nothing(http: aiohttp.ClientSession) -> None:
-    """Its decode engine waits in vain, and fails or computes the prompt itself; `ignore_eos` avoids it."""
+    """Its decode engine gets no prompt, and fails or computes the prompt itself; `ignore_eos` avoids it."""
     ending = prompt_without_answer()
     body = {"prompt": ending, "max_tokens": 5}
     with (
