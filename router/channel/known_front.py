@@ -110,7 +110,7 @@ class KnownFront:
         for payload in missed:
             connection.write(payload)
         self._host.queue_again(self.link)
-        log.warning("%s is back", self.link.name)
+        log.warning("%s is connected again", self.link.name)
         return True
 
     def lost(self, connection: FrontConnection, *, ended: bool) -> None:
@@ -121,7 +121,7 @@ class KnownFront:
         if not self._returns:
             self.close()
             return
-        log.warning("%s is away", self.link.name)
+        log.warning("the connection of %s is lost; its running calls go on", self.link.name)
         self.link.seems_dead = ended
         self._host.withdraw_waiting(self.link)
         loop = asyncio.get_running_loop()

@@ -23,7 +23,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "config": "print the settings as a file with comments",
     "keys": "manage clients, their keys and their shares",
     "top": "show the clients and workers of a running router",
-    "cluster": "show who leads a cluster, and hand its lead over",
+    "cluster": "show who leads a cluster, and hand leadership over",
     DEMO: "try the policies side by side on emulated workers",
 }
 """Each subcommand with its help text. All but the demo have a module in this package, of the same name if `MODULES` has

@@ -49,40 +49,13 @@ OWN_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 """Host names by which a machine addresses itself."""
 ADDRESSES: Final = frozenset(
     {
-        "config",
-        "clients",
-        "trusted_proxy",
-        "journal",
-        "state",
-        "host",
-        "allowed_hosts",
-        "cors_origins",
-        "port",
-        "admin_port",
-        "admin_host",
-        "tls_cert",
-        "tls_key",
-        "processes",
-        "cluster",
-        "cluster_store",
-        "cluster_address",
-        "cluster_secret_file",
-        "cluster_tls_cert",
-        "cluster_tls_key",
-        "cluster_tls_ca",
-        "worker",
-        "worker_api_key",
-        "worker_dns",
-        "worker_kubernetes",
-        "kubernetes_api",
-        "kubernetes_namespace",
-        "workers_file",
-        "prefill",
-        "decode",
-        "admin_key",
-        "emulate",
-        "hash_secret",
-        "tokenizer",
+        *("config", "clients", "state", "journal", "tokenizer", "workers_file"),
+        *("host", "port", "admin_host", "admin_port", "allowed_hosts", "cors_origins", "trusted_proxy", "processes"),
+        *("tls_cert", "tls_key", "admin_key", "hash_secret", "worker_api_key"),
+        *("worker", "prefill", "decode", "worker_dns", "worker_kubernetes", "emulate"),
+        *("kubernetes_api", "kubernetes_namespace"),
+        *("cluster", "cluster_store", "cluster_address", "cluster_secret_file"),
+        *("cluster_tls_cert", "cluster_tls_key", "cluster_tls_ca"),
     }
 )
 """Settings that locate something or give access to it. They change no scheduling decision."""
@@ -339,6 +312,9 @@ class Settings(PolicyGroups):
     """Seconds between the comments that are sent to a streaming client while it waits; 0: none are sent."""
     response_headers: bool = True
     """Add headers to each answer that name its worker and how the request was placed."""
+    strict: bool = False
+    """Refuse (400) a call whose body sets what the router decides, such as a rank. By default, that field is
+    dropped."""
     poll_interval: PositiveFloat = 0.5
     """Seconds between two polls of a worker's health and metrics."""
     connect_timeout: PositiveFloat = 5.0
@@ -371,9 +347,6 @@ class Settings(PolicyGroups):
     stored_responses: NonNegativeInt = 20_000
     """Maximum number of stored responses (/v1/responses) whose worker and client are remembered. Beyond it, the oldest
     one of the client with the most is forgotten."""
-    strict: bool = False
-    """Refuse (400) a call whose body sets what the router decides, such as a rank. By default, that field is
-    dropped."""
     background_responses: bool = False
     """Serve `background` responses, which an engine goes on to compute after it has answered. They count against the
     client's limits and bill until they are computed."""
@@ -429,18 +402,6 @@ class Settings(PolicyGroups):
             raise ValueError("admin_port: it is the same as port")
         return self
 
-    @property
-    def leads_by_kubernetes(self) -> bool:
-        """Whether a Lease of Kubernetes says which replica leads."""
-        return self.cluster is not None and self.cluster.get_secret_value() == KUBERNETES
-
-    @property
-    def store_url(self) -> str:
-        """The URL of the cluster's store, for a router in a cluster."""
-        found = self.cluster_store if self.leads_by_kubernetes else self.cluster
-        assert found is not None
-        return found.get_secret_value()
-
     @model_validator(mode="after")
     def _has_fitting_cluster(self) -> "Settings":
         if self.cluster is None:
@@ -469,6 +430,18 @@ class Settings(PolicyGroups):
         if self.clients is not None and not {IdentitySource.KEY, IdentitySource.HEADER} & set(self.identity):
             raise ValueError("clients: it needs key or header in identity, or no client could be identified")
         return self
+
+    @property
+    def leads_by_kubernetes(self) -> bool:
+        """Whether a Lease of Kubernetes says which replica leads."""
+        return self.cluster is not None and self.cluster.get_secret_value() == KUBERNETES
+
+    @property
+    def store_url(self) -> str:
+        """The URL of the cluster's store, for a router in a cluster."""
+        found = self.cluster_store if self.leads_by_kubernetes else self.cluster
+        assert found is not None
+        return found.get_secret_value()
 
     def workers(self) -> tuple[WorkerAddress, ...]:
         """Return the workers that the settings name, each with its role."""

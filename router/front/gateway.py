@@ -37,13 +37,12 @@ from router.front.stored.calls import ResponseCalls
 from router.upstream.connections import ServedModel, WorkerConnections
 from router.upstream.ranks.pinning import can_name_rank
 
-SPLIT_PATHS: Final = frozenset({CHAT, COMPLETIONS})
-"""Where a call can name how its prompt comes from a prefill worker, whatever it asks for, if the engines insist."""
-
 log = logging.getLogger(__name__)
 
+SPLIT_PATHS: Final = frozenset({CHAT, COMPLETIONS})
+"""The paths at which a call can say where its prompt was computed. If decode workers cannot compute prompts, all calls
+to these paths are computed in two parts, whatever they ask for."""
 RETRY_KEY_BYTES: Final = 16
-
 
 BlockKeys = Callable[[str, bytes, str], Awaitable[tuple[BlockKey, ...]]]
 """Takes the path, body and model of a call; returns one key per prompt, or none."""
@@ -72,7 +71,7 @@ class Gateway:
 
         `drain`: counts the calls in flight; `handoffs`: looks after what is between prefill and decode workers;
         `isolation`: how cached prefixes are kept apart, None if all clients share them.
-        `session_labels`: reads which session a call belongs to; None if nobody wants to know.
+        `session_labels`: reads which session a call belongs to; None if sessions are off.
         """
         self._scheduler_client = scheduler_client
         self._connections = connections

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from router.api.answer.stream_reader import StreamReader
 from router.api.body.call import Call
@@ -43,9 +43,9 @@ from router.front.whole_answer import WholeAnswer
 from router.upstream.connections import ConnectedWorker, WorkerConnections
 from router.upstream.http_client import IdleTimeouts, WorkerResponse
 
-HEARTBEAT = b": waiting for a worker\n\n"
-EVENT_TYPE = b"text/event-stream"
-EVENT_STREAM = (b"content-type", EVENT_TYPE + b"; charset=utf-8")
+HEARTBEAT: Final = b": waiting for a worker\n\n"
+EVENT_TYPE: Final = b"text/event-stream"
+EVENT_STREAM: Final = (b"content-type", EVENT_TYPE + b"; charset=utf-8")
 
 A = TypeVar("A")
 

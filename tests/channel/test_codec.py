@@ -148,11 +148,13 @@ FROM_SCHEDULER: list[SchedulerMessage] = [
 
 @pytest.mark.parametrize("message", FROM_FRONTS, ids=lambda message: type(message).__name__)
 def test_a_front_message_survives_encoding(message: FrontMessage) -> None:
+    """What the scheduler decodes equals what a front has encoded."""
     assert FRONT_DECODER.decode(encode(message)) == message
 
 
 @pytest.mark.parametrize("message", FROM_SCHEDULER, ids=lambda message: type(message).__name__)
 def test_a_scheduler_message_survives_encoding(message: SchedulerMessage) -> None:
+    """What a front decodes equals what the scheduler has encoded."""
     assert SCHEDULER_DECODER.decode(encode(message)) == message
 
 
@@ -176,5 +178,6 @@ def test_every_type_of_message_has_an_example() -> None:
     ids=["nothing", "not MessagePack", "unknown type", "missing field", "wrong type", "other direction"],
 )
 def test_bytes_that_are_no_message_of_a_front_are_refused(encoded: bytes) -> None:
+    """Neither other bytes nor a message of the scheduler pass for a message of a front."""
     with pytest.raises(ValueError, match=r".+"):
         FRONT_DECODER.decode(encoded)

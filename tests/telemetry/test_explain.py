@@ -62,12 +62,14 @@ def test_a_dispatch_is_explained_with_all_that_was_known() -> None:
 
 
 def test_a_prompt_without_a_match_has_no_home() -> None:
+    """No worker is named where none holds anything of the prompt."""
     choice = explained(observed((0.0, Arrived(request("r")), [dispatch("r")])), "r").dispatch
     assert choice is not None
     assert (choice.match, choice.home) == ({}, [])
 
 
 def test_passes_over_a_request_are_counted_by_reason_and_client() -> None:
+    """The explanation of a request that was passed over says why, and whose requests went ahead of it."""
     passed = (PassedOver(RequestId("big"), "did not fit"),)
     explanations = observed(
         (1.0, Arrived(request("big")), []),

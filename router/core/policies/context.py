@@ -23,8 +23,10 @@ P = TypeVar("P")
 class FleetView(Protocol):
     """What a policy can ask about the fleet and the prefix map."""
 
-    def serving(self, model: str) -> Mapping[WorkerId, int]:
-        """The workers that serve this model, in the order in which they joined, each with its number in this order."""
+    def serving(self, route: str) -> Mapping[WorkerId, int]:
+        """The workers that requests of this shared route may be sent to, in the order in which they joined, each with
+        its number in this order.
+        """
 
     def able(self, request: Request) -> Mapping[WorkerId, int]:
         """The workers that a request may go to, as in `serving`. The mapping never changes."""

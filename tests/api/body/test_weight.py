@@ -27,4 +27,5 @@ def test_the_contents_of_a_string_do_not_count(content: str) -> None:
 
 
 def test_a_prompt_of_a_million_token_ids_is_accepted() -> None:
+    """Numbers weigh little: such a prompt is large and not hostile."""
     check_weight(json.dumps({"prompt": list(range(1_000_000))}).encode())

@@ -41,6 +41,7 @@ class Whole(Collector):
 
 
 async def test_parts_give_the_same_text_as_whole_families() -> None:
+    """A family that is built in parts reads as if it had been built at once."""
     assert await render_metrics(Parts()) == generate_latest(Whole())
 
 

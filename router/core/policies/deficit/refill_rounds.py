@@ -115,32 +115,32 @@ class RefillRounds:
 class Cuts:
     """Cuts the deficits of waiting clients to what a round adds now."""
 
-    __slots__ = ("_deficits", "_rounds", "_turns_in_credit")
+    __slots__ = ("_deficits", "_rounds", "_turns")
 
     def __init__(self, rounds: RefillRounds, deficits: ClientDeficits) -> None:
         self._rounds = rounds
         self._deficits = deficits
-        self._turns_in_credit: dict[ClientId, int] = {}
+        self._turns: dict[ClientId, int] = {}
         """The turns of each waiting client since it began to, unless it was in debt or cut at a turn since."""
 
     def join(self, client: ClientId) -> None:
         """Cut a client that begins to wait, and count its turns from now on."""
         self._cut(client)
-        self._turns_in_credit[client] = 0
+        self._turns[client] = 0
 
     def count_turn(self, client: ClientId) -> None:
         """Count a turn of a client that waits on, and cut it at its second."""
-        if client in self._turns_in_credit:
-            if not self._turns_in_credit[client]:
-                self._turns_in_credit[client] = 1
+        if client in self._turns:
+            if not self._turns[client]:
+                self._turns[client] = 1
                 return
-            del self._turns_in_credit[client]
+            del self._turns[client]
             self._cut(client)
 
     def discard(self, client: ClientId) -> None:
         """Count no more turns of a client, because it is in debt or ceases to wait."""
-        if client in self._turns_in_credit:
-            del self._turns_in_credit[client]
+        if client in self._turns:
+            del self._turns[client]
 
     def _cut(self, client: ClientId) -> None:
         self._deficits.cap(client, self._rounds.fraction(self._rounds.active.weight))

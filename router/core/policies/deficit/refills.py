@@ -66,12 +66,12 @@ class RefillSchedule:
 
     def pop_refilled(self) -> list[ClientId]:
         """Remove and return the clients whose time has come."""
-        pop_refilled = []
+        refilled = []
         for clock, heap in self._heaps.items():
             now = self._deficits.clock(clock)
             while heap and heap[0].time <= now:
-                pop_refilled.append(heappop(heap).client)
-        return pop_refilled
+                refilled.append(heappop(heap).client)
+        return refilled
 
     def clear(self) -> None:
         """Drop all entries."""

@@ -62,13 +62,12 @@ class Dlpm(Order):
         """Refills a client that is not eligible, as no other client competes with it."""
         if not self._awaiting_first_token:
             self._eligibility.reset()
-        contends = not self._refill_held_up(now)
-        return self._eligibility.may_pass_through(request, refill=contends)
+        return self._eligibility.may_pass_through(request, refill=not self._refill_waits_for_engine(now))
 
     def select(self, fits: Fits, now: float) -> Turn | None:
         """Refills the counters if no waiting client is eligible."""
         self._eligibility.mark_overdue()
-        if not self._refill_held_up(now):
+        if not self._refill_waits_for_engine(now):
             self._eligibility.refill()
         return self._queue.longest(fits)
 
@@ -131,7 +130,8 @@ class Dlpm(Order):
     def _on_priority_change(self, client: ClientId) -> None:
         self._queue.update_priority(client, self._eligibility.waiting_priority_class(client))
 
-    def _refill_held_up(self, now: float) -> bool:
+    def _refill_waits_for_engine(self, now: float) -> bool:
+        """Whether an engine that orders by longest match itself has not started a request of an eligible client."""
         if not self._view.reorders(self._worker):
             return False
         return self._awaiting_first_token.has_eligible_since(

@@ -44,7 +44,7 @@ class EligibilityMachine(RuleBasedStateMachine):
         """The weights of active clients when each became active."""
         self.head_start: dict[ClientId, float] = {}
         """What is left of the head starts of waiting clients."""
-        self.turns_in_credit: dict[ClientId, int] = {}
+        self.turns_without_debt: dict[ClientId, int] = {}
         """Turns of waiting clients that were neither in debt nor cut since they began to wait."""
         self.waiting: list[Request] = []
         self.in_flight: list[Request] = []
@@ -86,7 +86,7 @@ class EligibilityMachine(RuleBasedStateMachine):
         part = self.part()
         if begins:
             self.cut(client, part)
-            self.turns_in_credit[client] = 0
+            self.turns_without_debt[client] = 0
             self.head_start[client] = weight * HEAD_START if cost < weight * HEAD_START else 0
         self.eligibility.add_waiting(request, cost)
         self.reported.setdefault(client, self.eligibility.priority_class(client))
@@ -100,8 +100,8 @@ class EligibilityMachine(RuleBasedStateMachine):
 
     def drop_debtors(self) -> None:
         """What a client in debt will have is what refills add, and that is not cut."""
-        for client in [each for each in self.turns_in_credit if self.deficit[each] <= 0]:
-            del self.turns_in_credit[client]
+        for client in [each for each in self.turns_without_debt if self.deficit[each] <= 0]:
+            del self.turns_without_debt[client]
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), dispatched=st.booleans())
@@ -112,14 +112,14 @@ class EligibilityMachine(RuleBasedStateMachine):
         if not any(other.client == request.client for other in self.waiting):
             del self.reported[request.client]
             del self.head_start[request.client]
-            self.turns_in_credit.pop(request.client, None)
+            self.turns_without_debt.pop(request.client, None)
         self.part()
         if dispatched:
             self.counted.setdefault(request.client, int(request.weight))
             self.in_flight.append(request)
             part = self.part()
-            if (turns := self.turns_in_credit.pop(request.client, None)) == 0:
-                self.turns_in_credit[request.client] = 1
+            if (turns := self.turns_without_debt.pop(request.client, None)) == 0:
+                self.turns_without_debt[request.client] = 1
             elif turns:
                 self.cut(request.client, part)
             self.eligibility.request_dispatched(request)

@@ -101,5 +101,6 @@ def test_no_request_passes_a_head_that_does_not_fit(cut_off: int) -> None:
 
 
 def test_a_negative_cut_off_is_rejected() -> None:
+    """The error names the parameter."""
     with pytest.raises(ValueError, match="cut_off"):
         LpmParameters(-1)

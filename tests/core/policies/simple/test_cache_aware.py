@@ -69,5 +69,6 @@ def test_a_worker_that_returns_has_an_empty_tree() -> None:
 
 @pytest.mark.parametrize("wrong", ["cache_threshold", "balance_abs_threshold", "balance_rel_threshold", "tree_tokens"])
 def test_negative_parameters_are_rejected(wrong: str) -> None:
+    """The error names the parameter."""
     with pytest.raises(ValueError, match=wrong):
         CacheAwareParameters(**{wrong: -1})
