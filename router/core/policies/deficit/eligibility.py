@@ -85,7 +85,7 @@ class Eligibility:
         """The rounds in which clients take turns, while they do. Read only."""
         self.turns: Final = TurnOrder(parameters.overdue_after)
         """Read only for others."""
-        self.last_turn: Final = self.turns.last
+        self.last_turn: Final = self.turns.last_turn
         self.waiting_priority_class: Final = self._waiting.ready.get
         """The priority class of a waiting client; None if the client may not go."""
         self._refills = Refills(

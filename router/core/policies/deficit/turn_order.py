@@ -36,7 +36,7 @@ class TurnOrder:
         "clock",
         "dispatches",
         "head_starts",
-        "last",
+        "last_turn",
         "rounds",
     )
 
@@ -47,7 +47,7 @@ class TurnOrder:
         """The rounds in which clients take turns; None while they take them in a fixed order. Set from outside."""
         self._last: dict[ClientId, int] = {}
         """By waiting client, the clock value of its last turn or of the start of its wait. Values are unique."""
-        self.last: Final = self._last.__getitem__
+        self.last_turn: Final = self._last.__getitem__
         """The clock value of a waiting client's last turn."""
         self.clock = 0
         """Counts turns, starts of waits and renewed head starts: while it stands, no waiting client gets another turn.

@@ -162,6 +162,9 @@ class TurnTimes(Protocol):
     clock: int
     """While it stands, no waiting client gets another turn. Read only."""
 
+    def last_turn(self, client: ClientId, /) -> int:
+        """Return a number that rises with each of the client's turns, unique to it. No `turn` of the client is less."""
+
     def turn(self, request: Request, unmatched: int) -> int:
         """When a client has its turn with a request, given minus the request's match in chunks. Earlier is less."""
 
@@ -414,23 +417,28 @@ class LongestMatchQueue:
         is empty.
         """
         firsts = self._firsts[priority_class]
+        turns = self._turns if priority_class in ROUND_ROBIN_CLASSES else None
         while firsts:
             offered = firsts[0]
             known_turn, known = offered
             client_queue = known.entry.client_queue
-            mine = client_queue.offered[priority_class]
-            if mine is None or mine[0] != known_turn or mine[1] is not known:  # compiled tuples have no identity
+            if client_queue.offered[priority_class] != offered:
                 heappop(firsts)
                 continue
-            rank = client_queue.first
-            if (turn := self._turn_of(rank, priority_class)) != known_turn or rank is not known:
-                corrected = client_queue.offered[priority_class] = turn, rank
-                heapreplace(firsts, corrected)
-            elif self._priority_class(client_queue.client) != priority_class:
-                heappop(firsts)
-                client_queue.offered[priority_class] = None
+            if turns is not None and (turn := turns.last_turn(client_queue.client)) > known_turn:
+                # Most often: it had a turn, at whatever worker. Its requests need not be looked at yet.
+                rank = client_queue.ranks[0]
             else:
-                return offered
+                rank = client_queue.first
+                turn = self._turn_of(rank, priority_class)
+                if turn == known_turn and rank is known:
+                    if self._priority_class(client_queue.client) == priority_class:
+                        return offered
+                    heappop(firsts)
+                    client_queue.offered[priority_class] = None
+                    continue
+            corrected = client_queue.offered[priority_class] = turn, rank
+            heapreplace(firsts, corrected)
         return None
 
     def may_be_passed(self, entry: WaitingEntry) -> bool:

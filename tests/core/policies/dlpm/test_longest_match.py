@@ -429,6 +429,9 @@ class Looks:
             for matched in self.matches
         ]
 
+    def last_turn(self, client: ClientId) -> int:
+        return self.turns[client]
+
     def turn(self, request: Request, unmatched: int) -> int:
         turn = self.turns[request.client]
         return (2 * self.rounds[request.client] + (unmatched >= 0)) * 1000 + turn if self.in_rounds else turn
@@ -480,6 +483,8 @@ class Looks:
 TWO_CLIENTS_SEEN = [("push", 0, 0), ("push", 4, 0), ("look", 0, 0)]
 """Ada, whose last turn is 0, is before Bob in the first queue."""
 A_TURN = [*TWO_CLIENTS_SEEN, ("turn", 0, 0), ("look", 0, 0)]
+ANOTHER_AFTER_A_TURN = [*A_TURN, ("turn", 2, 0), ("turn", 4, 0), ("push", 2, 0), ("look", 0, 0)]
+"""Ada's turn was found to be later than it had been. Cyd, whose turn is later still, comes, and Ada goes first."""
 MANY_CHANGES = [*TWO_CLIENTS_SEEN, ("class", 0, 1), *[("class", 2, 0)] * 3 * FEW_CHANGES, ("look", 0, 0)]
 """Ada is not eligible any more, and after that another client's class changes so often that hers is not noted."""
 
@@ -487,6 +492,7 @@ MANY_CHANGES = [*TWO_CLIENTS_SEEN, ("class", 0, 1), *[("class", 2, 0)] * 3 * FEW
 @pytest.mark.parametrize("in_rounds", [False, True])
 @settings(max_examples=300)
 @example(steps=A_TURN)
+@example(steps=ANOTHER_AFTER_A_TURN)
 @example(steps=MANY_CHANGES)
 @given(steps=st.lists(LOOK_STEPS, max_size=40))
 def test_what_is_kept_of_a_look_is_what_a_new_look_finds(in_rounds: bool, steps: list[tuple[str, int, int]]) -> None:
