@@ -411,7 +411,11 @@ def accept_sockets(listener: socket.socket) -> list[socket.socket]:
 
     uvloop accepts one connection per socket and turn of its loop. With a thousand streams a turn is long: with only one
     socket, new clients would wait up to a minute while connected clients get all the service.
+
+    Fronts share the listening socket, and whether it blocks. It must not even for a moment: a front that comes too late
+    for a connection would hang in `accept`. In Python, a copy of an object that blocks makes the socket block.
     """
+    listener.setblocking(False)
     return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
 
 

@@ -3,10 +3,11 @@
 import asyncio
 import gc
 import json
+import os
 import socket
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from random import Random
 
@@ -474,6 +475,16 @@ def test_many_connections_are_accepted_per_turn_of_the_loop(waiting: int) -> Non
         return count
 
     assert uvloop.run(turns()) <= waiting / ACCEPTS_PER_TURN + 4
+
+
+def test_a_front_that_begins_does_not_make_others_block_in_accept() -> None:
+    """A listening socket that other fronts share, and that does not block, still does not after it was copied."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as ending:
+        listener.setblocking(False)
+        inherited = socket.socket(fileno=os.dup(listener.fileno()))
+        for copy in accept_sockets(inherited):
+            ending.enter_context(copy)
+        assert not os.get_blocking(listener.fileno())
 
 
 async def test_an_earlier_disconnect_is_reported_too() -> None:
