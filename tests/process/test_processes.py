@@ -12,6 +12,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
+from router.runtime.own_python import python_command
 from tests.chaos.processes import cpu_ticks, router_processes, runs
 from tests.cli.test_main import Router, serving, streamed_call
 from tests.support.running import CHAT, TIMEOUT_S, emulated_workers
@@ -462,3 +463,19 @@ def test_a_mistake_in_a_file_is_one_line(what: str, tmp_path: Path) -> None:
         pass
     log = (tmp_path / "log").read_text("utf-8")
     assert re.fullmatch(rf"d2lpm: .*{re.escape(str(wrong))}.*\n", log), log
+
+
+@pytest.mark.parametrize("name", ["scheduler", "front-1", "front-2"])
+async def test_a_process_that_is_killed_before_it_serves_is_named(name: str, tmp_path: Path) -> None:
+    """The router ends, and its log says which process was killed, as that could not."""
+    command = python_command("router", "serve", "--port", "0", "--processes", "3", "--emulate", "1")
+    with (tmp_path / "log").open("wb") as log:
+        router = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+
+    async def started() -> bool:
+        return name in router_processes(router.pid)
+
+    await eventually(started)
+    os.kill(router_processes(router.pid)[name], signal.SIGKILL)
+    assert await router.wait() != 0
+    assert f"{name} ended with code -9 (SIGKILL) before it served" in (tmp_path / "log").read_text("utf-8")

@@ -5,6 +5,7 @@ yet stay in their queues for the others. It serves no call itself.
 """
 
 import asyncio
+import logging
 import os
 import platform
 import signal
@@ -21,9 +22,11 @@ from router.errors import ConfigError
 from router.process.plan import ProcessPlan
 from router.process.server import GRACE_SECONDS
 from router.process.supervision.child_process import COMMAND, ChildProcess, start_process
-from router.process.supervision.keeper import Keeper, LivenessRules
+from router.process.supervision.keeper import Keeper, LivenessRules, described
 from router.process.supervision.standby import Standby
 from router.runtime.command_line import INTERRUPTED
+
+log = logging.getLogger(__name__)
 
 LONGEST_FOLDER: Final = 96
 """Bytes of the path of the folder of sockets. The kernel takes 107 for that of a socket, macOS 103."""
@@ -132,14 +135,17 @@ class Supervisor:
     async def _start_all(self) -> int | None:
         """Start the scheduler, then one front, which shows a mistake in its files once, then the others.
 
-        Returns the exit code of the first that fails; None if all serve.
+        Returns the exit code of the first that fails, which is negative if a signal ended it; None if all serve.
         """
         keepers = list(self._fronts.values())
         for group in ([self._scheduler], keepers[:1], keepers[1:]):
             processes = [await keeper.start() for keeper in group]
             for process in processes:
                 if not await process.ready():
-                    return await process.wait()
+                    code = await process.wait()
+                    if code < 0:  # it could not say why
+                        log.error("%s ended with %s before it served", process.name, described(code))
+                    return code
             for keeper in group:
                 self._run(keeper.keep())
         return None
