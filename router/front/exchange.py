@@ -23,7 +23,7 @@ from router.front.http.response_writer import StreamWriter
 
 Headers = Sequence[tuple[bytes, bytes]]
 HeaderList = list[tuple[bytes, bytes]]
-JSON_TYPE = (b"content-type", b"application/json")
+JSON_TYPE: Final = (b"content-type", b"application/json")
 
 TO_THE_CLIENT: Final = frozenset(
     {
@@ -36,7 +36,7 @@ RATE_LIMITS: Final = b"x-ratelimit-"
 TO_THE_WORKER: Final = (b"traceparent", b"tracestate", b"baggage", b"endpoint-load-metrics-format")
 """The context of a trace (W3C), and the wish for a report of the engine's load (ORCA)."""
 
-PIECE_BYTES = 2**20
+PIECE_BYTES: Final = 2**20
 """Bodies longer than this are joined in a thread. Joining pieces of this size releases Python's global lock."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
+from typing import Final
 
 import msgpack
 import zmq
@@ -25,11 +26,11 @@ from router.upstream.kv_endpoints import KvPublisher
 
 log = logging.getLogger(__name__)
 
-REPLAY_END = (-1).to_bytes(8, "big", signed=True)
+REPLAY_END: Final = (-1).to_bytes(8, "big", signed=True)
 """The number that ends a replay."""
-MESSAGES_PER_TURN = 32
+MESSAGES_PER_TURN: Final = 32
 """Messages read before other tasks of the event loop get a turn."""
-SPOILING_FAULTS = frozenset({KvEventFault.BAD_FIELDS, KvEventFault.UNREADABLE})
+SPOILING_FAULTS: Final = frozenset({KvEventFault.BAD_FIELDS, KvEventFault.UNREADABLE})
 """Faults that may hide a removal."""
 
 

@@ -3,14 +3,15 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from workers.engine.tokenizer import encode, render_chat
 
 Body = Mapping[str, object]
-MAX_CHOICES = 128
-MAX_TOKEN_ID = (1 << 57) - 1
-TRUE = frozenset({"true", "yes", "on", "t", "y", "1", "1.0"})
-FALSE = frozenset({"false", "no", "off", "f", "n", "0", "0.0"})
+MAX_CHOICES: Final = 128
+MAX_TOKEN_ID: Final = (1 << 57) - 1
+TRUE: Final = frozenset({"true", "yes", "on", "t", "y", "1", "1.0"})
+FALSE: Final = frozenset({"false", "no", "off", "f", "n", "0", "0.0"})
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 
 

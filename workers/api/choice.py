@@ -1,9 +1,11 @@
 """One answer while it is being generated: what has been generated, and which part has not been sent yet. PURE."""
 
+from typing import Final
+
 from workers.engine.model import NO_TOKEN, FinishReason, Output
 from workers.engine.tokenizer import EOS, VOCABULARY, decode
 
-ANSWER_TEXT = {EOS: "", **{token: decode([token]) for token in VOCABULARY}}
+ANSWER_TEXT: Final = {EOS: "", **{token: decode([token]) for token in VOCABULARY}}
 
 
 class Choice:

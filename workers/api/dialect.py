@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import orjson
 
@@ -11,7 +11,7 @@ from workers.api.call import ApiError, Body, Call
 from workers.api.choice import Choice
 from workers.engine.model import FinishReason
 
-DONE = b"data: [DONE]\n\n"
+DONE: Final = b"data: [DONE]\n\n"
 
 FINISH: dict[FinishReason | None, bytes] = {
     None: b"null",

@@ -1,6 +1,7 @@
 """POST /v1/messages, as vLLM 0.32 and SGLang 0.5.23 answer it. PURE."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import orjson
 
@@ -10,10 +11,10 @@ from workers.api.dialect import Answer, StreamWriter
 from workers.api.forms import named_event, with_stream_options
 from workers.engine.model import Dialect
 
-STOP = {"stop": "end_turn", "length": "max_tokens", "abort": "refusal", None: None}
-TYPES = {400: "invalid_request_error", 404: "not_found_error", 503: "overloaded_error"}
-ROLES = ("user", "assistant", "system")
-CHECKED = "Bad Request"
+STOP: Final = {"stop": "end_turn", "length": "max_tokens", "abort": "refusal", None: None}
+TYPES: Final = {400: "invalid_request_error", 404: "not_found_error", 503: "overloaded_error"}
+ROLES: Final = ("user", "assistant", "system")
+CHECKED: Final = "Bad Request"
 """The kind of an error that vLLM finds before it knows the API of a call, and so reports in OpenAI's format."""
 
 

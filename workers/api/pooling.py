@@ -4,7 +4,7 @@ import base64
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 from uuid import uuid4
 
 import orjson
@@ -15,7 +15,7 @@ from workers.api.dialect import now_seconds
 from workers.engine.model import Dialect
 from workers.engine.tokenizer import encode
 
-DIMENSIONS = 8
+DIMENSIONS: Final = 8
 
 
 class Pooled(Protocol):

@@ -5,6 +5,7 @@ PURE.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import orjson
 
@@ -14,11 +15,11 @@ from workers.api.dialect import Answer, StreamWriter, usage_totals
 from workers.api.forms import named_event, with_stream_options
 from workers.engine.model import Dialect
 
-WRONG_VALUE = "invalid_request_error"
+WRONG_VALUE: Final = "invalid_request_error"
 """SGLang's kind of error for a wrong value here; for a wrong type it is the same kind as on every other path."""
-UNSET = dict.fromkeys(("previous_response_id", "reasoning", "text", "user"))
+UNSET: Final = dict.fromkeys(("previous_response_id", "reasoning", "text", "user"))
 ALWAYS: dict[str, object] = {"parallel_tool_calls": True, "tools": [], "truncation": "disabled", **UNSET}
-VLLM_UNSET = dict.fromkeys(
+VLLM_UNSET: Final = dict.fromkeys(
     ("metadata", "max_tool_calls", "prompt", "top_logprobs", "input_messages", "output_messages")
 )
 VLLM_ALWAYS: dict[str, object] = {

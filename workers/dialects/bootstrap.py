@@ -6,12 +6,13 @@ prompt, and headers of chats override them. A single room of a call with several
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from workers.api.call import ApiError, Body, whole, wrong_type
 
-DEFAULT_PORT = 8998
-OVERRIDDEN_PATH = "/v1/chat/completions"
-HEADERS = {f"bootstrap_{name}": f"x-override-bootstrap-{name}" for name in ("host", "port", "room")}
+DEFAULT_PORT: Final = 8998
+OVERRIDDEN_PATH: Final = "/v1/chat/completions"
+HEADERS: Final = {f"bootstrap_{name}": f"x-override-bootstrap-{name}" for name in ("host", "port", "room")}
 
 
 @dataclass(frozen=True, slots=True)

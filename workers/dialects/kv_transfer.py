@@ -7,10 +7,11 @@ Left out: parameters that come back from decode to prefill (`bidirectional_kv_xf
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from workers.api.call import Body, wrong_type
 
-FIELD = "kv_transfer_params"
+FIELD: Final = "kv_transfer_params"
 
 
 @dataclass(frozen=True, slots=True)

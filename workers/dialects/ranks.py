@@ -11,17 +11,18 @@ its `x-override-routed-dp-rank`, which it reads only with SGLANG_ENABLE_REQUEST_
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
+from typing import Final
 
 from workers.api.call import ApiError, Body, whole
 from workers.engine.engine import Engine
 from workers.engine.model import Dialect
 
-HEADER = "x-data-parallel-rank"
-SGLANG_FIELDS = ("routed_dp_rank", "data_parallel_rank")
+HEADER: Final = "x-data-parallel-rank"
+SGLANG_FIELDS: Final = ("routed_dp_rank", "data_parallel_rank")
 """The second is the field's old name."""
-CHATS = frozenset({"/v1/chat/completions", "/v1/completions"})
-MESSAGES = "/v1/messages"
-RESPONSES = "/v1/responses"
+CHATS: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
+MESSAGES: Final = "/v1/messages"
+RESPONSES: Final = "/v1/responses"
 
 PINNED_BY_HEADER: Mapping[Dialect, frozenset[str]] = {
     "vllm": CHATS | {MESSAGES},

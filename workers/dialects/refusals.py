@@ -7,15 +7,18 @@ clients and routers look for the name there.
 from collections.abc import Callable
 from contextlib import suppress
 from math import isfinite
+from typing import Final
 
 from workers.api.call import MAX_TOKEN_ID, ApiError, Body, boolean, string, wrong_type
 
 Refusal = Callable[[Body, str], None]
 """Takes a body and a path. Raises ApiError if the engine rejects the call."""
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-RESPONSES = "/v1/responses"
-SGLANG_ROLES = frozenset({"user", "system", "assistant", "tool", "function", "developer", "latest_reminder", "root"})
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+RESPONSES: Final = "/v1/responses"
+SGLANG_ROLES: Final = frozenset(
+    {"user", "system", "assistant", "tool", "function", "developer", "latest_reminder", "root"}
+)
 """The message roles that SGLang accepts; vLLM accepts any."""
 
 

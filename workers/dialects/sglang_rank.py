@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from workers.dialects.exposition import Exposition
 from workers.engine.block_log import refreshes_after_step
 from workers.engine.sglang_engine import SglangEngine
 from workers.settings import WorkerSettings
 
-IDLE_LOG_SECONDS = 30.0
+IDLE_LOG_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ server.
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 from workers.api.call import ApiError, boolean, text_tokens, token_list
 from workers.api.http import PLAIN, Handler, HttpRequest, Response, Routes, json_response
@@ -20,8 +21,8 @@ from workers.engine.sglang_engine import SglangEngine
 from workers.engine.tokenizer import decode
 from workers.settings import Role, WorkerSettings
 
-VERSION = "0.5.23"
-BOOTSTRAP_PORT = 8998
+VERSION: Final = "0.5.23"
+BOOTSTRAP_PORT: Final = 8998
 ENGINE_TYPES: Mapping[Role, str] = {"both": "unified", "prefill": "prefill", "decode": "decode"}
 ONE_ACCELERATOR: Mapping[str, object] = {"accelerator": None, "num_accelerators": 1}
 

@@ -9,6 +9,7 @@ Left out: log probabilities, stop strings, tool and reasoning parsers, the syste
 """
 
 from collections.abc import Sequence
+from typing import Final
 from uuid import uuid4
 
 import orjson
@@ -18,9 +19,9 @@ from workers.api.choice import Choice
 from workers.api.dialect import DONE, FINISH, Answer, StreamWriter, now_seconds, usage_totals
 from workers.dialects.refusals import refuse_for_vllm
 
-FINGERPRINT = "vllm-emulated"
-UNSET = dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
-MARK = b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
+FINGERPRINT: Final = "vllm-emulated"
+UNSET: Final = dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics"))
+MARK: Final = b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
 
 
 def _usage_bytes(choice: Choice, more: bytes = b"") -> bytes:

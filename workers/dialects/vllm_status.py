@@ -8,6 +8,7 @@ connector serves /server_info as with VLLM_SERVER_DEV_MODE=1, with the part that
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from workers.api.call import ApiError, Body, text_tokens, token_list
 from workers.api.http import HttpRequest, Response, Routes, json_response
@@ -19,10 +20,10 @@ from workers.engine.tokenizer import decode
 from workers.engine.transfer.leases import Leases
 from workers.settings import Role, WorkerSettings
 
-VERSION = "0.33.0"
-CACHED_SOURCES = ("device", "host", "p2p", "disk", "external_unspecified")
+VERSION: Final = "0.33.0"
+CACHED_SOURCES: Final = ("device", "host", "p2p", "disk", "external_unspecified")
 KV_ROLES: Mapping[Role, str] = {"both": "kv_both", "prefill": "kv_producer", "decode": "kv_consumer"}
-TEXT = b"text/plain; version=1.0.0; charset=utf-8"
+TEXT: Final = b"text/plain; version=1.0.0; charset=utf-8"
 PERMISSION: dict[str, object] = {
     **dict.fromkeys(("allow_sampling", "allow_logprobs", "allow_view"), True),
     **dict.fromkeys(("allow_create_engine", "allow_search_indices", "allow_fine_tuning", "is_blocking"), False),

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from workers.engine.engine import Engine
 
 
-ROOT_HASH = 0
+ROOT_HASH: Final = 0
 
 
 def chained_hashes(parent: int, tokens: Sequence[int], block_size: int) -> list[int]:

@@ -4,6 +4,8 @@ The same object runs behind the HTTP server, which sleeps for the seconds that `
 where these seconds are the delay of the next event. Equal configuration and equal calls give equal outputs.
 """
 
+from typing import Final
+
 from workers.engine.hardware import HARDWARE, Hardware
 from workers.engine.model import Dialect, EngineConfig, Order
 from workers.engine.sglang_engine import SglangEngine
@@ -11,7 +13,7 @@ from workers.engine.vllm_engine import VllmEngine
 
 Engine = VllmEngine | SglangEngine
 
-DEFAULT_HARDWARE = "a100-mistral-7b"
+DEFAULT_HARDWARE: Final = "a100-mistral-7b"
 
 
 def default_config(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 Dialect = Literal["vllm", "sglang"]
 Order = Literal["fcfs", "lpm"]
@@ -36,7 +36,7 @@ class Request:
     pulls: bool = False
 
 
-NO_TOKEN = -1
+NO_TOKEN: Final = -1
 """Stands in the output of a request that ends without a further token."""
 
 

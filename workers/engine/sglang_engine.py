@@ -21,6 +21,7 @@ each token by a step), priorities, speculative decoding.
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from workers.engine.batching import Batching, Sequence
 from workers.engine.block_log import Cleared
@@ -28,13 +29,13 @@ from workers.engine.caches.radix_cache import Node, RadixCache
 from workers.engine.hardware import Batch, Hardware
 from workers.engine.model import EngineConfig, Request
 
-MAX_PREFILL_TOKENS = 16_384
-LPM_MAX_WAITING = 128
-RESERVED_OUTPUT_LIMIT = 4096
-INITIAL_NEW_TOKEN_RATIO = 0.7
-MIN_NEW_TOKEN_RATIO = 0.14 * INITIAL_NEW_TOKEN_RATIO
-RATIO_DECAY = (INITIAL_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600
-RETRACT_DECODE_STEPS = 20
+MAX_PREFILL_TOKENS: Final = 16_384
+LPM_MAX_WAITING: Final = 128
+RESERVED_OUTPUT_LIMIT: Final = 4096
+INITIAL_NEW_TOKEN_RATIO: Final = 0.7
+MIN_NEW_TOKEN_RATIO: Final = 0.14 * INITIAL_NEW_TOKEN_RATIO
+RATIO_DECAY: Final = (INITIAL_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600
+RETRACT_DECODE_STEPS: Final = 20
 
 
 class RadixSequence(Sequence):

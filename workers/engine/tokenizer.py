@@ -9,12 +9,13 @@ repeats prompt and answer as text, has the same ids as before.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import orjson
 
 _PIECE = re.compile(r"<\|im\|>|<\|end\|>| ?[A-Za-z0-9_]{1,6}| ?[\u00c0-\u07ff]{1,3}|.", re.DOTALL)
 _MEMO_LIMIT = 1 << 16
-END = "<|end|>\n"
+END: Final = "<|end|>\n"
 """Follows each message of a chat."""
 
 
@@ -34,7 +35,7 @@ class _Ids(dict[str, int]):
 
 _ids = _Ids()
 
-EOS = _pack("<|end|>")
+EOS: Final = _pack("<|end|>")
 
 _WORDS = (
     "the of and to a in is it that was for on are with as at be this from or had by not but some what there we can out "

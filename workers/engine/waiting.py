@@ -4,14 +4,15 @@ PURE: the caller passes the time, by the clock that its engine steps on.
 """
 
 from collections import defaultdict
+from typing import Final
 
 from workers.engine.engine import Engine
 
-SHALLOW = 16
+SHALLOW: Final = 16
 """Up to this many waiting requests, their uncached tokens are counted at every change."""
-DEEP_SECONDS = 0.5
+DEEP_SECONDS: Final = 0.5
 """Otherwise they are counted at this interval (s), and whenever the number of requests has changed much."""
-MUCH = 0.25
+MUCH: Final = 0.25
 """By what share the number of waiting requests has changed much."""
 
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from workers.api.call import ApiError, Body, Call, parse_call
 from workers.api.choice import Choice
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-QUEUE = "/emulated/queue"
+STREAM_HEADERS: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+QUEUE: Final = "/emulated/queue"
 """Not a path of any real engine: measurements of the engine's own queue, if the settings ask for them."""
-GROUP = "/emulated/group"
+GROUP: Final = "/emulated/group"
 """The same, of the loads of several ranks: sums over all steps so far."""
-GENERATION = {"/v1/chat/completions": True, "/v1/completions": False}  # path: True if it is a chat
+GENERATION: Final = {"/v1/chat/completions": True, "/v1/completions": False}  # path: True if it is a chat
 
 
 Answering = tuple[list[int], int, int]

@@ -4,13 +4,13 @@
 """
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from workers.api.call import ApiError, whole
 from workers.api.http import HttpRequest, Response, json_response
 from workers.server.transfer.legs import Leg
 
-COMMANDS = "/emulated/faults"
+COMMANDS: Final = "/emulated/faults"
 """Not a path of any real engine."""
 
 Fault = Literal[

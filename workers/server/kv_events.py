@@ -20,8 +20,10 @@ from workers.engine.engine import Engine
 from workers.engine.model import Dialect
 
 TOPIC: Final = "kv-events"
-FIRST_PORT, LAST_PORT = 20_000, 30_000
-"""Where free ports in a row are looked for: below those that systems give to outgoing connections."""
+FIRST_PORT: Final = 20_000
+"""Where free ports in a row are looked for first."""
+LAST_PORT: Final = 30_000
+"""Where the search ends: below the ports that systems give to outgoing connections."""
 KEPT: Final = 10_000
 """Past messages kept for replay."""
 END: Final = (-1).to_bytes(8, "big", signed=True)

@@ -11,7 +11,7 @@ from workers.engine.engine import Engine
 from workers.engine.model import NO_TOKEN, Output, Request
 from workers.engine.waiting import QueueMeter
 
-MAX_LAG = 0.05
+MAX_LAG: Final = 0.05
 """Seconds of delay of this process that later steps may catch up; more is lost time."""
 
 

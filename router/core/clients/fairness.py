@@ -30,7 +30,7 @@ from router.core.clients.turns import MINUTE, MinuteSums, Turns
 from router.core.model.cost import Charge, LinearCost, Tokens
 from router.core.model.request import ClientId, Request, WorkerId
 
-PAIR_LIMIT = 64
+PAIR_LIMIT: Final = 64
 """The most clients compared in one queue, first come first served: the number of pairs grows with the square."""
 
 
@@ -170,7 +170,7 @@ LASTING: Final = 0.5
 """The part of the last minute for which a client must have been backlogged to count in Jain's index. A client that asks
 for less than its share waits for moments, is served less than others, and has no right to more.
 """
-WAITS_KEPT = 256
+WAITS_KEPT: Final = 256
 """Waiting times kept per client for its percentiles."""
 
 

@@ -10,9 +10,9 @@ from router.core.clients.fair_drop import LongestQueueDrop
 from router.core.model.commands import Refusal
 from router.core.model.request import ClientId, Request, RequestId
 
-RATE_MEMORY = 64
+RATE_MEMORY: Final = 64
 """Departures from which the drain rate is measured."""
-LONGEST_RETRY = 60.0
+LONGEST_RETRY: Final = 60.0
 """Seconds; a longer estimate would be a guess."""
 
 

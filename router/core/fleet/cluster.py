@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from math import inf
+from typing import Final
 
 from router.core.fleet.health import DEFAULT_RULES, Condition, HealthRules, SilenceTimeout
 from router.core.fleet.window import Window
@@ -23,7 +24,7 @@ from router.core.model.request import (
 )
 from router.core.predict.output_length import OutputPredictions
 
-DEPARTED_LIMIT = 256
+DEPARTED_LIMIT: Final = 256
 """Workers remembered after they left: for their clients' debts there, and to limit trust when they come back."""
 
 

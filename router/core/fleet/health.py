@@ -22,8 +22,10 @@ LONGEST_COOLDOWN: Final = 12
 """Maximum cooldown, as a multiple of the first one."""
 FULL_TRUST: Final = 16
 """Number of unproven requests from which on only the window limits a worker."""
-FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 8.0
+FIRST_BACKOFF: Final = 0.5
 """Seconds for which a worker without room gets no requests; doubled while it has none."""
+LONGEST_BACKOFF: Final = 8.0
+"""The most such seconds."""
 
 
 @dataclass(frozen=True, slots=True)

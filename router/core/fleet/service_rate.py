@@ -12,37 +12,38 @@ from typing import Final, NamedTuple
 
 from router.core.model.request import WorkerId
 
-FIRST_SECONDS_PER_TOKEN = 1e-4
+FIRST_SECONDS_PER_TOKEN: Final = 1e-4
 """Prefill, before anything was learned: between the values of 7B models on an A100 and on an A6000."""
-LEAST_TOKENS = 256
+LEAST_TOKENS: Final = 256
 """Starts at one moment with fewer tokens show the fixed cost of a step, not the cost of its tokens."""
-SLOWER, FASTER = 1.04, 0.94
-"""Factors by which the learned prefill time changes. It settles where two fifths of the observations are faster, and no
-request that waited for something else moves it far.
-"""
-FIRST_LESSONS = 8
+SLOWER: Final = 1.04
+"""Factor on the learned prefill time after a slower observation: one request that waited for something else moves it
+little."""
+FASTER: Final = 0.94
+"""The same after a faster one. So the time settles where two fifths of the observations are faster."""
+FIRST_LESSONS: Final = 8
 """During this many first observations a faster one is adopted at once: the first start may include
 an engine's warm-up.
 """
-FIRST_SECONDS_PER_OUTPUT_TOKEN = 0.05
+FIRST_SECONDS_PER_OUTPUT_TOKEN: Final = 0.05
 """Of one answer, before anything was learned: a slow engine, so that no client is charged too much."""
-LEAST_OUTPUT_TOKENS = 2.0
+LEAST_OUTPUT_TOKENS: Final = 2.0
 """Output tokens needed before their rate is learned."""
-DELAY_FACTOR = 2.0
+DELAY_FACTOR: Final = 2.0
 """A start that took this many times the prefill time surely waited for something else."""
-BURST = 0.25
+BURST: Final = 0.25
 """Starts belong to one step if they come within this share of the step's time."""
-UNSURE = 1.25
+UNSURE: Final = 1.25
 """Factor on the known work's time that an engine may have needed, before a longer time shows additional work."""
-TURNOVER_HALF_LIFE = 2.0
+TURNOVER_HALF_LIFE: Final = 2.0
 """Seconds of work after which observations of turnover count half."""
-SERVICE_HALF_LIFE = 10.0
+SERVICE_HALF_LIFE: Final = 10.0
 """Seconds of work after which observations of service count half."""
-LEAST_SECONDS = 1.0
+LEAST_SECONDS: Final = 1.0
 """Seconds of work before averages are returned."""
-DECODE_HALF_LIFE = 5.0
+DECODE_HALF_LIFE: Final = 5.0
 """Seconds without prefill after which observations of pure decode count half."""
-LEAST_STEP_TOKENS = 160
+LEAST_STEP_TOKENS: Final = 160
 """A step reads all weights, however few tokens it computes: for 7B models on A10G, A100, A6000 and H100 that takes as
 long as 147 to 430 tokens of prefill.
 """

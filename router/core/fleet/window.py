@@ -9,33 +9,43 @@ hold. Each of its limits is infinite, or the smallest sensible value, until obse
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 from router.core.fleet.service_rate import Turnover
 from router.core.model.load import Limits, Load
 
-FEWEST_TOKENS = 4096
+FEWEST_TOKENS: Final = 4096
 """Unstarted tokens that are always admitted: two steps of vLLM by default, half a step of SGLang."""
-TOKEN_STEPS = 2.5
+TOKEN_STEPS: Final = 2.5
 """Steps whose tokens may be unstarted: the step being computed, the next one, and half a step more, so that a limit
 that is too low grows.
 """
-BURST_STEPS = 2
+BURST_STEPS: Final = 2
 """The same if a single step was seen to start many more tokens than the average step."""
-PEAK_DECAY = 0.999
+PEAK_DECAY: Final = 0.999
 """Factor by which the most that a step was seen to start decays with each start."""
-FEWEST_REQUESTS = 16
+FEWEST_REQUESTS: Final = 16
 """Unstarted requests that are always admitted to an engine that reports no metrics."""
-REQUEST_STEPS = 4
+REQUEST_STEPS: Final = 4
 """Steps whose requests may be unstarted at such an engine: requests per step vary more than tokens per step."""
-LEAST_REACH, MOST_REACH = 1.5, 20.0
+LEAST_REACH: Final = 1.5
 """Steps whose requests may wait for a place in the batch; more if they take long to get one."""
-REACH_GROWTH, REACH_DECAY = 1.25, 0.97
-FALL = 0.25
+MOST_REACH: Final = 20.0
+"""The most such steps."""
+REACH_GROWTH: Final = 1.25
+"""Factor on these steps after a report of a batch with free places, although as many requests are in flight as the limit
+allows."""
+REACH_DECAY: Final = 0.97
+"""Factor on these steps after a report of requests that wait in the engine."""
+FALL: Final = 0.25
 """Share of the way down to a lower number of running requests that each report takes."""
-LEAST_GROWTH, MOST_GROWTH, ACCELERATION = 0.001, 0.05, 1.035
-"""Relative growth, per report, of a limit of KV tokens that holds requests back, and the growth of that growth."""
-NEAR = 0.9
+LEAST_GROWTH: Final = 0.001
+"""Relative growth, per report, of a limit of KV tokens that holds requests back."""
+MOST_GROWTH: Final = 0.05
+"""The largest such growth."""
+ACCELERATION: Final = 1.035
+"""Factor on this growth with each report."""
+NEAR: Final = 0.9
 """Share of the limit of KV tokens that must have been in use before the limit may be too low."""
 
 

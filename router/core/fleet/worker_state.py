@@ -17,7 +17,7 @@ from router.core.model.load import Load
 from router.core.model.request import Worker
 from router.core.predict.output_length import WorkerMean
 
-SILENCE_PREFILLS = 3.0
+SILENCE_PREFILLS: Final = 3.0
 """A worker may be silent for this many times the prefill time of its unstarted requests."""
 
 

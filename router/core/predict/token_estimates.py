@@ -122,15 +122,15 @@ def _last(prompt: PromptKey, chunks: int) -> int:
     return int.from_bytes(prompt.hashes[(chunks - 1) * HASH_BYTES : chunks * HASH_BYTES], byteorder)
 
 
-FIRST_RATIO = 0.25
+FIRST_RATIO: Final = 0.25
 """Tokens per byte before anything was learned: English text under the usual BPE vocabularies."""
-RATIO_MEMORY = 0.98
+RATIO_MEMORY: Final = 0.98
 """Factor by which the weight of past requests in the ratio decays with each new one: about the last fifty count."""
-SPREAD = 0.25
+SPREAD: Final = 0.25
 """How far a prompt's tokens per byte may differ from the mean, as a share of the mean."""
 ROUNDING: Final = 1e-9
 """More than the relative error of a few floating-point operations."""
-MEASURES_KEPT = 64
+MEASURES_KEPT: Final = 64
 """Prompts whose measure is cached."""
 
 

@@ -84,12 +84,12 @@ class CorkedTransport(asyncio.Transport):
             self._transport.write(held)
 
 
-WITHOUT_BODY = frozenset({204, 304})
+WITHOUT_BODY: Final = frozenset({204, 304})
 """Statuses of answers that have neither a length nor chunks."""
-HEAD_BYTES = 512
+HEAD_BYTES: Final = 512
 """Estimated size of a head, or of the end of an answer."""
-CLOSING = (b"connection", b"close")
-IN_CHUNKS = (b"transfer-encoding", b"chunked")
+CLOSING: Final = (b"connection", b"close")
+IN_CHUNKS: Final = (b"transfer-encoding", b"chunked")
 
 
 class StreamWriter:

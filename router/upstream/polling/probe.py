@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from math import inf
+from typing import Final
 
 from router.core.model.events import Event, Evicted, WorkerAnswered, WorkerJoined, WorkerLeft, WorkerReported
 from router.core.model.request import Connector, Role, Worker, WorkerId
@@ -31,16 +32,16 @@ log = logging.getLogger(__name__)
 
 LastSign = Callable[[WorkerId], float]
 """When a call last showed that a worker lives, on the monotonic clock; -inf for never."""
-MISSED_POLLS = 3
+MISSED_POLLS: Final = 3
 """Polls in a row that a worker must leave unanswered to count as down; one refused connection is enough. One that is
 late does not count while the worker's calls show life."""
-POLLS_WITHOUT_LOAD = 4
+POLLS_WITHOUT_LOAD: Final = 4
 """Health polls in a row without a load report after which an answered health poll itself counts as a sign of life: the
 worker's metrics are slow, or it has none."""
-BOOTSTRAP_PORT = 8998
+BOOTSTRAP_PORT: Final = 8998
 """Where a vLLM with Mooncake listens for decode workers unless VLLM_MOONCAKE_BOOTSTRAP_PORT says otherwise."""
-BOOTSTRAP_REMEDY = "set its bootstrap_port, or start it with MooncakeConnector and the kv_role kv_producer"
-POLLS_PER_MODEL_LIST = 20
+BOOTSTRAP_REMEDY: Final = "set its bootstrap_port, or start it with MooncakeConnector and the kv_role kv_producer"
+POLLS_PER_MODEL_LIST: Final = 20
 """Health polls between two readings of the list of models: adapters come and go, but rarely."""
 
 

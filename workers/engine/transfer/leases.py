@@ -9,10 +9,11 @@ PURE: the caller passes the time, in seconds of the emulated machine.
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Final
 
 from workers.engine.vllm_engine import VllmEngine
 
-REMEMBERED = 10_000
+REMEMBERED: Final = 10_000
 """Hand-offs whose blocks are remembered after they were released, so that late reads find what they contain."""
 
 

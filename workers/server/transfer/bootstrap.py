@@ -10,6 +10,7 @@ Left out: the native /generate, warm-up requests, and the role switch.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from workers.api.call import ApiError, Body
 from workers.api.choice import Choice
@@ -23,8 +24,8 @@ from workers.server.transfer.legs import EngineDied, Leg
 from workers.server.transfer.meetings import Meetings, Offer, unless_interrupted
 from workers.server.transfer.pulls import Pull, Pulls, TransferTimes, Waiting, fingerprint
 
-HEARTBEAT = 5.0
-FAILED_HEARTBEATS = 2
+HEARTBEAT: Final = 5.0
+FAILED_HEARTBEATS: Final = 2
 
 
 class BootstrapConnector:

@@ -11,7 +11,7 @@ import orjson
 Message = Mapping[str, object]
 Answering = Callable[[Message], Awaitable[Message]]
 
-PATH = "/emulated/transfer"
+PATH: Final = "/emulated/transfer"
 """Not a path of any real engine: it stands for the transfer protocols. Served at the side port alone."""
 
 ANSWERED_WITHIN: Final = 30.0

@@ -1,7 +1,7 @@
 """I/O: what a call on a prefill or decode engine does besides generating: its leg of a hand-off."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from workers.api.call import Body
 from workers.api.choice import Choice
@@ -46,7 +46,7 @@ class Leg:
         """Note that the call is over, whichever way."""
 
 
-NO_LEG = Leg()
+NO_LEG: Final = Leg()
 
 
 class Connector(Protocol):

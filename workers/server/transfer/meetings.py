@@ -6,14 +6,14 @@ Either leg may come first, and nobody tells one leg that the other has failed: i
 import asyncio
 from collections import OrderedDict
 from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from workers.server.clock import EmulatedClock
 from workers.server.loop import Mailbox
 
-KEPT = 10_000
+KEPT: Final = 10_000
 """Meetings that are remembered although a leg never came."""
-SLICE = 0.5
+SLICE: Final = 0.5
 """Real seconds after which a question is answered, although there is no news."""
 
 

@@ -13,7 +13,7 @@ Left out: the time of that handshake (about 4 s), several tensor-parallel ranks,
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import uuid4
 from zlib import crc32
 
@@ -29,7 +29,7 @@ from workers.server.transfer.exchange import Exchange, Message, Unreachable
 from workers.server.transfer.legs import NO_LEG, Leg
 from workers.server.transfer.pulls import Pull, Pulls, TransferTimes, Waiting
 
-RENEWALS_PER_LEASE = 6
+RENEWALS_PER_LEASE: Final = 6
 
 
 class SideChannel(NamedTuple):

@@ -1,6 +1,7 @@
 """I/O: the connector that a worker's settings ask for."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from workers.engine.sglang_engine import SglangEngine
 from workers.engine.vllm_engine import VllmEngine
@@ -13,8 +14,8 @@ from workers.server.transfer.nixl import NixlConnector, SideChannel
 from workers.server.transfer.pulls import TransferTimes
 from workers.settings import WorkerSettings
 
-SGLANG_TIMEOUT = 300.0
-MOONCAKE_TIMEOUT = 480.0
+SGLANG_TIMEOUT: Final = 300.0
+MOONCAKE_TIMEOUT: Final = 480.0
 """Seconds: VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT."""
 
 

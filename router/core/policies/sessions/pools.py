@@ -1,11 +1,12 @@
 """Which workers share their KV caches among the sessions of which models, and how full these are."""
 
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from router.core.model.request import WorkerId
 from router.core.policies.context import FleetView
 
-CAPACITY_SECONDS = 1.0
+CAPACITY_SECONDS: Final = 1.0
 """How long the sum of the capacities of a pool counts as known."""
 
 
