@@ -21,7 +21,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -286,8 +285,6 @@ def parse(text: str) -> ClientsFile:
     try:
         document = yaml_file.read(text)
         return ClientsFile.model_validate({} if document is None else document)
-    except yaml.YAMLError as error:
-        raise ConfigError(" ".join(str(error).split())) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = [part for part in first["loc"] if part != "[key]"]

@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, get_args, get_origin, get_type_hints
 
-import yaml
 from pydantic import ValidationError
 
 from router.auth.identity import IdentitySource
@@ -255,8 +254,8 @@ def read_yaml(path: str) -> object:
             return yaml_file.read(file)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _from_file(path: str) -> dict[KeyPath, Given]:

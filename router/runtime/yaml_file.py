@@ -8,10 +8,21 @@ from typing import IO
 
 import yaml
 
+from router.errors import ConfigError
+
 
 def read(source: str | IO[bytes]) -> object:
-    """Return the document, made of mappings, lists and strings; None if it is empty. Raises yaml.YAMLError."""
-    return yaml.load(source, _Loader)
+    """Return the document, made of mappings, lists and strings; None if it is empty.
+
+    Raises ConfigError, in one line that names the line of the mistake.
+    """
+    try:
+        return yaml.load(source, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark is not None else ""
+        raise ConfigError(f"{line}{error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(" ".join(str(error).split())) from None
 
 
 def line_of(source: str, place: Sequence[object]) -> int:
@@ -49,6 +60,6 @@ class _Loader(yaml.BaseLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.YAMLError(f"duplicate name {key.value} in line {key.start_mark.line + 1}")
+                    raise ConfigError(f"line {key.start_mark.line + 1}: duplicate name {key.value}")
                 seen.add(key.value)
         return super().construct_mapping(node, deep)

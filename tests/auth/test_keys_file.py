@@ -82,7 +82,7 @@ def test_a_key_may_have_its_own_expiry() -> None:
         ("clients: {a: {models: llama}}", "clients: a: models: must be a list: [A, B]"),
         ("? [a]\n: b", "unhashable"),
         ("client: {}", "unknown key client; did you mean clients?"),
-        (f"clients: {{a: {{key: {ALICE}}}, a: {{}}}}", "duplicate name a in line 1"),
+        (f"clients: {{a: {{key: {ALICE}}}, a: {{}}}}", "line 1: duplicate name a"),
         ("clients: {a: {wieght: 2}}", "clients: a: unknown key wieght; did you mean weight?"),
         ("clients: {a: {weight: 0}}", "clients: a: weight"),
         ("clients: {a: {weight: .nan}}", "clients: a: weight"),

@@ -180,11 +180,11 @@ def test_a_wrong_variable_is_named(variable: str, value: str, named: str) -> Non
         ("dlpm: {quantum: -3}", "router.yaml: dlpm.quantum: quantum must be positive"),
         ("port: 1\nhost:\n", "router.yaml: host: it has no value; leave it out for the default"),
         ("- port", "router.yaml: not a mapping"),
-        ("port: [1", "router.yaml"),
+        ("port: [1", "router.yaml: line 1: "),
         ("\x01", "router.yaml"),
         ("? [a]\n: b", "router.yaml"),
-        ("port: 1\nhost: a\nport: 2", "router.yaml: duplicate name port in line 3"),
-        ("dlpm: {quantum: 1, quantum: 2}", "duplicate name quantum in line 1"),
+        ("port: 1\nhost: a\nport: 2", "router.yaml: line 3: duplicate name port"),
+        ("dlpm: {quantum: 1, quantum: 2}", "router.yaml: line 1: duplicate name quantum"),
     ],
 )
 def test_a_wrong_file_is_named(text: str, named: str, file: Path) -> None:

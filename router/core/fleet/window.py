@@ -33,8 +33,7 @@ LEAST_REACH: Final = 1.5
 MOST_REACH: Final = 20.0
 """The most such steps."""
 REACH_GROWTH: Final = 1.25
-"""Factor on these steps after a report of a batch with free places, although as many requests are in flight as the limit
-allows."""
+"""Factor on these steps after a report of a batch with free places, although the limit holds requests back."""
 REACH_DECAY: Final = 0.97
 """Factor on these steps after a report of requests that wait in the engine."""
 FALL: Final = 0.25
