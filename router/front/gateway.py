@@ -1,9 +1,16 @@
 """The entry of the data path: serves one client call and answers every failure.
 
-The modules in the order in which a call passes them: auth.identity and auth.admission (the client and its rate limits,
-from the head), byte_budget and exchange (the body), parsing and api (the call), auth.admission (model and tokens),
-relay, channel and core (queue and placement), upstream.connections (forwarding), api.answer (counting tokens, and
-removing what only the router asked for), channel and core (settling), exchange (the answer to the client).
+A call passes these modules:
+
+1. auth.identity and auth.admission: the client and its rate limits, from the head
+2. byte_budget and exchange: the body
+3. parsing and api: the call
+4. auth.admission: the model and the tokens
+5. relay, channel and core: queue and placement
+6. upstream.connections: forwarding
+7. api.answer: counting tokens, and removing what only the router asked for
+8. channel and core: settling
+9. exchange: the answer to the client
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The HTTP/1.1 client of the data path: calls to one worker, on asyncio and httptools.
 
-A general client library costs as much CPU per request as the scheduler does, and the router needs little of one: send a
-body, read the answer as it arrives, reuse the connection, or close it at once when the client disconnects, since that
-is the only abort that every engine understands.
+A general client library costs as much CPU per request as the scheduler does, and the router needs little of one. It
+sends a body, reads the answer as it arrives, and reuses the connection. When the client disconnects it closes the
+connection at once, since that is the only abort that every engine understands.
 
 A connection carries one call at a time. The bytes received but not yet read are bounded: beyond the bound the socket is
 not read, so a slow client slows its own call and no other.

@@ -411,9 +411,9 @@ class ClientDeficits(DeficitTable[ClientId]):
 class WorkerDeficits:
     """For each client, a deficit counter per worker, which limits how long its requests stay there.
 
-    "Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2, with two rules that it leaves open: a
-    worker that is new to a client starts with the client's highest deficit at any worker, or it would receive no
-    requests; and Q^w is scaled with the worker's measured service rate, so that a slow worker holds its clients for the
+    "Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2, with two rules that it leaves open. A
+    worker that is new to a client starts with the client's highest deficit at any worker; otherwise it would receive no
+    requests. And Q^w is scaled with the worker's measured service rate, so that a slow worker holds its clients for the
     same time as a fast one, not for the same cost.
     """
 

@@ -1,10 +1,10 @@
 """Rounds in which each client that takes turns has one.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) with turns of equal length: a client that begins to wait takes
-its turn in the current round, or in the next one if it has had a turn in the current one, and clients of an earlier
-round go first. A later round begins with the first turn of it. So in one queue whose clients may all go, each other
-client has at most two turns while one waits: one of an earlier round, and one of its own. A later round may begin at
-another worker while clients of an earlier one wait for theirs.
+This is start-time fair queueing (Goyal, Vin and Cheng, 1996) with turns of equal length. A client that begins to wait
+takes its turn in the current round, or in the next one if it has had a turn in the current one. Clients of an earlier
+round go first, and a round begins with its first turn. So in one queue whose clients may all go, each other client has
+at most two turns while one waits: one of an earlier round, and one of its own. A later round may begin at another
+worker while clients of an earlier one wait for theirs.
 
 Why rounds: turns in a fixed order scan the caches cyclically. Where the prefixes of all clients exceed the caches, each
 is then evicted before its client's next turn. In a round, what is cached goes first, and what is computed last is still

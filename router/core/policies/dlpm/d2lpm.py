@@ -1,9 +1,11 @@
 """D²LPM's placement: stay where the prefix is cached until the client's deficit at that worker is used up.
 
-"Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2. Differences: the queue is the router's, so a
-request is charged when it is placed, and this booking is replaced by the actual cost at dispatch; by default only the
-extend tokens are charged, as in the local scheduler; and a worker whose load is far above the lightest one's is left
-even if the client's deficit there is positive.
+"Locality-aware Fair Scheduling in LLM Serving", section 5.2, Algorithm 2. It differs in this:
+
+- The queue is the router's, so a request is charged when it is placed. The actual cost replaces this booking at
+  dispatch.
+- By default only the extend tokens are charged, as in the local scheduler.
+- A request leaves a worker whose load is far above the lightest one's, even if its client's deficit there is positive.
 """
 
 from collections import Counter, defaultdict

@@ -1,10 +1,12 @@
 """DLPM, deficit longest prefix match: longest match first, among the eligible clients.
 
-"Locality-aware Fair Scheduling in LLM Serving", section 4.1, Algorithm 1. Differences: deficits are refilled in closed
-form, and positive ones are topped up to one quantum; a client that begins to wait, and then one with nothing in flight
-at the worker, goes before the longest match; a new client starts with one quantum; and a client cannot shed debt by
-leaving and returning, but when no client waits all are reset to one quantum, because use of an idle machine takes
-nothing from others.
+"Locality-aware Fair Scheduling in LLM Serving", section 4.1, Algorithm 1. It differs in this:
+
+- Deficits are refilled in closed form, and positive ones are topped up to one quantum.
+- A client that begins to wait goes before the longest match, and then a client with nothing in flight at the worker.
+- A new client starts with one quantum.
+- A client cannot shed debt by leaving and returning. But when no client waits, all are reset to one quantum, because
+  use of an idle machine takes nothing from others.
 """
 
 from collections.abc import Collection, Iterable, Iterator

@@ -2,8 +2,8 @@
 
 Agents resend a growing prompt. While the contexts of all active sessions exceed the KV cache of the fleet, their calls
 evict each other's prefixes, nearly every call is prefilled in full, and slow calls keep sessions active. Fewer sessions
-at a time are served faster than all at once. So the gate gives sessions places, each a reservation of its context and
-what it will grow by in one worker's KV cache, and holds back the calls of those that have none.
+at a time are served faster than all at once. So the gate gives sessions places, and holds back the calls of sessions
+without one. A place reserves, in one worker's KV cache, room for the session's context and for what it will grow by.
 
 - *Open.* While what is hot (sessions with a call, or idle for less than a limit) fits in `fill` times the KV cache,
   every call goes to the policy as it is, and a session's place is where its last call was dispatched.
@@ -12,10 +12,11 @@ what it will grow by in one worker's KV cache, and holds back the calls of those
   included, and within the client to the session that began first. Service is counted as in VTC ("Fairness in Serving
   Large Language Models", Algorithm 2). A session that fits may pass one that does not, `PATIENCE` times; then room is
   kept for that one, at the worker with most of it.
-- *Losing a place.* Only between calls, and only if somebody waits: after an idle limit to anyone, the longest idle
-  first; or to a client with less service, once its turn is spent, or its worker is overfull, or its own client has been
-  served more than the other one will have been after one. A turn is `turn` times the cost of its context, and begins
-  when its first prefill is over: a session that has just been computed again is used before it is evicted again.
+- *Losing a place.* Only between calls, and only if somebody waits. After an idle limit a session loses its place to
+  anyone, the longest idle first. Before that, it loses it to a client with less service, if its turn is spent, its
+  worker is overfull, or its own client has been served more than the other one will have been after a turn. A turn is
+  `turn` times the cost of the session's context, and begins when its first prefill is over: a session that has just
+  been computed again is used before it is evicted again.
 - *Overfull.* A worker may have more reserved than its KV cache holds, because contexts grow beyond `fill`, or because
   sessions got their places while the gate was open. Once all that is hot exceeds the whole KV cache of the fleet, a
   next call there counts as one that waits: either others lose their places, or it does. Until then the contexts still
