@@ -58,7 +58,7 @@ class Continuation:
     """Output tokens that remain under the limit; None without a limit."""
 
     def body(self, context_tokens: int | None) -> bytes | None:
-        """The bytes to send; None if they cannot be serialised.
+        """Return the bytes to send; None if they cannot be serialised.
 
         `context_tokens`: the model's context length. If it is needed as the output limit and None, returns None.
         """
@@ -100,7 +100,7 @@ def continuation(call: Call, reader: StreamReader, *, ids: bool = True) -> Conti
 
 
 def _with_whole_numbers(fields: Fields) -> Fields:
-    """The body with limits as integers where an engine takes "5" or 5.0 for one."""
+    """Return the body with limits as integers where an engine takes "5" or 5.0 for one."""
     names = ("max_tokens", "max_completion_tokens", "min_tokens")
     limits = {name: read.whole_number(fields.get(name)) for name in names}
     return {**fields, **{name: limit for name, limit in limits.items() if limit is not None}}
@@ -203,7 +203,9 @@ class Rewriter:
             yield {"index": 0, "delta": new_delta, **members}
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The usage of the whole answer. It omits the continuing engine's cache hits, which are not the prompt's."""
+        """Return the usage of the whole answer. It omits the continuing engine's cache hits, which are not the
+        prompt's.
+        """
         output = token_count(usage, "completion_tokens") or 0
         before = self._continuation.output_tokens
         prompt = self._continuation.input_tokens
@@ -214,7 +216,7 @@ class Rewriter:
 
 
 def last_events(call: Call, reader: StreamReader, reason: str | None) -> bytes:
-    """The missing end of a stream, as its engine would have sent it.
+    """Return the missing end of a stream, as its engine would have sent it.
 
     `reason`: the finish reason of the choice if that is missing, too; else None.
     """

@@ -189,7 +189,7 @@ OTHER: Final = Family(
 
 
 def without_slash(path: str) -> str | None:
-    """The path of the data path that a path with a slash at its end means; None if it has none, or means none."""
+    """Return the path that a path with a slash at its end means; None if it has none, or means none of these."""
     if not path.endswith("/"):
         return None
     bare = path.rstrip("/")
@@ -197,7 +197,7 @@ def without_slash(path: str) -> str | None:
 
 
 def family_of(path: str) -> Family | None:
-    """The family of a path, also with a slash at its end; None if the path does not belong to the data path."""
+    """Return the family of a path, also with a slash at its end; None if the path does not belong to the data path."""
     family = FAMILIES.get(path) or INFO.get(path) or FAMILIES.get(path.rstrip("/"))
     if family is not None or not path.startswith("/v1/"):
         return family
@@ -208,7 +208,7 @@ def family_of(path: str) -> Family | None:
 
 
 def error_shape_of(path: str) -> ErrorShape:
-    """The shape of errors at a path."""
+    """Return the shape of errors at a path."""
     family = FAMILIES.get(path)
     if family is None:
         return messages.ANTHROPIC if path.startswith(f"{messages.PATH}/") else ErrorShape()

@@ -231,6 +231,6 @@ def _errors(kinds: Iterable[type[RouterError]], path: str) -> Iterator[tuple[str
 
 
 def _error_content(path: str) -> Json:
-    """The content of an error response at a path."""
+    """Return the content of an error response at a path."""
     name = "AnthropicError" if error_shape_of(path) is messages.ANTHROPIC else "Error"
     return {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}}

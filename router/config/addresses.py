@@ -62,7 +62,7 @@ def host_name(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on this address."""
+    """Return whether only this machine can reach a server that listens on this address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -260,7 +260,7 @@ class PromptTokenizer:
         return fields, _chat(fields, tokenizer) if key.chat else _texts(fields, tokenizer)
 
     def _is_adapter(self, model: str) -> bool:
-        """Whether a model is an adapter of another model: its engine does not share blocks between the two."""
+        """Return whether a model is an adapter of another model: its engine does not share blocks between the two."""
         return any(model in worker.card.parents for worker in self._connections.by_id.values())
 
     async def _ask_worker(self, tokenize_request: Mapping[str, Any], model: str) -> list[int]:

@@ -44,7 +44,7 @@ class LoopLag(Collector):
         self._schedule()
 
     def collect(self) -> Iterator[Metric]:
-        """The longest recent delay and the number of tasks."""
+        """Return the longest recent delay and the number of tasks."""
         lag = GaugeMetricFamily(
             "d2lpm_event_loop_lag_seconds", "Longest delay of the event loop in the last half minute."
         )

@@ -77,7 +77,7 @@ class AcceptedFields:
             self.refuse(path, fields)
 
     def __getitem__(self, path: str) -> AddedFields:
-        """The fields that may be added to a call to this path."""
+        """Return the fields that may be added to a call to this path."""
         return self._accepted.get(path, NO_FIELDS)
 
     @property

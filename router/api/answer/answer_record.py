@@ -119,12 +119,14 @@ class Choices:
         return True if reasons == {"stop"} else None
 
     def is_plain_text(self, index: int) -> bool:
-        """Whether the output of a choice has reached its plain text and includes no tool call."""
+        """Return whether the output of a choice has reached its plain text and includes no tool call."""
         choice = self._choices.get(index)
         return choice is None or (not choice.tool_calls and (choice.exact or bool(choice.pieces)))
 
     def text(self, index: int) -> str | None:
-        """The text of a choice. None if the text is incomplete or was not kept, or if there is output besides text."""
+        """Return the text of a choice. None if the text is incomplete or was not kept, or if there is output besides
+        text.
+        """
         choice = self._choices.get(index)
         if choice is None:
             return ""
@@ -153,7 +155,7 @@ class Choices:
 
 
 def _as_message(text: str, calls: dict[int, _ToolCall]) -> dict[str, Any]:
-    """The answer as the assistant's message that a client sends back in its next turn."""
+    """Return the answer as the assistant's message that a client sends back in its next turn."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [

@@ -55,7 +55,7 @@ class UsageSplice:
         """The client asked for all usage, so none is removed."""
 
     def filter_event(self, event: bytes) -> bytes:
-        """The event as the client sees it; empty if the client does not see it."""
+        """Return the event as the client sees it; empty if the client does not see it."""
         data = event_data(event)
         if data is None:
             return event

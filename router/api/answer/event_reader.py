@@ -81,7 +81,9 @@ class EventReader:
             self._on_event(name, data)
 
     def _is_failure(self, name: str, data: bytes) -> bool:
-        """Whether this event reports failure, by its name or as an error object without a name, as in chat streams."""
+        """Return whether this event reports failure, by its name or as an error object without a name, as in chat
+        streams.
+        """
         unnamed = bool(self.failures) and not name
         return name in self.failures or (unnamed and read_error(load(data) or {}) is not None)
 

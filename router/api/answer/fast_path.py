@@ -177,14 +177,14 @@ class CommonChunks:
         return parts
 
     def _is_common(self, match: re.Match[bytes] | None) -> TypeGuard[re.Match[bytes]]:
-        """Whether a chunk that matches like this is common. Usage before the choices is left to the JSON parser."""
+        """Return whether a chunk that matches like this is common. The JSON parser reads usage before the choices."""
         if match is None or not (self._ids or match[5] is None):
             return False
         return match[8] is not None or match[1].find(b'"usage"') < 0
 
 
 def _form_of(common: re.Match[bytes]) -> tuple[ChunkForm, bytes, bytes, bytes]:
-    """The form of a common chunk, and its own parts: text, ids, and the rest after the first brace of its usage."""
+    """Return the form of a common chunk, and its parts: text, ids, and the rest after the first brace of its usage."""
     before, text, after, finish_reason, name, ids, end, to_usage, rest = common.groups()
     has_usage, to_end = to_usage is not None, end + (to_usage or b"}")
     if name is None:

@@ -106,5 +106,5 @@ class Outline:
 
 
 def _open_escape(data: bytes) -> bytes:
-    """The backslash that ends the data if it escapes the first character of the next block, else nothing."""
+    """Return the backslash that ends the data if it escapes the first character of the next block, else nothing."""
     return b"\\" if (len(data) - len(data.rstrip(b"\\"))) % 2 else b""

@@ -79,7 +79,8 @@ def _cut(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def plain_data(block: bytes) -> list[bytes] | None:
-    """The data of each event in this block; None unless the block is complete events of one `data: ...` line each.
+    """Return the data of each event in this block; None unless the block is complete events of one `data: ...` line
+    each.
 
     Engines send nothing else except comments. Lines must end in LF, and the block must not contain CR.
     """
@@ -90,7 +91,7 @@ def plain_data(block: bytes) -> list[bytes] | None:
 
 
 def event_data(event: bytes) -> bytes | None:
-    """The `data` lines of one event, joined by LF. None if it has no such line, like a comment."""
+    """Return the `data` lines of one event, joined by LF. None if it has no such line, like a comment."""
     if plain := plain_data(event):
         return plain[0]
     lines = [value for line in event.removeprefix(_BOM).splitlines() if (value := _data_of(line)) is not None]
@@ -98,7 +99,7 @@ def event_data(event: bytes) -> bytes | None:
 
 
 def is_event(event: bytes) -> bool:
-    """Whether every line is a comment or a field of the standard."""
+    """Return whether every line is a comment or a field of the standard."""
     lines = event.removeprefix(_BOM).splitlines()
     return all(not line or line.partition(b":")[0] in _FIELDS for line in lines)
 

@@ -410,7 +410,7 @@ def _load_chunk(data: bytes) -> dict[str, Any] | None:
 
 
 def is_chunk(fields: dict[str, Any]) -> bool:
-    """Whether the choices, if any, are a list of objects with an integer index."""
+    """Return whether the choices, if any, are a list of objects with an integer index."""
     choices = fields.get("choices")
     if not choices:
         return choices is None or isinstance(choices, list)
@@ -420,7 +420,7 @@ def is_chunk(fields: dict[str, Any]) -> bool:
 
 
 def read_error(fields: dict[str, Any]) -> EngineError | None:
-    """The error in a JSON object; None if there is none.
+    """Return the error in a JSON object; None if there is none.
 
     vLLM wraps its error in `error` (a string if it rejects a key); SGLang's error may be the object itself.
     """
@@ -434,7 +434,7 @@ def read_error(fields: dict[str, Any]) -> EngineError | None:
 
 
 def _load_text(inside: bytes) -> str:
-    """The JSON string with `inside` between its quotes; if that is not valid, the text unchanged."""
+    """Return the JSON string with `inside` between its quotes; if that is not valid, the text unchanged."""
     try:
         text: str = orjson.loads(b'"%b"' % inside)
     except orjson.JSONDecodeError:

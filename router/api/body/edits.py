@@ -100,12 +100,14 @@ _WITHOUT_IDS: Final = Additions(ALL_FIELDS - {Addition.TOKEN_IDS})
 
 @lru_cache(maxsize=8)
 def _new_members(added: AddedFields) -> bytes:
-    """The fields as the members of a body that has none of them."""
+    """Return the fields as the members of a body that has none of them."""
     return join_members(_members(None, added))
 
 
 def _members(options: Fields | None, added: AddedFields) -> dict[str, bytes]:
-    """The top-level members that add these fields, as JSON by name. `options`: the client's own `stream_options`."""
+    """Return the top-level members that add these fields, as JSON by name. `options`: the client's own
+    `stream_options`.
+    """
     values = {}
     if Addition.TOKEN_IDS in added:
         values[Addition.TOKEN_IDS.value] = b"true"
@@ -137,7 +139,7 @@ def requested_usage(fields: Fields) -> RequestedUsage:
 
 
 def additions(fields: Fields, requested: RequestedUsage, *, streamed: bool, ids: bool) -> Additions:
-    """The fields to add to a call. `ids`: token ids are useful, and the client did not ask for them.
+    """Return the fields to add to a call. `ids`: token ids are useful, and the client did not ask for them.
 
     Raises BadRequest if the client's `stream_options` are nested too deeply to be serialised again.
     """
@@ -159,7 +161,7 @@ def additions(fields: Fields, requested: RequestedUsage, *, streamed: bool, ids:
 
 
 def fields_named_in(refusal: bytes, added: AddedFields) -> AddedFields:
-    """The added fields that an engine's error names; all in `stream_options` if it names only that object."""
+    """Return the added fields that an engine's error names; all in `stream_options` if it names only that object."""
     named = frozenset(each for each in added if each.member.encode() in refusal)
     if not named and _OPTIONS.encode() in refusal:
         return added & _IN_OPTIONS

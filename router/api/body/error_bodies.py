@@ -10,12 +10,12 @@ from router.errors import RouterError, WorkerError
 
 
 def error_body(error: RouterError) -> bytes:
-    """The body of an error response in OpenAI's shape."""
+    """Return the body of an error response in OpenAI's shape."""
     return orjson.dumps({"error": error_fields(error)})
 
 
 def error_event(error: RouterError) -> bytes:
-    """The last event of a stream that fails after its start, in vLLM's shape."""
+    """Return the last event of a stream that fails after its start, in vLLM's shape."""
     return _last_event(error_fields(error))
 
 
@@ -36,12 +36,12 @@ def refusal_event(status: int, body: bytes) -> bytes:
 
 
 def error_fields(error: RouterError) -> dict[str, Any]:
-    """The members of OpenAI's error object."""
+    """Return the members of OpenAI's error object."""
     return {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
 
 
 def worker_error_fields(status: int, body: bytes) -> dict[str, Any]:
-    """The members of an engine's error under OpenAI's names. Any but the message may be missing."""
+    """Return the members of an engine's error under OpenAI's names. Any but the message may be missing."""
     fields = load(body) or {}
     error = fields.get("error", fields)
     if isinstance(error, dict) and "message" in error and _is_writable(error):
@@ -53,7 +53,7 @@ def worker_error_fields(status: int, body: bytes) -> dict[str, Any]:
 
 
 def _is_writable(error: dict[str, Any]) -> bool:
-    """Whether the error can be serialised: orjson parses deeper nesting than it serialises."""
+    """Return whether the error can be serialised: orjson parses deeper nesting than it serialises."""
     try:
         orjson.dumps({"error": error})
     except orjson.JSONEncodeError:

@@ -65,12 +65,12 @@ def _json_error(body: bytes, error: orjson.JSONDecodeError) -> str:
 
 
 def model_name(fields: Fields) -> str:
-    """The model that a body names; empty if it names none, so that any may serve it. Raises BadRequest."""
+    """Return the model that a body names; empty if it names none, so that any may serve it. Raises BadRequest."""
     return text(fields, "model") or ""
 
 
 def adapters(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """The adapters that a body names beside its model: one, or one per prompt (SGLang's `lora_path`)."""
+    """Return the adapters that a body names beside its model: one, or one per prompt (SGLang's `lora_path`)."""
     if ADAPTER not in fields:
         return ()
     value = fields[ADAPTER]
@@ -81,7 +81,7 @@ def adapters(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def session_members(fields: Mapping[str, Any]) -> SessionMembers:
-    """What a body says of the session that the call belongs to. What is not a string says nothing."""
+    """Return what a body says of the session that the call belongs to. What is not a string says nothing."""
     cache_key, metadata = fields.get("prompt_cache_key"), fields.get("metadata")
     user_id = metadata.get("user_id") if isinstance(metadata, dict) else None
     if cache_key is None and user_id is None:
@@ -125,7 +125,7 @@ def count(fields: Fields, name: str, minimum: int = 0) -> int | None:
 
 
 def whole_number(value: object) -> int | None:
-    """The whole number that engines read in a value: an integer, 5.0 or "5"; None if there is none."""
+    """Return the whole number that engines read in a value: an integer, 5.0 or "5"; None if there is none."""
     if type(value) is int:  # excludes booleans
         return value
     if isinstance(value, float):
@@ -142,12 +142,14 @@ def mapping(fields: Fields, name: str) -> Fields | None:
 
 
 def objects(value: object) -> list[Fields]:
-    """The objects in a list; empty if the value is not a list."""
+    """Return the objects in a list; empty if the value is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def messages(fields: Fields) -> list[Fields]:
-    """The messages of a chat; empty if there are none, which an engine refuses in its own words. Raises BadRequest."""
+    """Return the messages of a chat; empty if there are none, which an engine refuses in its own words. Raises
+    BadRequest.
+    """
     given = fields.get("messages")
     if given is None:
         return []
@@ -160,7 +162,7 @@ def messages(fields: Fields) -> list[Fields]:
 
 
 def output_limit(fields: Fields) -> int | None:
-    """The larger of the two limits of a chat, as engines differ in which of the two names takes precedence."""
+    """Return the larger of the two limits of a chat, as engines differ in which of the two names takes precedence."""
     max_completion_tokens, max_tokens = count(fields, "max_completion_tokens"), count(fields, "max_tokens")
     if max_completion_tokens is None or max_tokens is None:
         return max_tokens if max_completion_tokens is None else max_completion_tokens
@@ -187,7 +189,7 @@ _WITH_IDS: Final = frozenset({*TOKEN_ID_MEMBERS, BIAS})
 
 
 def largest_id(fields: Mapping[str, Any]) -> int:
-    """The largest token id in a body; -1 if it has none. Raises BadRequest if one is negative."""
+    """Return the largest token id in a body; -1 if it has none. Raises BadRequest if one is negative."""
     largest = -1
     if _WITH_IDS.isdisjoint(fields):
         return largest
@@ -212,7 +214,7 @@ def check_vocabulary(largest: int, size: int | None) -> None:
 
 
 def _lists(value: object) -> Iterator[list[int]]:
-    """The lists of integers in a member: the member itself, or its items."""
+    """Return the lists of integers in a member: the member itself, or its items."""
     if not isinstance(value, list) or not value:
         return
     if all(type(item) is int for item in value):

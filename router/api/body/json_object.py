@@ -47,7 +47,7 @@ def text_or_empty(value: object) -> str:
 
 
 def member_span(data: bytes, key: str) -> tuple[int, int] | None:
-    """The start of the key and the end of the value of a top-level member; None if there is none.
+    """Return the start of the key and the end of the value of a top-level member; None if there is none.
 
     Of repeated members, the last counts, as in parsers.
     """
@@ -78,7 +78,7 @@ def _span_near_end(data: bytes, name: bytes) -> tuple[int, int] | None:
 
 
 def member_value(data: bytes, key: str) -> bytes | None:
-    """The value of a top-level member, as it stands in the data; None if there is none."""
+    """Return the value of a top-level member, as it stands in the data; None if there is none."""
     span = member_span(data, key)
     if span is None:
         return None

@@ -33,17 +33,17 @@ class Part(NamedTuple):
 
 
 def is_form(content_type: str) -> bool:
-    """Whether a body of this content type is a form with files."""
+    """Return whether a body of this content type is a form with files."""
     return media_type(content_type) == "multipart/form-data"
 
 
 def media_type(content_type: str) -> str:
-    """The media type without its parameters, in lower case."""
+    """Return the media type without its parameters, in lower case."""
     return content_type.partition(";")[0].strip().lower()
 
 
 def form_fields(body: bytes, content_type: str) -> dict[str, str]:
-    """The short fields without files; of a repeated field the last. Empty if the body is not a valid form.
+    """Return the short fields without files; of a repeated field the last. Empty if the body is not a valid form.
 
     Raises BadRequest for a form in which the router could miss a field: with more parts than engines accept, or in a
     character set in which its names may look different.
@@ -105,7 +105,7 @@ class _PartCollector:
         self._begin()
 
     def callbacks(self) -> "MultipartCallbacks":
-        """The callbacks under the parser's names for them."""
+        """Return the callbacks under the parser's names for them."""
         return {
             "on_part_begin": self._begin,
             "on_header_field": self._name,

@@ -38,7 +38,7 @@ def prompts_of(value: object, name: str, head: Callable[[str], bytes], hasher: P
 
 
 def _before(head: bytes, prompts: int) -> bytes:
-    """The bytes before each prompt. If the heads would be too long in all, a digest replaces the head."""
+    """Return the bytes before each prompt. If the heads would be too long in all, a digest replaces the head."""
     if len(head) * prompts > HEADS_LIMIT:
         head = render.PROMPT + render.digest(head)
     return head + render.TEXT

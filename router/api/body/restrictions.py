@@ -42,7 +42,7 @@ FOR_ONE_ENGINE: Final = frozenset({"prompt_logprobs", "echo", "suffix", "use_bea
 
 
 def completion_computed_anew_by(fields: Fields) -> frozenset[str]:
-    """The engines that recompute the prompts of this body of a call to /v1/completions."""
+    """Return the engines that recompute the prompts of this body of a call to /v1/completions."""
     logprobs = fields.get("logprobs")
     if fields.get("echo") and logprobs is not None:
         return BOTH if logprobs else VLLM
@@ -50,12 +50,12 @@ def completion_computed_anew_by(fields: Fields) -> frozenset[str]:
 
 
 def chat_computed_anew_by(fields: Fields) -> frozenset[str]:
-    """The engines that recompute the prompt of this body of a call to /v1/chat/completions."""
+    """Return the engines that recompute the prompt of this body of a call to /v1/chat/completions."""
     return VLLM if fields.get("prompt_logprobs") is not None or fields.get("echo") else NO_ENGINE
 
 
 def pooling_computed_anew_by(fields: Fields) -> frozenset[str]:
-    """The engines that recompute the prompts of this body of a call to /pooling.
+    """Return the engines that recompute the prompts of this body of a call to /pooling.
 
     A body without a task runs the model's default task, which the router does not know and assumes to read the cache.
     """
@@ -73,7 +73,7 @@ def is_for_one_engine(fields: Fields, answers: int) -> bool:
 
 
 def resume_mode_of(fields: Fields, *, streamed: bool, answers: int) -> ResumeMode:
-    """How another engine can continue the stream of a call. `answers`: number of answers over all prompts."""
+    """Return how another engine can continue the stream of a call. `answers`: number of answers over all prompts."""
     if not streamed or answers != 1 or (fields.get("best_of") or 1) != 1:
         return ResumeMode.NONE
     if any(map(fields.get, NOT_RESUMABLE.intersection(fields))):
@@ -94,7 +94,7 @@ def resume_mode_of(fields: Fields, *, streamed: bool, answers: int) -> ResumeMod
 
 
 def _is_text(messages: object) -> bool:
-    """Whether the messages contain only text: no images or other files."""
+    """Return whether the messages contain only text: no images or other files."""
     for message in objects(messages):
         content = message.get("content")
         if not isinstance(content, str) and any(part.get("type", "text") != "text" for part in objects(content)):

@@ -11,7 +11,7 @@ from router.errors import BadRequest
 
 
 def before_messages(fields: Fields, tools: Sequence[Fields], effort: object) -> Fields:
-    """The members of a body that precede the first message, under their names in a chat's body.
+    """Return the members of a body that precede the first message, under their names in a chat's body.
 
     `tools`: the tools, each as the function of a chat's tool. `effort`: the object with the reasoning effort.
     """
@@ -23,7 +23,7 @@ def before_messages(fields: Fields, tools: Sequence[Fields], effort: object) -> 
 
 
 def next_turn(call: Call, answer: Iterable[Mapping[str, Any]]) -> PromptKey:
-    """The key of the call's prompt and its answer, given as messages of a chat.
+    """Return the key of the call's prompt and its answer, given as messages of a chat.
 
     The key of the prompt alone if the answer is nested too deeply to be serialised again.
     """

@@ -56,7 +56,7 @@ def parse_completion(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool
 
 
 def _prompts(body: bytes, fields: Fields, model: str, hasher: PromptHasher) -> tuple[Prompt, ...]:
-    """The prompts of a body. If there is none, an engine refuses the call, or takes embeddings in its place.
+    """Return the prompts of a body. If there is none, an engine refuses the call, or takes embeddings in its place.
 
     Raises BadRequest.
     """

@@ -27,7 +27,7 @@ def parse_embeddings(head: Head, body: bytes, hasher: PromptHasher, *, ids: bool
 
 
 def _prompts(body: bytes, fields: Fields, model: str, hasher: PromptHasher) -> tuple[Prompt, ...]:
-    """The prompts of a body. Input that is neither text nor tokens, such as images, counts as uncached.
+    """Return the prompts of a body. Input that is neither text nor tokens, such as images, counts as uncached.
 
     The engine validates such input.
     """

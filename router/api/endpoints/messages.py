@@ -55,7 +55,7 @@ def _as_chat_fields(fields: Fields) -> Fields:
 
 
 def _system(system: object) -> Iterator[dict[str, Any]]:
-    """The system prompt as one message, without the billing header that Anthropic's client adds to each call."""
+    """Return the system prompt as one message, without the billing header that Anthropic's client adds to each call."""
     blocks = system if isinstance(system, list) else [system]
     texts = [block.get("text") if isinstance(block, dict) else block for block in blocks]
     kept = [text for text in texts if isinstance(text, str) and not text.startswith("x-anthropic-billing-header")]
@@ -182,7 +182,9 @@ class MessageReader(EventReader):
         return failure_of(fields)
 
     def answer_keys(self) -> tuple[PromptKey, ...]:
-        """The key of prompt and message, or of the prompt alone if reasoning would be left out of the next prompt."""
+        """Return the key of prompt and message, or of the prompt alone if reasoning would be left out of the next
+        prompt.
+        """
         if self._bytes_left < 0:
             return (self._call.prompts[0].key,)
         self._read()
@@ -227,7 +229,7 @@ def _event(body: bytes) -> bytes:
 
 
 def error_body(error: RouterError) -> bytes:
-    """The body of an error response in Anthropic's shape."""
+    """Return the body of an error response in Anthropic's shape."""
     return _body(error.status, error.message)
 
 

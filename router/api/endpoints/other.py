@@ -58,7 +58,7 @@ def _text(value: object) -> str | None:
 
 
 def _members(body: bytes) -> Fields:
-    """The members of a JSON object; empty if the body is empty or another JSON value."""
+    """Return the members of a JSON object; empty if the body is empty or another JSON value."""
     fields = read.load_json(body) if body else None
     return fields if isinstance(fields, dict) else {}
 

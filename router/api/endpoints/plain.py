@@ -59,7 +59,7 @@ def read_plain(call: Call, body: bytes) -> Answer:  # noqa: ARG001 - the signatu
 
 
 def answer_fields(body: bytes) -> dict[str, Any]:
-    """The members of an answer. Of a long answer, only its usage, if that is its last object."""
+    """Return the members of an answer. Of a long answer, only its usage, if that is its last object."""
     if len(body) <= PARSED_AT_ONCE:
         return load(body) or {}
     usage = usage_near_end(body)
@@ -67,13 +67,13 @@ def answer_fields(body: bytes) -> dict[str, Any]:
 
 
 def usage_near_end(body: bytes) -> dict[str, Any] | None:
-    """The usage in the end of an answer; None unless it is the last object there."""
+    """Return the usage in the end of an answer; None unless it is the last object there."""
     start = body.rfind(b'"usage"', max(0, len(body) - PARSED_AT_ONCE))
     found = _LAST_USAGE.fullmatch(body, start) if start >= 0 else None
     return None if found is None else load(found[1])
 
 
 def tail_usage(tail: bytes) -> Usage | None:
-    """The usage of an answer of which only the end is known; None if it cannot be found."""
+    """Return the usage of an answer of which only the end is known; None if it cannot be found."""
     usage = usage_near_end(tail)
     return None if usage is None else whole_usage({"usage": usage})

@@ -54,7 +54,7 @@ def _storage(fields: Fields, previous_id: str | None) -> Storage:
 
 
 def stored_id(path: str, method: str) -> str | None:
-    """The id of the stored response that a call refers to; None if it refers to none.
+    """Return the id of the stored response that a call refers to; None if it refers to none.
 
     A call refers to a response by the response's own path, except with POST, or by any path below it.
     """
@@ -140,12 +140,14 @@ class ResponseReader(EventReader):
         return failure_of(fields)
 
     def answer_keys(self) -> tuple[PromptKey, ...]:
-        """The key of prompt and response, or of the prompt alone if reasoning would be left out of the next prompt."""
+        """Return the key of prompt and response, or of the prompt alone if reasoning would be left out of the next
+        prompt.
+        """
         return (self._key,)
 
 
 def _ended_turn(response: dict[str, Any]) -> bool | None:
-    """Whether a response ends the turn: it is complete and calls no function."""
+    """Return whether a response ends the turn: it is complete and calls no function."""
     if any(item.get("type") in TOOL_CALLS for item in read.objects(response.get("output"))):
         return False
     return True if response.get("status") == "completed" else None
@@ -159,7 +161,7 @@ def _key(call: Call, response: dict[str, Any]) -> PromptKey:
 
 
 def response_id(response: object) -> str | None:
-    """The id in a response object; None if it has none."""
+    """Return the id in a response object; None if it has none."""
     found = response.get("id") if isinstance(response, dict) else None
     return found if isinstance(found, str) else None
 
@@ -180,7 +182,7 @@ class ResponseProgress(NamedTuple):
 
 
 def is_running(status: str) -> bool:
-    """Whether a response of this status is queued or being generated."""
+    """Return whether a response of this status is queued or being generated."""
     return status in ("queued", "in_progress")
 
 
@@ -225,7 +227,7 @@ def _event(error: dict[str, Any]) -> bytes:
 
 
 def error_event(error: RouterError) -> bytes:
-    """The last event of a stream that fails after its start."""
+    """Return the last event of a stream that fails after its start."""
     return _event(error_fields(error))
 
 

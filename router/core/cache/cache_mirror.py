@@ -78,7 +78,7 @@ class CacheMirror:
         self._note_worth(worker.id)
 
     def reads_cache(self, request: Request, worker: WorkerId) -> bool:
-        """Whether a worker would use what its prefix cache holds of a request's prompts."""
+        """Return whether a worker would use what its prefix cache holds of a request's prompts."""
         if worker in self.uncached:
             return False
         if not request.computed_anew_by:
@@ -194,7 +194,7 @@ class CacheMirror:
         return min(matched, self.whole_block_tokens(self._estimates.measure(request.model, prompt).held(found), worker))
 
     def _excludes_prefilling(self, request: Request, state: CacheState) -> bool:
-        """Whether prefixes that are still being prefilled do not count as cached."""
+        """Return whether prefixes that are still being prefilled do not count as cached."""
         return state.rules.found_when_computed and self._tracking.replays and len(request.prompts) == 1
 
     def on_first_token(self, run: PinnedRun, now: float) -> None:

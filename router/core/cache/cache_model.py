@@ -187,7 +187,9 @@ class NextBatch:
 
     @staticmethod
     def _joins(other: PrefillingPrompt, size: int) -> bool:
-        """Whether a prompt of `size` chunks is computed in the same batch as the end of another's; takes room there."""
+        """Return whether a prompt of `size` chunks is computed in the same batch as the end of another's; takes room
+        there.
+        """
         if other.room_chunks is None:
             return True
         other.room_chunks -= size - other.found_chunks
@@ -213,7 +215,7 @@ class NextBatch:
 
 
 def _shares_missing(hashes: bytes, other: PrefillingPrompt) -> bool:
-    """Whether a prompt shares the first chunk that another is about to compute, and so all chunks before it."""
+    """Return whether a prompt shares the first chunk that another is about to compute, and so all chunks before it."""
     start = other.found_chunks * HASH_BYTES
     chunk = other.hashes[start : start + HASH_BYTES]
     return bool(chunk) and hashes[start : start + HASH_BYTES] == chunk

@@ -52,7 +52,7 @@ def rules_of(engine: str) -> CacheRules:
 
 
 def computes_anew(engine: str, computed_anew_by: frozenset[str]) -> bool:
-    """Whether an engine computes a request's prompts in full, whatever is cached (`Request.computed_anew_by`)."""
+    """Return whether an engine computes prompts in full, whatever is cached; see `Request.computed_anew_by`."""
     return bool(computed_anew_by) and (engine in computed_anew_by or engine not in ENGINE_RULES)
 
 

@@ -280,8 +280,8 @@ class PrefixMap:
             self._note_changes(worker, index.lost(worker, hashes, self._enough))
 
     def _enough(self) -> float:
-        """How many chunks of a request that is watched narrowly surely reach the minimum; infinite while a worker has
-        no cache.
+        """Return how many chunks of a request that is watched narrowly surely reach the minimum; infinite while a
+        worker has no cache.
         """
         if self.mirror.uncached:
             return inf
@@ -421,7 +421,7 @@ class PrefixMap:
         return HeldChunks(enough)
 
     def _surely_enough(self, request: Request, chunks: int) -> bool:
-        """Whether this many chunks of a request reach the minimum, as can be told without measuring its prompt."""
+        """Return whether this many chunks of a request surely reach the minimum, without measuring its prompt."""
         return (
             len(request.prompts) == 1
             and request.prompts[0].tokens is None

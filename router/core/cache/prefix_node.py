@@ -243,7 +243,7 @@ class Node:
             stack += node.children.values()
 
     def is_leaf_of(self, worker: WorkerId) -> bool:
-        """Whether a worker that holds this node holds no node below it."""
+        """Return whether a worker that holds this node holds no node below it."""
         return all(worker not in child.residencies for child in self.children.values())
 
     def split(self, at: int) -> "Node":
@@ -272,7 +272,7 @@ class Node:
         return upper
 
     def may_join_child(self) -> bool:
-        """Whether the node has a single child, with the same holders, touches and pins."""
+        """Return whether the node has a single child, with the same holders, touches and pins."""
         if self.sealed or len(self.children) != 1:
             return False
         (child,) = self.children.values()

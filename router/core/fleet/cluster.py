@@ -109,7 +109,7 @@ class Cluster:
         return self._states[worker]
 
     def last_sign(self, worker: WorkerId) -> float:
-        """When a call last showed that a worker lives; -inf if it is unknown or none has."""
+        """Return when a call last showed that a worker lives; -inf if it is unknown or none has."""
         state = self._states.get(worker)
         return -inf if state is None else state.last_sign
 
@@ -288,7 +288,7 @@ class Cluster:
         return not all(self.serving(route) for route in self._states[worker].worker.shared_routes)
 
     def _readmission(self, worker: WorkerId) -> float:
-        """When a worker may be readmitted, with its whole group; infinite while one of that is silent."""
+        """Return when a worker may be readmitted, with its whole group; infinite while one of that is silent."""
         group = self.group(worker)
         if any(self._states[each].silent for each in group):
             return inf

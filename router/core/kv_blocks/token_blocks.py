@@ -93,11 +93,11 @@ class TokenBlocks:
         return self._size
 
     def __bool__(self) -> bool:
-        """Whether any worker is followed."""
+        """Return whether any worker is followed."""
         return bool(self._held)
 
     def complete(self, worker: WorkerId) -> bool:
-        """Whether all that a worker holds is known."""
+        """Return whether all that a worker holds is known."""
         held = self._held.get(worker)
         return held is not None and held.complete
 

@@ -149,7 +149,7 @@ class Policy(Protocol):
         """A worker became unavailable: place its queue again. Returns the requests that no remaining worker serves."""
 
     def deficit(self, client: ClientId, worker: WorkerId) -> Deficit:
-        """The client's deficits at a worker."""
+        """Return the client's deficits at a worker."""
 
     def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some policies keep no state
         """Let a known client be served this much more before others, in cost units; see `Credited`."""
@@ -219,7 +219,7 @@ class Placement(Protocol):
         return
 
     def deficit(self, client: ClientId, worker: WorkerId) -> float | None:  # noqa: ARG002 - some placements keep no state
-        """The client's deficit at this worker; None if the placement keeps none."""
+        """Return the client's deficit at this worker; None if the placement keeps none."""
         return None
 
     def forget(self, client: ClientId) -> None:  # noqa: ARG002 - some policies keep no state
@@ -264,7 +264,7 @@ class Order(Protocol):
         """
 
     def waiting(self) -> Collection[RequestId]:
-        """All waiting requests, in order of arrival."""
+        """Return all waiting requests, in order of arrival."""
 
     def request_dispatched(self, request: Request, now: float) -> None:  # noqa: ARG002 - some orders keep no state
         """A request of this queue was dispatched."""
@@ -291,7 +291,7 @@ class Order(Protocol):
         return
 
     def deficit(self, client: ClientId) -> float | None:  # noqa: ARG002 - some orders keep no state
-        """The client's deficit in this queue; None if the order keeps none."""
+        """Return the client's deficit in this queue; None if the order keeps none."""
         return None
 
     def grant(self, client: ClientId, cost: float) -> None:  # noqa: ARG002 - some policies keep no state

@@ -24,40 +24,40 @@ class FleetView(Protocol):
     """What a policy can ask about the fleet and the prefix map."""
 
     def serving(self, route: str) -> Mapping[WorkerId, int]:
-        """The workers that requests of this shared route may be sent to, in the order in which they joined, each with
-        its number in this order.
+        """Return the workers that requests of this shared route may be sent to, in the order in which they joined, each
+        with its number in this order.
         """
 
     def able(self, request: Request) -> Mapping[WorkerId, int]:
-        """The workers that a request may go to, as in `serving`. The mapping never changes."""
+        """Return the workers that a request may go to, as in `serving`. The mapping never changes."""
 
     def joined(self, worker: WorkerId) -> int:
-        """The worker's number in the order in which workers joined."""
+        """Return the worker's number in the order in which workers joined."""
 
     def in_flight(self, worker: WorkerId) -> int:
-        """The number of requests that were dispatched to a worker and have not ended."""
+        """Return the number of requests that were dispatched to a worker and have not ended."""
 
     def context_tokens(self, worker: WorkerId) -> int:
-        """The sum over all requests in flight at a worker of their whole contexts: prompts, cached or not, and output
-        so far. What has not started counts as if it had.
+        """Return the sum over all requests in flight at a worker of their whole contexts: prompts, cached or not, and
+        output so far. What has not started counts as if it had.
         """
 
     def in_flight_table(self, worker: WorkerId) -> InFlightTable:
-        """The table whose `context_tokens` are the worker's at any time, to read only. After a worker has left, ask for
-        a new one.
+        """Return the table whose `context_tokens` are the worker's at any time, to read only. After a worker has left,
+        ask for a new one.
         """
 
     def barrier(self, worker: WorkerId) -> BarrierId | None:
-        """The group of workers that a worker steps together with; None if it waits for no other."""
+        """Return the group of workers that a worker steps together with; None if it waits for no other."""
 
     def kv_tokens(self, worker: WorkerId) -> int | None:
-        """The capacity of the worker's KV cache, in tokens; None if it does not report it."""
+        """Return the capacity of the worker's KV cache, in tokens; None if it does not report it."""
 
     def free_places(self, worker: WorkerId) -> float:
-        """How many more requests the limit of the worker's window allows in flight; infinite without a limit."""
+        """Return how many more requests the limit of the worker's window allows in flight; infinite without a limit."""
 
     def has_room(self, worker: WorkerId) -> bool:
-        """Whether the worker's window has room for any request."""
+        """Return whether the worker's window has room for any request."""
 
     @property
     def with_room(self) -> Mapping[WorkerId, int]:
@@ -72,41 +72,41 @@ class FleetView(Protocol):
         """
 
     def admits(self, worker: WorkerId, request: Request) -> bool:
-        """Whether the worker's window has room for this request."""
+        """Return whether the worker's window has room for this request."""
 
     def room(self, worker: WorkerId) -> float:
-        """The most uncached input tokens with which a request may go to the worker now: infinite without a limit, and
-        negative if none may go.
+        """Return the most uncached input tokens with which a request may go to the worker now: infinite without a
+        limit, and negative if none may go.
         """
 
     def uncached_tokens(self, worker: WorkerId, request: Request) -> int:
-        """The input tokens of a request that the worker would have to compute now."""
+        """Return the input tokens of a request that the worker would have to compute now."""
 
     def findable(self, request: Request, worker: WorkerId, matched: int, /) -> int:
-        """How many of the `matched` tokens held by a worker a request would find there if it were sent now."""
+        """Return how many of the `matched` tokens held by a worker a request would find there if it were sent now."""
 
     def input_tokens(self, request: Request) -> int:
-        """The estimated size of a request's input, in tokens."""
+        """Return the estimated size of a request's input, in tokens."""
 
     def prefill_seconds(self, worker: WorkerId, tokens: float) -> float:
-        """The time that the worker needs to prefill this many uncached input tokens while no other request waits
+        """Return the time that the worker needs to prefill this many uncached input tokens while no other request waits
         there.
         """
 
     def decode_seconds(self, worker: WorkerId) -> float:
-        """The duration of one engine step without prefill; 0 before one was observed."""
+        """Return the duration of one engine step without prefill; 0 before one was observed."""
 
     def output_tokens(self, request: Request) -> float:
-        """The predicted output of a request, in tokens."""
+        """Return the predicted output of a request, in tokens."""
 
     def rate(self, workers: Collection[WorkerId]) -> float | None:
-        """The service rate of these workers together, in cost units per second, while they have no room for more; None
-        before it was observed.
+        """Return the service rate of these workers together, in cost units per second, while they have no room for
+        more; None before it was observed.
         """
 
     def speed(self, worker: WorkerId) -> float:
-        """The worker's measured service rate over the mean of the known rates of the fleet; 1 if the worker's rate is
-        unknown.
+        """Return the worker's measured service rate over the mean of the known rates of the fleet; 1 if the worker's
+        rate is unknown.
         """
 
     def match(self, request: Request) -> Mapping[WorkerId, int]:
@@ -116,7 +116,7 @@ class FleetView(Protocol):
         """`input_tokens` and `match` of a request."""
 
     def expected_match(self, request: Request) -> Mapping[WorkerId, int]:
-        """The match as it will be once the requests that wait now have been served."""
+        """Return the match as it will be once the requests that wait now have been served."""
 
     def promise(self, request: Request, worker: WorkerId, now: float) -> None:
         """Note that the request will wait for this worker, so that `expected_match` counts its prefix there."""
@@ -145,13 +145,13 @@ class FleetView(Protocol):
         """Return what `watch` would, without watching the request."""
 
     def shared_routes(self, worker: WorkerId) -> Collection[str]:
-        """The routes that the worker has by the models that it serves, as all workers that do the same."""
+        """Return the routes that the worker has by the models that it serves, as all workers that do the same."""
 
     def routes(self, worker: WorkerId) -> Collection[str]:
-        """The routes (`Request.route`) whose requests may be sent to the worker."""
+        """Return the routes (`Request.route`) whose requests may be sent to the worker."""
 
     def reorders(self, worker: WorkerId) -> bool:
-        """Whether the worker's engine serves by longest match instead of in order of arrival."""
+        """Return whether the worker's engine serves by longest match instead of in order of arrival."""
 
 
 class Parameters:
@@ -161,7 +161,7 @@ class Parameters:
         self._by_class = {type(p): p for p in parameters}
 
     def of(self, family: type[P]) -> P:
-        """The parameters of this class."""
+        """Return the parameters of this class."""
         found = self._by_class.get(family)
         return found if isinstance(found, family) else family()
 

@@ -67,7 +67,7 @@ class QueuedPolicy(Policy):
                 self._cold[placed.worker][request.id] = None
 
     def _may_pass_through(self, request: Request, worker: WorkerId, now: float) -> bool:
-        """Whether a request finds the queue empty and room at the worker, so that it need not enter the queue."""
+        """Return whether a request finds the queue empty and room at the worker, so that it need not wait."""
         order = self._orders[worker]
         return not len(order) and self._view.admits(worker, request) and order.pass_through(request, now)
 
@@ -148,11 +148,11 @@ class QueuedPolicy(Policy):
         return None
 
     def _thieves(self, victim: WorkerId, now: float) -> set[WorkerId]:
-        """The workers that could take a request over, if it fits there. Most often only the victim itself."""
+        """Return the workers that could take a request over, if it fits there. Most often only the victim itself."""
         return {thief for request in self._stealable(victim, now) for thief in self._acceptable_for(request, victim)}
 
     def _acceptable_for(self, request: Request, victim: WorkerId) -> dict[WorkerId, Candidate]:
-        """The workers whose cache holds at most `steal_loss` tokens less of a request than the victim's."""
+        """Return the workers whose cache holds at most `steal_loss` tokens less of a request than the victim's."""
         candidates = self._candidates(request)
         held = next(candidate.cached_tokens for candidate in candidates if candidate.worker == victim)
         loss = self._placement.steal_loss

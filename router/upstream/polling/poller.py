@@ -102,7 +102,7 @@ class Poller:
         self._health.complete()
 
     def unusable_answers(self) -> Mapping[WorkerId, int]:
-        """The number of answers about load and cache that could not be used, by worker."""
+        """Return the number of answers about load and cache that could not be used, by worker."""
         probes = self._probes.values()
         return {each.id: probe.unusable_answers for probe in probes for each in (probe.endpoint, *probe.ranks)}
 

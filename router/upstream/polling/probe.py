@@ -350,7 +350,7 @@ class WorkerProbe:
         return await client.fetch(self._endpoint.url + path, self._endpoint.authorization)
 
     def _shows_life(self, since: float) -> bool:
-        """Whether calls have shown since then that the worker is only too busy to answer polls in time."""
+        """Return whether calls have shown since then that the worker is only too busy to answer polls in time."""
         workers = (*self.ranks, self._endpoint)
         return self._endpoint.healthy and any(self._last_sign(each.id) > since for each in workers)
 

@@ -263,8 +263,8 @@ def oldest(
 
 
 def _first_arrived(clients: Iterator[ClientArrivals], count: int, before: int) -> list[Arrived]:
-    """The first `count` requests of these clients, which come in the order of their first requests, as far as they
-    arrived before `before`.
+    """Return the first `count` requests of these clients, which come in the order of their first requests, as far as
+    they arrived before `before`.
     """
     found: list[Arrived] = []
     merged: list[tuple[int, int, list[Arrived]]] = []  # of each client: its next request's arrival and place

@@ -68,7 +68,7 @@ class BalanceRoute(Policy):
         return Choice(request, worker, why)
 
     def _next_planned(self) -> tuple[Request, WorkerId, str] | None:
-        """The next request of a subset for which its rank still has room."""
+        """Return the next request of a subset for which its rank still has room."""
         while self._planned:
             request = self._pool[self._planned.pop(0)]
             if self._view.admits(self._planned_rank, request):
@@ -76,7 +76,7 @@ class BalanceRoute(Policy):
         return None
 
     def _choose(self) -> tuple[Request, WorkerId, str] | None:
-        """The next request by the two stages, its rank, and why."""
+        """Return the next request by the two stages, its rank, and why."""
         if not len(self._pool):
             return None
         groups = self._loads.with_room()
@@ -97,7 +97,7 @@ class BalanceRoute(Policy):
         return None
 
     def _places(self, rank: RankWithRoom) -> float:
-        """How many more requests a rank with room may have in flight, at least 1."""
+        """Return how many more requests a rank with room may have in flight, at least 1."""
         return max(1, self._view.free_places(rank.worker))
 
     def _score(self, rank: RankWithRoom, margins: Sequence[float]) -> FScore:
@@ -105,7 +105,7 @@ class BalanceRoute(Policy):
         raise NotImplementedError
 
     def _penalty(self, rank: RankWithRoom) -> float:
-        """The penalty for each token by which a rank would exceed the fullest one of its group."""
+        """Return the penalty for each token by which a rank would exceed the fullest one of its group."""
         return self._beta or len(rank.group)
 
     def _fill(self, rank: RankWithRoom, routes: Collection[str], score: FScore) -> Request | None:
@@ -128,7 +128,7 @@ class BalanceRoute(Policy):
         return self._best(rank.worker, candidates, score)
 
     def _candidates(self, routes: Collection[str]) -> Sequence[WeighedRequest]:
-        """The requests that stage 2 chooses from, in order of weight."""
+        """Return the requests that stage 2 chooses from, in order of weight."""
         count = self._parameters.candidates
         match self._parameters.candidates_by:
             case "arrival":
@@ -139,7 +139,7 @@ class BalanceRoute(Policy):
                 return self._pool.lightest(routes, count)
 
     def _best(self, worker: WorkerId, candidates: Sequence[WeighedRequest], score: FScore) -> Request | None:
-        """The request with the largest F of those that the rank's window admits; of equals the one that arrived
+        """Return the request with the largest F of those that the rank's window admits; of equals the one that arrived
         first. `candidates` are in order of weight.
         """
         if not candidates:

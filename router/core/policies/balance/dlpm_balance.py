@@ -95,7 +95,7 @@ class DlpmBalance(DlpmHome):
         return next((choice for choice in choices if choice is not None), None)
 
     def _next_in_group(self, ranks: list[RankWithRoom], now: float) -> Choice | None:
-        """The next request for these ranks of one group, the lightest first, by priority class."""
+        """Return the next request for these ranks of one group, the lightest first, by priority class."""
         queues: dict[ArrivalQueue, None] = {}
         for rank in ranks:
             routes = self._view.routes(rank.worker)
@@ -111,8 +111,8 @@ class DlpmBalance(DlpmHome):
         return None
 
     def _best(self, candidates: Sequence[PooledRequest], ranks: list[RankWithRoom], now: float) -> Choice | None:
-        """The candidate that was passed over too often, at the lightest rank that may take it, or else the one with the
-        largest F. None if no rank admits any. `candidates` come in order of arrival.
+        """Return the candidate that was passed over too often, at the lightest rank that may take it, or else the one
+        with the largest F. None if no rank admits any. `candidates` come in order of arrival.
 
         If one that was passed over too often fits no rank, these ranks are removed: their room is kept for it.
         """
@@ -135,8 +135,8 @@ class DlpmBalance(DlpmHome):
     def _largest(
         self, candidates: Sequence[PooledRequest], places: Iterable[int], ranks: Sequence[RankWithRoom], now: float
     ) -> int | None:
-        """The place of the candidate with the largest F at the lightest of these ranks that may take it, of equals the
-        oldest; None if no rank may take any. Only candidates at these places, in order, count.
+        """Return the place of the candidate with the largest F at the lightest of these ranks that may take it, of
+        equals the oldest; None if no rank may take any. Only candidates at these places, in order, count.
         """
         beta, best, largest = self._balance.beta, None, -inf
         for place in places:
@@ -154,7 +154,7 @@ class DlpmBalance(DlpmHome):
     def _at_best_rank(
         self, waiting: PooledRequest, ranks: Sequence[RankWithRoom], now: float, why: str
     ) -> Choice | None:
-        """The lightest rank that may take a request and admits it: of all ranks its F is largest there."""
+        """Return the lightest rank that may take a request and admits it: of all ranks its F is largest there."""
         for rank in ranks:
             if waiting.may_go(rank.worker, now) and self._view.admits(rank.worker, waiting.request):
                 return Choice(waiting.request, rank.worker, "home" if rank.worker in waiting.homes else why)

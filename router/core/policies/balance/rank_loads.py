@@ -103,7 +103,7 @@ class RankLoads:
 
 
 def _ranks_in(group: RankGroup, room: Mapping[WorkerId, object]) -> list[Rank]:
-    """The ranks of a group that have room. Most often few of many workers have."""
+    """Return the ranks of a group that have room. Most often few of many workers have."""
     if len(room) < len(group.ranks):
         return [rank for worker in room if (rank := group.ranks.get(worker)) is not None]
     return [rank for worker, rank in group.ranks.items() if worker in room]

@@ -76,7 +76,7 @@ class DeficitTable(Generic[K]):
         return iter(self._counters)
 
     def missing(self, keys: Iterable[K]) -> list[K]:
-        """Those of the keys that have no counter."""
+        """Return those of the keys that have no counter."""
         return [*filterfalse(self._counters.__contains__, keys)]
 
     def join(self, key: K, quantum: float, deficit: float) -> bool:
@@ -101,12 +101,12 @@ class DeficitTable(Generic[K]):
         return True
 
     def deficit(self, key: K) -> float:
-        """The deficit q of a key; 0 if the key has no counter."""
+        """Return the deficit q of a key; 0 if the key has no counter."""
         counter = self._counters.get(key)
         return 0.0 if counter is None else self._catch_up(counter)
 
     def deficit_or_none(self, key: K) -> float | None:
-        """The deficit q of a key; None if the key has no counter."""
+        """Return the deficit q of a key; None if the key has no counter."""
         counter = self._counters.get(key)
         return None if counter is None else self._catch_up(counter)
 
@@ -151,7 +151,7 @@ class DeficitTable(Generic[K]):
         return counter.deficit
 
     def rounds_to_positive(self, key: K, fraction: float = 1.0) -> int:
-        """The number of refill rounds after which this counter is positive, unless it is charged before.
+        """Return the number of refill rounds after which this counter is positive, unless it is charged before.
 
         `fraction`: the fraction of a quantum that each round adds, in (0, 1].
         """
@@ -159,7 +159,9 @@ class DeficitTable(Generic[K]):
         return _rounds_until_positive(self._catch_up(counter), fraction * self._refill_amount(counter))
 
     def quanta_short(self, key: K) -> float:
-        """The number of quanta, not rounded, by which a counter is below zero; negative if the counter is positive."""
+        """Return the number of quanta, not rounded, by which a counter is below zero; negative if the counter is
+        positive.
+        """
         counter = self._counters[key]
         return -self._catch_up(counter) / self._refill_amount(counter)
 
@@ -194,15 +196,15 @@ class DeficitTable(Generic[K]):
         self._epoch += 1
 
     def _clock(self, counter: DeficitCounter) -> float:  # noqa: ARG002 - a group has its own clock
-        """The refill rounds so far, as counted for this counter."""
+        """Return the refill rounds so far, as counted for this counter."""
         return self.rounds
 
     def _refill_amount(self, counter: DeficitCounter) -> float:
-        """What a round adds to this counter now."""
+        """Return what a round adds to this counter now."""
         return counter.quantum
 
     def _missed_rounds(self, counter: DeficitCounter) -> float:
-        """The rounds that this counter has not taken in, in rounds of the present size."""
+        """Return the rounds that this counter has not taken in, in rounds of the present size."""
         return self.rounds - counter.rounds
 
     def _catch_up(self, counter: DeficitCounter) -> float:
@@ -299,24 +301,24 @@ class ClientDeficits(DeficitTable[ClientId]):
         self._clocks = {clock: rounds for clock, rounds in self._clocks.items() if clock.workers is None}
 
     def workers_of(self, client: ClientId) -> WorkerSet | None:
-        """The set of workers by whose clock a client's rounds are counted."""
+        """Return the set of workers by whose clock a client's rounds are counted."""
         return self._counters[client].workers
 
     def clock_of(self, client: ClientId) -> RefillClock:
-        """The clock that counts the rounds of a known client."""
+        """Return the clock that counts the rounds of a known client."""
         counter = self._counters[client]
         return RefillClock(counter.group, counter.workers)
 
     def quantum(self, client: ClientId) -> float:
-        """What a refill adds now to a client's deficit, in cost units."""
+        """Return what a refill adds now to a client's deficit, in cost units."""
         return self._refill_amount(self._counters[client])
 
     def clock(self, clock: RefillClock) -> float:
-        """The number of refill rounds so far, as counted by this clock."""
+        """Return the number of refill rounds so far, as counted by this clock."""
         return self.rounds if clock == WHOLE_TABLE else self._clocks[clock]
 
     def refill_time(self, client: ClientId) -> float:
-        """The time on its clock at which a client's deficit is positive, or nearly so, unless the client is
+        """Return the time on its clock at which a client's deficit is positive, or nearly so, unless the client is
         charged before.
 
         For a client without a positive deficit, that time is always later than now.
@@ -393,7 +395,7 @@ class ClientDeficits(DeficitTable[ClientId]):
         return self._catch_up(group_counter) * self._refill_amount(counter) / group_counter.quantum
 
     def _start_clock(self, counter: DeficitCounter) -> float:
-        """The rounds so far as counted by a counter's clock, which starts if it is new."""
+        """Return the rounds so far as counted by a counter's clock, which starts if it is new."""
         clock = RefillClock(counter.group, counter.workers)
         return self.rounds if clock == WHOLE_TABLE else self._clocks.setdefault(clock, 0.0)
 
@@ -427,7 +429,7 @@ class WorkerDeficits:
         """By client, workers of which each has a counter: most often those of the next request are the same ones."""
 
     def refilled_table(self, request: Request, workers: Collection[WorkerId]) -> DeficitTable[WorkerId]:
-        """The client's counters, with one for each of these workers, refilled until at least one of these is
+        """Return the client's counters, with one for each of these workers, refilled until at least one of these is
         positive. `workers`: as in `table`.
         """
         table = self.table(request, workers)
@@ -439,7 +441,7 @@ class WorkerDeficits:
         return table
 
     def table(self, request: Request, workers: Collection[WorkerId]) -> DeficitTable[WorkerId]:
-        """The client's counters, with one for each of these workers, which must never change."""
+        """Return the client's counters, with one for each of these workers, which must never change."""
         table = self._tables[request.client]
         if self._complete.get(request.client) is workers:
             return table
@@ -490,7 +492,7 @@ class WorkerDeficits:
 
 
 def _rounds_until_positive(deficit: float, quantum: float) -> int:
-    """The number of quanta that makes this deficit positive."""
+    """Return the number of quanta that makes this deficit positive."""
     if deficit > 0:
         return 0
     rounds = floor(-deficit / quantum) + 1

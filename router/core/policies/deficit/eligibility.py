@@ -125,7 +125,7 @@ class Eligibility:
         return SPARSE if sparse else ELIGIBLE
 
     def any_in_class(self, priority_class: int) -> bool:
-        """Whether a client of this priority class waits, be it one that is only admitted to a round of turns."""
+        """Return whether a client of this priority class waits, be it one that is only admitted to a round of turns."""
         admitted = priority_class == FRESH_AND_SPARSE and self.rounds is not None and self.rounds.admitted
         return bool(self._waiting.by_class[priority_class] or admitted)
 
@@ -210,12 +210,12 @@ class Eligibility:
             self.rounds.admit_all()
 
     def _may_be_admitted(self, client: ClientId) -> bool:
-        """Whether a waiting client that has a turn ahead in this round may take it in spite of its debt."""
+        """Return whether a waiting client that has a turn ahead in this round may take it in spite of its debt."""
         return client not in self._eligible and self._deficits.deficit(client) <= 0 and self._may_take_turn(client)
 
     def _may_take_turn(self, client: ClientId) -> bool:
-        """Whether a client is fresh, has a long prompt, nothing in flight and no more debt than a turn in a round
-        allows.
+        """Return whether a client is fresh, has a long prompt, nothing in flight and no more debt than a turn in a
+        round allows.
         """
         if client in self.in_flight or client not in self.turns.head_starts or client not in self._long:
             return False
@@ -229,7 +229,7 @@ class Eligibility:
             self._on_priority_change(client)
 
     def may_pass_through(self, request: Request, *, refill: bool) -> bool:
-        """Whether a client whose request arrives while no client waits is eligible; after a refill, if that is
+        """Return whether a client whose request arrives while no client waits is eligible; after a refill, if that is
         allowed.
 
         While refills are divided, no client passes: rounds may be owed, and are paid to those that wait.
@@ -305,7 +305,7 @@ class Eligibility:
         return deficit <= 0 < deficit + cost
 
     def has_positive_deficit(self, client: ClientId) -> bool:
-        """Whether a client's deficit is positive, whether the client waits or not."""
+        """Return whether a client's deficit is positive, whether the client waits or not."""
         return self._deficits.deficit(client) > 0
 
     def weight(self, client: ClientId) -> float:
@@ -313,7 +313,9 @@ class Eligibility:
         return self._deficits.quantum(client) / self._parameters.quantum
 
     def ineligible_weight(self, routes: Collection[str]) -> float:
-        """The total weight of the clients that are not eligible and have a request of one of these routes waiting."""
+        """Return the total weight of the clients that are not eligible and have a request of one of these routes
+        waiting.
+        """
         ineligible = [
             each for each in self._waiting.routes if each not in self._eligible and self._waiting.wait_on(each, routes)
         ]
@@ -362,7 +364,9 @@ class Eligibility:
                 self._update_priority_class(client)
 
     def _has_turn_ahead(self, client: ClientId, rounds: TurnRounds) -> bool:
-        """Whether a fresh client takes its turn in this round, or in the next one, to which turns of others lead."""
+        """Return whether a fresh client takes its turn in this round, or in the next one, to which turns of others
+        lead.
+        """
         eligible = client in self._eligible
         if client not in self.turns.head_starts or not (eligible or self._may_take_turn(client)):
             return False

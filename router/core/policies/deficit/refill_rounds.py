@@ -91,7 +91,7 @@ class RefillRounds:
         self._deficits = deficits
 
     def fraction(self, weight: float) -> float:
-        """The fraction of its quantum that each client receives, in (0, 1], at this total weight of the active
+        """Return the fraction of its quantum that each client receives, in (0, 1], at this total weight of the active
         clients.
         """
         if not self._seconds or weight <= 0 or (rate := self._rate()) is None:

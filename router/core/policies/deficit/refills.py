@@ -36,7 +36,7 @@ class RefillSchedule:
         self._heaps: dict[RefillClock, list[Refill]] = {}
 
     def __len__(self) -> int:
-        """The number of entries, stale ones included."""
+        """Return the number of entries, stale ones included."""
         return sum([len(heap) for heap in self._heaps.values()])
 
     def schedule(self, client: ClientId, waiting: Iterable[ClientId], most: int) -> None:
@@ -54,14 +54,14 @@ class RefillSchedule:
             heapify(heap)
 
     def earliest(self, counts: Callable[[ClientId], bool]) -> ClientId | None:
-        """The client that needs the fewest rounds, of those for which `counts` is true."""
+        """Return the client that needs the fewest rounds, of those for which `counts` is true."""
         heads = self.earliest_by_clock(counts)
         if len(heads) < 2:
             return heads[0] if heads else None
         return min(heads, key=self._deficits.quanta_short)
 
     def earliest_by_clock(self, counts: Callable[[ClientId], bool]) -> list[ClientId]:
-        """The client of each clock that needs the fewest rounds, of those for which `counts` is true."""
+        """Return the client of each clock that needs the fewest rounds, of those for which `counts` is true."""
         return [earliest for clock in list(self._heaps) if (earliest := self._earliest_of(clock, counts)) is not None]
 
     def pop_refilled(self) -> list[ClientId]:
@@ -161,7 +161,7 @@ class Refills:
             self._collect()
 
     def _limits(self, client: ClientId) -> Mapping[WorkerSet, float]:
-        """How many rounds of a refill for this client count for clients that wait for other sets of workers."""
+        """Return how many rounds of a refill for this client count for clients that wait for other sets of workers."""
         needy = self._schedule.earliest_by_clock(lambda _: True)
         fraction = self._rounds.fraction(self._rounds.active.weight)
         return self.sets.refill_limits(client, self._waiting.classes, needy, fraction)

@@ -21,7 +21,7 @@ CLOCK_BITS: Final = 64
 
 
 def chunks_of(request: Request) -> int:
-    """The number of whole chunks of a request's prompts."""
+    """Return the number of whole chunks of a request's prompts."""
     return sum([prompt.size for prompt in request.prompts]) // CHUNK_BYTES
 
 
@@ -101,9 +101,9 @@ class TurnOrder:
         return left <= 0
 
     def turn(self, request: Request, unmatched: int) -> int:
-        """When a client has its turn with a waiting request; earlier is less. The client whose last turn is the longest
-        ago goes first; where clients take turns in rounds, within an earlier round, without a renewed head start and
-        with little to compute.
+        """Return when a client has its turn with a waiting request; earlier is less. The client whose last turn is the
+        longest ago goes first; where clients take turns in rounds, within an earlier round, without a renewed head
+        start and with little to compute.
 
         `unmatched`: minus the chunks of the request that are cached.
         """
@@ -115,7 +115,8 @@ class TurnOrder:
         return (place << CLOCK_BITS) + last
 
     def pop_late(self, active: int) -> list[ClientId]:
-        """The waiting clients that are late for a turn. Each is late again only after as many dispatches from now.
+        """Return the waiting clients that are late for a turn. Each is late again only after as many dispatches from
+        now.
 
         `active`: the number of active clients.
         """

@@ -42,7 +42,7 @@ class TurnRounds:
         self._rounds: dict[ClientId, int] = {}
 
     def __len__(self) -> int:
-        """The number of clients that wait."""
+        """Return the number of clients that wait."""
         return len(self._rounds)
 
     def join(self, client: ClientId) -> None:
@@ -72,11 +72,11 @@ class TurnRounds:
         self._on_admission_change(client)
 
     def round_of(self, client: ClientId) -> int:
-        """The round in which a waiting client takes its next turn."""
+        """Return the round in which a waiting client takes its next turn."""
         return self._rounds[client]
 
     def has_turn(self, client: ClientId) -> bool:
-        """Whether a waiting client has not had its turn in the current round."""
+        """Return whether a waiting client has not had its turn in the current round."""
         return self._rounds[client] <= self.current
 
     def take(self, client: ClientId, *, may_begin: bool) -> bool:

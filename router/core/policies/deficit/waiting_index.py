@@ -75,15 +75,15 @@ class WaitingIndex:
                 del self.ready[client]
 
     def is_ineligible(self, client: ClientId) -> bool:
-        """Whether a client waits and is not eligible."""
+        """Return whether a client waits and is not eligible."""
         return client in self.routes and client not in self.classes
 
     def wait_on(self, client: ClientId, routes: Collection[str] | None) -> bool:
-        """Whether a waiting client has a request on one of these routes; on any route if None."""
+        """Return whether a waiting client has a request on one of these routes; on any route if None."""
         return routes is None or not self.routes[client].keys().isdisjoint(routes)
 
     def any_eligible(self, routes: Collection[str] | None = None) -> bool:
-        """Whether an eligible client has a request on one of these routes; on any route if None."""
+        """Return whether an eligible client has a request on one of these routes; on any route if None."""
         return bool(self.classes) if routes is None else not self._eligible_by_route.keys().isdisjoint(routes)
 
     def _add_eligible_on(self, route: str, change: int) -> None:

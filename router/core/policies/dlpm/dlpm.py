@@ -133,7 +133,7 @@ class Dlpm(Order):
         self._queue.update_priority(client, self._eligibility.waiting_priority_class(client))
 
     def _refill_waits_for_engine(self, now: float) -> bool:
-        """Whether an engine that orders by longest match itself has not started a request of an eligible client."""
+        """Return whether an engine that orders by longest match has not started a request of an eligible client."""
         if not self._view.reorders(self._worker):
             return False
         return self._awaiting_first_token.has_eligible_since(

@@ -59,7 +59,7 @@ class Inputs:
         self._known: dict[RequestId, tuple[int, Mapping[WorkerId, int]]] = {}
 
     def uncached_part(self, worker: WorkerId, request: Request) -> int:
-        """What `FleetView.uncached_tokens` returns."""
+        """Return what `FleetView.uncached_tokens` returns."""
         known = self._known.get(request.id)
         if known is None:
             known = self._known[request.id] = self._view.size_and_match(request)
@@ -185,7 +185,8 @@ class DlpmHome(Policy):
         return None
 
     def _with_room(self) -> Iterator[tuple[WorkerId, WorkerId]]:
-        """The workers with room, each with a relief worker: the first of them for an overloaded worker, else itself.
+        """Yield the workers with room, each with a relief worker: the first of them for an overloaded worker, else
+        itself.
 
         The worker with the fewest requests in flight is first, so that requests without a home go there; ties take
         turns.
@@ -308,13 +309,13 @@ class DlpmHome(Policy):
         self._eligibility.divide_refills(lambda route: alone.get(route) or frozenset(view.serving(route)))
 
     def _input_cost(self, request: Request) -> float:
-        """The cost of a request's input on the worker that holds most of it."""
+        """Return the cost of a request's input on the worker that holds most of it."""
         size, match = self._view.size_and_match(request)
         cached = max(match.values(), default=0)
         return self._cost(Tokens(size - cached, cached, 0))
 
     def _next_at(self, worker: WorkerId, relief: WorkerId, inputs: Inputs, now: float) -> Choice | None:
-        """The next request that has its home at this worker or may go anywhere; it goes to `relief` if it can.
+        """Return the next request that has its home at this worker or may go anywhere; it goes to `relief` if it can.
 
         Otherwise it goes to the worker that holds most of it, of those with as many requests in flight.
         """
@@ -329,7 +330,7 @@ class DlpmHome(Policy):
         return self._choose(self._pool[turn.request.id], worker, relief, turn.passed)
 
     def _first_that_fits(self, worker: WorkerId, queues: Sequence[LongestMatchQueue], inputs: Inputs) -> Turn | None:
-        """The request whose turn it is at a worker, or one that fits in its place; None if none may go now.
+        """Return the request whose turn it is at a worker, or one that fits in its place; None if none may go now.
 
         Where room is lacking, nearly all events change nothing of that. So while the queues and the classes of clients
         stay as they are, only a few requests are looked at again: for each model the smallest that did not fit, and a
@@ -363,7 +364,9 @@ class DlpmHome(Policy):
         queues: Sequence[LongestMatchQueue],
         inputs: Inputs,
     ) -> bool:
-        """Whether another look would find nothing either. Notes in the last one which requests are the smallest now."""
+        """Return whether another look would find nothing either. Notes in the last one which requests are the smallest
+        now.
+        """
         if last.class_changes != self._pool.class_changes or len(last.queues) != len(queues):
             return False
         new: list[Request] = []
@@ -386,7 +389,7 @@ class DlpmHome(Policy):
     def _choose(
         self, waiting: PooledRequest, worker: WorkerId, relief: WorkerId, passed: tuple[PassedOver, ...] = ()
     ) -> Choice:
-        """The worker for a request that this worker may take."""
+        """Return the worker for a request that this worker may take."""
         why = "home" if worker in waiting.homes else "room"
         if relief != worker and relief in waiting.able and self._view.admits(relief, waiting.request):
             worker, why = relief, "load"
@@ -395,7 +398,9 @@ class DlpmHome(Policy):
         return Choice(waiting.request, worker, why, passed)
 
     def _best_equal(self, worker: WorkerId, waiting: PooledRequest) -> WorkerId:
-        """The worker that holds most of a request, of those with room and as many requests in flight as this one."""
+        """Return the worker that holds most of a request, of those with room and as many requests in flight as this
+        one.
+        """
         view = self._view
         matched = waiting.matched if waiting is self._newcomer else self._pool.current_match(waiting)
         here = matched.by_worker.get(worker, 0)
@@ -422,8 +427,8 @@ class DlpmHome(Policy):
             self._refill_hold.on_refill(shared, self._eligibility.refill(routes), now)
 
     def _next_copied(self) -> Choice | None:
-        """The first request of the longest queue of a worker without room, if its client's deficit there is used up,
-        for the first worker with room that may have it.
+        """Return the first request of the longest queue of a worker without room, if its client's deficit there is used
+        up, for the first worker with room that may have it.
         """
         loads = [*self._loads.with_room]
         if not loads or (home := self._loads.longest_home_without_room) is None:
@@ -438,8 +443,8 @@ class DlpmHome(Policy):
         return None
 
     def _may_copy(self, request: Request, home: WorkerId, worker: WorkerId) -> bool:
-        """Whether a client's deficit is positive at a worker and not at its home, after a refill if it is positive
-        nowhere.
+        """Return whether a client's deficit is positive at a worker and not at its home, after a refill if it is
+        positive nowhere.
         """
         table = self._worker_deficits.refilled_table(request, self._view.able(request))
         return table.deficit(home) <= 0 < table.deficit(worker)

@@ -63,7 +63,7 @@ class PooledRequest:
         return common - self.matched.most if self.homes else common
 
     def keeps_place(self, before: HeldChunks) -> bool:
-        """Whether the request keeps its homes and its place among others, now that its match has changed."""
+        """Return whether the request keeps its homes and its place among others, now that its match has changed."""
         now = self.matched
         return (
             len(self.homes) in (0, MOST_HOMES)
@@ -73,11 +73,11 @@ class PooledRequest:
         )
 
     def _common(self, matched: HeldChunks) -> int:
-        """The chunks that all workers hold."""
+        """Return the chunks that all workers hold."""
         return matched.least if len(matched.by_worker) == len(self.able) else 0
 
     def may_go(self, worker: WorkerId, now: float) -> bool:
-        """Whether this worker may take the request."""
+        """Return whether this worker may take the request."""
         return worker in self.takers(now)
 
     def takers(self, now: float) -> Mapping[WorkerId, object]:
@@ -149,7 +149,7 @@ class HomePool:
         return min(leaving, self._next_changes)
 
     def queues_for(self, worker: WorkerId, routes: Collection[str]) -> list[LongestMatchQueue]:
-        """The non-empty queues that a worker may take from; the queue of requests at home there comes last."""
+        """Return the non-empty queues that a worker may take from; the queue of requests at home there comes last."""
         queues = [queue for route, queue in self._any_worker.items() if route in routes]
         if len(home := self._homes[worker]):
             queues.append(home)
@@ -243,7 +243,7 @@ class HomePool:
                 self._rematch(waiting)
 
     def served_only_by(self, worker: WorkerId) -> list[Request]:
-        """The requests that no other worker serves."""
+        """Return the requests that no other worker serves."""
         return [each.request for each in self._waiting.values() if [*each.able] == [worker]]
 
     def worker_left(self, worker: WorkerId) -> None:
@@ -263,7 +263,7 @@ class HomePool:
                 self._release(self._waiting[leaving.request])
 
     def current_match(self, waiting: PooledRequest) -> HeldChunks:
-        """What the workers that may serve a request of the pool hold of it now."""
+        """Return what the workers that may serve a request of the pool hold of it now."""
         self._refresh_match(waiting)
         return waiting.matched
 
@@ -299,8 +299,8 @@ class HomePool:
             self._note_deadline(waiting)
 
     def _find_homes(self, waiting: PooledRequest) -> dict[WorkerId, None]:
-        """The workers that hold most of a request's prefix, at most `MOST_HOMES`; none if it would lose little on any
-        worker.
+        """Return the workers that hold most of a request's prefix, at most `MOST_HOMES`; none if it would lose little
+        on any worker.
         """
         matched, able = waiting.matched, waiting.able
         if not waiting.chunk_tokens:  # the request has no prompt
@@ -342,7 +342,7 @@ class HomePool:
             heappush(self._home_deadlines, HomeDeadline(waiting.leaves_home_at, waiting.request.id))
 
     def _home_deadline(self, waiting: PooledRequest) -> float | None:
-        """The time until which a request waits for its home; None without a home."""
+        """Return the time until which a request waits for its home; None without a home."""
         if not waiting.homes:
             return None
         best = max(waiting.homes, key=waiting.matched.at)
@@ -380,6 +380,6 @@ class HomePool:
         self._any_worker[waiting.request.route].match_changed((waiting.request.id,))
 
     def _is_current(self, leaving: HomeDeadline) -> bool:
-        """Whether the request of this deadline still waits for the same home."""
+        """Return whether the request of this deadline still waits for the same home."""
         waiting = self._waiting.get(leaving.request)
         return waiting is not None and waiting.leaves_home_at == leaving.at

@@ -140,5 +140,5 @@ class History:
 
 
 def chunks_of(request: Request) -> int:
-    """The number of full chunks in all prompts of a request."""
+    """Return the number of full chunks in all prompts of a request."""
     return sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES

@@ -64,7 +64,7 @@ class Preble(Placement):
         return Placed(chosen.worker, why)
 
     def _explore(self, request: Request, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
-        """The worker that mostly decodes, because prefill costs it little; otherwise the cheapest."""
+        """Return the worker that mostly decodes, because prefill costs it little; otherwise the cheapest."""
         if self._parameters.decode_ratio:
             ratios = [self._history.of(candidate.worker).hit_ratio for candidate in candidates]
             if max(ratios) > self._parameters.decode_ratio:
@@ -74,7 +74,7 @@ class Preble(Placement):
     def _rebalance(
         self, chosen: Candidate, holders: Sequence[Candidate], request: Request, candidates: Sequence[Candidate]
     ) -> tuple[Candidate, str]:
-        """The worker to exploit, unless it is the most loaded and must be relieved or its prefix copied."""
+        """Return the worker to exploit, unless it is the most loaded and must be relieved or its prefix copied."""
         loads = {candidate.worker: self._load(candidate.worker) for candidate in candidates}
         load, least = loads[chosen.worker], min(loads.values())
         if len(candidates) == 1 or load < max(loads.values()):
@@ -88,7 +88,8 @@ class Preble(Placement):
         return chosen, "prefix"
 
     def _slowdown(self, worker: WorkerId) -> float:
-        """How many times as long a request takes to its first token in the later half of H as in the earlier one.
+        """Return how many times as long a request takes to its first token in the later half of H as in the earlier
+        one.
 
         The time includes its prefill at the present pace; otherwise every wait after a period without waits would count
         as infinitely longer.
@@ -104,7 +105,7 @@ class Preble(Placement):
         return later / earlier if earlier else 0.0
 
     def _cheapest(self, request: Request, candidates: Sequence[Candidate]) -> Candidate:
-        """The worker with the lowest cost; of equals, the one with the fewest requests."""
+        """Return the worker with the lowest cost; of equals, the one with the fewest requests."""
         if len(candidates) == 1:
             return candidates[0]
         costs = [self._cost(request, candidate) for candidate in candidates]

@@ -95,11 +95,11 @@ class PriorityGroups(Order):
                 self._push(group, waiting.position)
 
     def _new_round(self) -> list[int]:
-        """The turns of each group in a round."""
+        """Return the turns of each group in a round."""
         return list(range(1, self._count + 1))
 
     def _group_of(self, request: Request) -> int:
-        """The group of a request by its current match, whose changes are reported from now on."""
+        """Return the group of a request by its current match, whose changes are reported from now on."""
         matched = self._view.watch_at(request, self._worker)
         chunks = sum([len(prompt.hashes) for prompt in request.prompts]) // HASH_BYTES
         return min(self._count * matched // chunks, self._count - 1) if chunks else 0
@@ -113,7 +113,7 @@ class PriorityGroups(Order):
         heappush(heap, position)
 
     def _first_with_turns(self) -> QueuedRequest | None:
-        """The head of the highest group that has a waiting request and a turn left."""
+        """Return the head of the highest group that has a waiting request and a turn left."""
         for group in reversed(range(self._count)):
             if self._turns[group] and (head := self._head(group)):
                 return head

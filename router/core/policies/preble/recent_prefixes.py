@@ -35,7 +35,7 @@ class RecentPrefixes:
         self._orders: dict[WorkerId, Ring] = {}
 
     def __len__(self) -> int:
-        """The number of nodes."""
+        """Return the number of nodes."""
         return len(self._requests)
 
     def add(self, hashes: bytes, worker: WorkerId) -> None:
@@ -86,7 +86,7 @@ class RecentPrefixes:
         self._orders.pop(worker, None)
 
     def _end(self, hashes: bytes) -> Node:
-        """The node that ends with these hashes, created if there is none."""
+        """Return the node that ends with these hashes, created if there is none."""
         node, at = self._root, 0
         while at < len(hashes):
             child = node.children.get(hashes[at : at + HASH_BYTES])

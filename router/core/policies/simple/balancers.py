@@ -129,7 +129,7 @@ class TwoChoicesKv(KvPlacement):
 
 
 def lightest(candidates: Sequence[Candidate], turn: int) -> Candidate:
-    """The candidate with the lowest load. `turn` rotates ties, so that equals share the load."""
+    """Return the candidate with the lowest load. `turn` rotates ties, so that equals share the load."""
     least = min([candidate.load for candidate in candidates])
     tied = [candidate for candidate in candidates if candidate.load == least]
     return tied[turn % len(tied)]

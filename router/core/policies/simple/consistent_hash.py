@@ -42,7 +42,9 @@ class ConsistentHash(Placement):
         return Placed(max(below, key=lambda candidate: _weight(key, candidate)).worker, "load")
 
     def _limit(self, candidates: Sequence[Candidate]) -> float:
-        """The most requests that a worker may have, including the one to be placed. Some worker always has fewer."""
+        """Return the most requests that a worker may have, including the one to be placed. Some worker always has
+        fewer.
+        """
         if not self._parameters.load_factor:
             return inf
         total = sum([candidate.load for candidate in candidates])

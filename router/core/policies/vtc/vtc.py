@@ -75,7 +75,7 @@ class VirtualCounters:
         """Forgotten clients whose counters are kept because they are in debt."""
 
     def __len__(self) -> int:
-        """The number of ranks, stale ones included."""
+        """Return the number of ranks, stale ones included."""
         return len(self._heap)
 
     def set_weight(
@@ -136,7 +136,7 @@ class VirtualCounters:
             self.charge(client, -cost, counter.weight)
 
     def least_served(self) -> ClientId | None:
-        """The waiting client with the lowest counter; of equals, the first to wait. None if no client waits."""
+        """Return the waiting client with the lowest counter; of equals, the first to wait. None if no client waits."""
         while self._heap:
             rank = self._heap[0]
             if self._ranks.get(rank.client) != rank:
