@@ -359,12 +359,12 @@ class FleetRates:
         worker with little to do serves little, however fast it is.
         """
         self._update()
-        if self._mean is None:
-            self._mean = self._compute_mean()
-        rate = self._known[worker]
-        if not self._mean or rate is None or (self._full[worker] is None and rate <= self._mean_of_full):
+        mean, rate = self._mean, self._known[worker]
+        if mean is None:
+            mean = self._mean = self._compute_mean()
+        if not mean or rate is None or (self._full[worker] is None and rate <= self._mean_of_full):
             return 1.0
-        speed = rate / self._mean
+        speed = rate / mean
         return 1.0 if 1 / SPEED_TOLERANCE < speed < SPEED_TOLERANCE else speed
 
     def _update(self) -> None:

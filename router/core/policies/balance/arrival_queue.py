@@ -130,7 +130,7 @@ class ArrivalQueue:
             arrivals.requests.append((waiting.arrival, waiting))
             self._by_client.enter(client, self)
             if own_class is not None:
-                self._place(arrivals, own_class, 0, waiting.arrival)
+                self._place(arrivals, own_class, _least_key(own_class, waiting.arrival))
             return
         insort(arrivals.requests, (waiting.arrival, waiting))
         if arrivals.requests[0][1] is waiting:
@@ -141,7 +141,7 @@ class ArrivalQueue:
         for priority_class, place in enumerate(arrivals.places):
             if place is not None and priority_class not in ROUND_ROBIN_CLASSES and place[0] > arrival:
                 self._remove_place(place, priority_class)
-                self._place(arrivals, priority_class, arrival, arrival)
+                self._place(arrivals, priority_class, arrival)
 
     def remove(self, waiting: PooledRequest) -> None:
         """Remove a request."""
@@ -164,10 +164,9 @@ class ArrivalQueue:
         """Let a client that waits here be found in its new priority class."""
         arrivals = self._clients[client]
         if arrivals.places[priority_class] is None:
-            self._place(arrivals, priority_class, 0, arrivals.requests[0][0])
+            self._place(arrivals, priority_class, _least_key(priority_class, arrivals.requests[0][0]))
 
-    def _place(self, arrivals: ClientArrivals, priority_class: int, turn: int, arrival: int) -> None:
-        key = turn if priority_class in ROUND_ROBIN_CLASSES else arrival
+    def _place(self, arrivals: ClientArrivals, priority_class: int, key: int) -> None:
         place = arrivals.places[priority_class] = (key, arrivals.number, arrivals)
         insort(self._places[priority_class], place)
 
@@ -182,19 +181,17 @@ class ArrivalQueue:
         places, eligibility = self._places[priority_class], self._eligibility
         by_turn, number = priority_class in ROUND_ROBIN_CLASSES, 0
         while number < len(places):
-            key, _, arrivals = places[number]
+            known, _, arrivals = places[number]
+            key = eligibility.last_turn(arrivals.client) if by_turn else arrivals.requests[0][0]
             if eligibility.waiting_priority_class(arrivals.client) != priority_class:
                 del places[number]
                 arrivals.places[priority_class] = None
-                continue
-            arrival = arrivals.requests[0][0]
-            turn = eligibility.last_turn(arrivals.client) if by_turn else 0
-            if key != (turn if by_turn else arrival):
+            elif key != known:
                 del places[number]
-                self._place(arrivals, priority_class, turn, arrival)
-                continue
-            yield arrivals
-            number += 1
+                self._place(arrivals, priority_class, key)
+            else:
+                yield arrivals
+                number += 1
 
     def of(self, client: ClientId) -> Sequence[Arrived]:
         """Return the requests of a client, in order of arrival."""
@@ -260,6 +257,11 @@ def oldest(
         return [*map(_request, found[0])]
     distinct = {arrival: waiting for each in found for arrival, waiting in each}
     return [distinct[arrival] for arrival in sorted(distinct)[:count]]
+
+
+def _least_key(priority_class: int, arrival: int) -> int:
+    """Return the least key of a client's place, whose first request arrived then, in a list of its class."""
+    return 0 if priority_class in ROUND_ROBIN_CLASSES else arrival
 
 
 def _first_arrived(clients: Iterator[ClientArrivals], count: int, before: int) -> list[Arrived]:

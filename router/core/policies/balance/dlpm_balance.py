@@ -9,7 +9,7 @@ bound of `dlpm_home` holds.
 A fleet in which no worker waits for another is served exactly as by `dlpm_home`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from operator import attrgetter
 from typing import Final
@@ -22,7 +22,6 @@ from router.core.policies.balance.f_score import step_score
 from router.core.policies.balance.rank_loads import RankLoads, RankWithRoom
 from router.core.policies.base import Choice
 from router.core.policies.context import FleetView, PolicyContext
-from router.core.policies.deficit.eligibility import PRIORITY_CLASSES
 from router.core.policies.dlpm.dlpm_home import DlpmHome
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
 
@@ -102,9 +101,9 @@ class DlpmBalance(DlpmHome):
             if found := self._arrivals.by_arrival(rank.worker, routes):
                 self._refill(rank.worker, routes, now)
                 queues.update(dict.fromkeys(found))
-        for priority_class in range(PRIORITY_CLASSES if queues else 0):
-            if not self._eligibility.any_in_class(priority_class):
-                continue
+        if not queues:
+            return None
+        for priority_class in self._eligibility.waiting_classes:
             candidates = oldest([*queues], priority_class, self._balance.candidates, self._eligibility)
             if candidates and (choice := self._best(candidates, ranks, now)):
                 return choice
@@ -123,25 +122,24 @@ class DlpmBalance(DlpmHome):
                     if choice := self._at_best_rank(waiting, ranks, now, "passed over"):
                         return choice
                     ranks[:] = [rank for rank in ranks if not waiting.may_go(rank.worker, now)]
-        left = [*range(len(candidates))]
-        while (best := self._largest(candidates, left, ranks, now)) is not None:
+        refused: set[int] = set()
+        while (best := self._largest(candidates, refused, ranks, now)) is not None:
             if choice := self._at_best_rank(candidates[best], ranks, now, "balance"):
                 for earlier in candidates[:best]:
                     earlier.passed += 1
                 return choice
-            left.remove(best)
+            refused.add(best)
         return None
 
     def _largest(
-        self, candidates: Sequence[PooledRequest], places: Iterable[int], ranks: Sequence[RankWithRoom], now: float
+        self, candidates: Sequence[PooledRequest], refused: Collection[int], ranks: Sequence[RankWithRoom], now: float
     ) -> int | None:
         """Return the place of the candidate with the largest F at the lightest of these ranks that may take it, of
-        equals the oldest; None if no rank may take any. Only candidates at these places, in order, count.
+        equals the oldest; None if no rank may take any. Candidates at the places that were refused do not count.
         """
         beta, best, largest = self._balance.beta, None, -inf
-        for place in places:
-            waiting = candidates[place]
-            if waiting.tokens > largest:  # F is at most that
+        for place, waiting in enumerate(candidates):
+            if waiting.tokens > largest and place not in refused:  # F is at most its tokens
                 takers = waiting.takers(now)
                 for rank in ranks:
                     if rank.worker in takers:

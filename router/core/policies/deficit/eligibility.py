@@ -124,10 +124,13 @@ class Eligibility:
             return FRESH_AND_SPARSE if sparse else FRESH
         return SPARSE if sparse else ELIGIBLE
 
-    def any_in_class(self, priority_class: int) -> bool:
-        """Return whether a client of this priority class waits, be it one that is only admitted to a round of turns."""
-        admitted = priority_class == FRESH_AND_SPARSE and self.rounds is not None and self.rounds.admitted
-        return bool(self._waiting.by_class[priority_class] or admitted)
+    @property
+    def waiting_classes(self) -> list[int]:
+        """The priority classes of the clients that wait and may go, in order."""
+        classes = [each for each, clients in enumerate(self._waiting.by_class) if clients]
+        if self.rounds is not None and self.rounds.admitted:
+            classes = sorted({FRESH_AND_SPARSE, *classes})
+        return classes
 
     def set_sparse_limit(self, sparse_limit: int) -> None:
         """Count clients with fewer requests in flight than this as sparse from now on."""
@@ -372,7 +375,7 @@ class Eligibility:
             return False
         if rounds.has_turn(client):
             return self._waiting.ready.get(client) == FRESH_AND_SPARSE
-        return self.any_in_class(FRESH_AND_SPARSE)
+        return FRESH_AND_SPARSE in self.waiting_classes
 
     def _schedule_refill(self, client: ClientId) -> None:
         """Note when a waiting client that is not eligible will be."""

@@ -16,6 +16,7 @@ and every delay ends. A delay ends early when the clients with a positive defici
 
 from collections.abc import Callable, Collection
 from math import inf
+from operator import add, sub
 from typing import Final, NamedTuple
 
 from router.core.model.cost import LinearCost
@@ -74,13 +75,13 @@ class Work(NamedTuple):
     output: float = 0.0
     """Predicted output tokens."""
 
-    def plus(self, other: "Work", sign: int = 1) -> "Work":
-        """Add field by field, or subtract if `sign` is -1."""
-        return Work(
-            self.requests + sign * other.requests,
-            self.extend + sign * other.extend,
-            self.output + sign * other.output,
-        )
+    def plus(self, other: "Work") -> "Work":
+        """Add field by field."""
+        return Work(*map(add, self, other))
+
+    def minus(self, other: "Work") -> "Work":
+        """Subtract field by field."""
+        return Work(*map(sub, self, other))
 
     @property
     def tokens(self) -> float:
@@ -114,7 +115,7 @@ class RunningCalls:
         if (call := self._calls.pop(request, None)) is None:
             return
         client, work = call
-        left = self.clients[client].plus(work, -1)
+        left = self.clients[client].minus(work)
         if left.requests:
             self.clients[client] = left
         else:

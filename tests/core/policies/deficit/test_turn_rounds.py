@@ -226,7 +226,7 @@ def test_a_client_is_admitted_up_to_the_overdraft_of_turns(debt: float, turn_ove
     owed = -(eligibility.deficit(ADA) or 0.0)
     expected = FRESH_AND_SPARSE if owed / QUANTUM <= turn_overdraft else None
     assert (eligibility.waiting_priority_class(ADA), eligibility.any_eligible()) == (expected, False)
-    assert eligibility.any_in_class(FRESH_AND_SPARSE) == (expected is not None)
+    assert (FRESH_AND_SPARSE in eligibility.waiting_classes) == (expected is not None)
 
 
 def test_a_client_with_a_call_in_flight_is_not_admitted() -> None:
