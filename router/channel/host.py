@@ -266,7 +266,7 @@ class SchedulerHost:
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Hold the scheduler, if it is not held already: what a late front reports is dispatched nowhere in between."""
-        if self.scheduler.cluster.held:
+        if self.scheduler.fleet.held:
             yield
             return
         self.feed(Held())
@@ -514,7 +514,7 @@ class SchedulerHost:
 
     def _timeouts(self, worker: WorkerId, output_limit: int | None) -> Timeouts:
         """Return how long the worker may be silent with a request for at most this many output tokens."""
-        silence = self.scheduler.cluster.states[worker].silence_timeout
+        silence = self.scheduler.fleet.states[worker].silence_timeout
         return Timeouts(silence.first_token, silence.between_tokens, silence.whole(output_limit))
 
     def _tick(self) -> None:

@@ -26,10 +26,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "cluster": "show who leads a cluster, and hand leadership over",
     DEMO: "try the policies side by side on emulated workers",
 }
-"""Each subcommand with its help text. All but the demo have a module in this package, of the same name if `MODULES` has
-no other.
-"""
-MODULES: Final[Mapping[str, str]] = {"cluster": "replicas"}  # the core has a cluster of workers
+"""Each subcommand with its help text. All but the demo have a module of their name in this package."""
 
 
 class Command(Protocol):
@@ -68,7 +65,7 @@ def _parser(called: str) -> Parser:
         described = f"{about[0].upper()}{about[1:]}."
         subparser = commands.add_parser(name, help=about, description=described, allow_abbrev=False)
         if name == called:
-            cast(Command, import_module(f"router.cli.{MODULES.get(name, name)}")).configure(subparser)
+            cast(Command, import_module(f"router.cli.{name}")).configure(subparser)
     if called == PROCESS:
         cast(Command, import_module(f"router.cli.{PROCESS}")).configure(commands.add_parser(PROCESS))
     return parser

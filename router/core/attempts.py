@@ -46,8 +46,8 @@ class Attempts:
         gate: PrefillGate,
         cost: LinearCost,
     ) -> None:
-        self._cluster = books.cluster
-        self._workers = books.cluster.states
+        self._fleet = books.fleet
+        self._workers = books.fleet.states
         self._prefixes = books.prefixes
         self._mirror = books.prefixes.mirror
         self._blocks = books.prefixes.blocks
@@ -207,7 +207,7 @@ class Attempts:
         if sent or unseen:
             if seen and attempt.leg is not Leg.PREFILL:
                 self._note_answered(state, now)
-            if self._cluster.held:
+            if self._fleet.held:
                 worker.resume_start(attempt.flight, now, seen=seen)
             else:
                 worker.start(attempt.flight, now, seen=seen)
@@ -221,7 +221,7 @@ class Attempts:
         self._policy.request_started(attempt.part, worker.worker.id)
         tokens = self._ledger.start(attempt.bill)
         served = self._cost(tokens)
-        if not self._cluster.held:
+        if not self._fleet.held:
             worker.serve(attempt.flight, NOTHING, tokens, served)
         self._fairness.add_service(request, worker.worker.id, served, now)
 
@@ -303,7 +303,7 @@ class Attempts:
             self.end_prefill(state, state.prefill, usage, now, seen=False)
         if usage is not None:
             self._estimates.learn(state.request, usage, answers)
-        output_tokens, just_now = None if usage is None else usage.output_tokens, not self._cluster.held
+        output_tokens, just_now = None if usage is None else usage.output_tokens, not self._fleet.held
         attempt.worker.on_complete_answer(attempt.flight, output_tokens, now, just_now=just_now)
         self._note_answered(state, now)
         if state.suspects:
@@ -500,7 +500,7 @@ class Attempts:
         """Apply the charge for what the worker of a started request did to all counts of service."""
         self._policy.request_charged(charge)
         cost, worker = charge.cost, attempt.worker
-        if self._cluster.held:  # an earlier run has seen it
+        if self._fleet.held:  # an earlier run has seen it
             worker.resume_output(attempt.flight, charge.after.output - charge.before.output)
         else:
             worker.serve(attempt.flight, charge.before, charge.after, cost)

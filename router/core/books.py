@@ -10,8 +10,8 @@ from router.core.clients.backlog import Backlog
 from router.core.clients.ledger import Ledger
 from router.core.clients.shares import Shares
 from router.core.clients.usage_days import UsageDays
-from router.core.fleet.cluster import Cluster
 from router.core.fleet.in_flight import InFlightTable
+from router.core.fleet.worker_fleet import WorkerFleet
 from router.core.model.request import BarrierId, Request, RequestId, WorkerId
 from router.core.policies.context import Parameters, PolicyContext
 from router.core.predict.token_estimates import Estimates
@@ -34,7 +34,7 @@ class Books:
         self.ledger: Final = Ledger(settings.cached_in_flight, settings.cost, usage)
         self.shares: Final = Shares()
         self.backlog: Final = Backlog()
-        self.cluster: Final = Cluster(
+        self.fleet: Final = WorkerFleet(
             settings.window,
             settings.health,
             settings.departed_limit,
@@ -50,7 +50,7 @@ class Books:
             oracle,
             live,
         )
-        self.view: Final = SchedulerView(self.cluster, self.prefixes, self.estimates)
+        self.view: Final = SchedulerView(self.fleet, self.prefixes, self.estimates)
 
     def policy_context(self, settings: SchedulerSettings, parameters: Parameters, random: Random) -> PolicyContext:
         """Return what the policy is built from."""
@@ -69,27 +69,27 @@ class Books:
 class SchedulerView:
     """Answers a policy's questions (`FleetView`) from the scheduler's own state.
 
-    What the cluster, the prefix map or the estimates answer by themselves is asked of them directly; the methods here
+    What the fleet, the prefix map or the estimates answer by themselves is asked of them directly; the methods here
     need a worker's state, or several of them.
     """
 
-    def __init__(self, cluster: Cluster, prefixes: PrefixMap, estimates: Estimates) -> None:
-        self._cluster = cluster
-        self._states = cluster.states
+    def __init__(self, fleet: WorkerFleet, prefixes: PrefixMap, estimates: Estimates) -> None:
+        self._fleet = fleet
+        self._states = fleet.states
         self.size_and_match = prefixes.size_and_match
         self.findable = prefixes.mirror.findable
-        self.serving = cluster.serving
-        self.able = cluster.candidates
-        self.routes = cluster.routes
-        self.rate = cluster.rates.together
-        self.speed = cluster.rates.speed
+        self.serving = fleet.serving
+        self.able = fleet.candidates
+        self.routes = fleet.routes
+        self.rate = fleet.rates.together
+        self.speed = fleet.rates.speed
         self.input_tokens = prefixes.input_tokens
         self.match = prefixes.match
         self.expected_match = prefixes.expected_match
         self.promise = prefixes.promise
         self.release = prefixes.release
-        self.with_room = cluster.index.with_room
-        self.changed_loads = cluster.index.changed_loads
+        self.with_room = fleet.index.with_room
+        self.changed_loads = fleet.index.changed_loads
         self.watch = prefixes.watch
         self.watch_narrowly = prefixes.watch_narrowly
         self.watch_at = prefixes.watch_at
@@ -125,10 +125,10 @@ class SchedulerView:
         """`resumed_output`: tokens of the answer that are sent along with the prompt, because another worker broke
         off.
         """
-        if self._cluster.held:
+        if self._fleet.held:
             return False
         state = self._states[worker]
-        if self._cluster.has_roles and state.worker.hands_over_at_once and not self._cluster.can_decode(request.model):
+        if self._fleet.has_roles and state.worker.hands_over_at_once and not self._fleet.can_decode(request.model):
             return False
         room = state.room - resumed_output
         if room == inf or self.input_tokens(request) <= room:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from router.core.attempts import Attempts
 from router.core.clients.fairness import Outstanding
-from router.core.fleet.cluster import Cluster
+from router.core.fleet.worker_fleet import WorkerFleet
 from router.core.handoffs import rest_beside, rest_of, role_of
 from router.core.known_clients import KnownClients
 from router.core.membership import Membership
@@ -26,7 +26,7 @@ class CarriedRequests:
 
     def __init__(
         self,
-        cluster: Cluster,
+        fleet: WorkerFleet,
         membership: Membership,
         clients: KnownClients,
         policy: Policy,
@@ -34,7 +34,7 @@ class CarriedRequests:
         table: RequestTable,
         next_attempts: NextAttempts,
     ) -> None:
-        self._cluster = cluster
+        self._fleet = fleet
         self._membership = membership
         self._clients = clients
         self._policy = policy
@@ -91,7 +91,7 @@ class CarriedRequests:
         else:
             self._end_waiting(state)
         state.handoff = Handoff(worker, now, Outstanding()) if event.leg is Leg.DECODE else None
-        present = worker in self._cluster and not self._cluster[worker].left
+        present = worker in self._fleet and not self._fleet[worker].left
         if not present:
             role = role_of(event.leg)
             self._membership.apply(WorkerJoined(Worker(worker, frozenset({request.model}), role=role)), now)
@@ -116,4 +116,4 @@ class CarriedRequests:
         request = event.request
         if event.leg is Leg.DECODE:
             return rest_of(request) if event.partner is None else rest_beside(request)
-        return request if event.worker in self._cluster.candidates(request) else replace(request, whole=True)
+        return request if event.worker in self._fleet.candidates(request) else replace(request, whole=True)

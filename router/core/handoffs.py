@@ -21,7 +21,7 @@ from math import inf
 from typing import Final
 
 from router.core.clients.fairness import Fairness, Outstanding
-from router.core.fleet.cluster import Cluster
+from router.core.fleet.worker_fleet import WorkerFleet
 from router.core.fleet.worker_state import WorkerState
 from router.core.model.request import Leg, Request, RequestId, Role, WorkerId, decode_route
 from router.core.predict.sliding_sum import SlidingSum, TimedAmount
@@ -82,9 +82,9 @@ class PrefillGate:
     many as ended there in the last half of the time for which a hand-off keeps.
     """
 
-    def __init__(self, cluster: Cluster, pool: HandoffPool, seconds: float) -> None:
+    def __init__(self, fleet: WorkerFleet, pool: HandoffPool, seconds: float) -> None:
         """`seconds`: as in `HandoffPool`."""
-        self._cluster = cluster
+        self._fleet = fleet
         self._pool = pool
         self._half = seconds / 2
         self._ended: defaultdict[WorkerId, SlidingSum] = defaultdict(lambda: SlidingSum(self._half))
@@ -97,9 +97,9 @@ class PrefillGate:
     def open_or_close(self, now: float) -> None:
         """Pause the prefill workers whose hand-offs would wait for too long, and let the others go on."""
         tiers: defaultdict[frozenset[str], list[WorkerState]] = defaultdict(list)
-        for state in self._cluster:
+        for state in self._fleet:
             if state.worker.hands_over_at_once:
-                state.set_paused(now, paused=not any(map(self._cluster.can_decode, state.worker.models)))
+                state.set_paused(now, paused=not any(map(self._fleet.can_decode, state.worker.models)))
             elif state.worker.role is Role.PREFILL:
                 tiers[state.worker.models].append(state)
             elif state.paused:
@@ -110,21 +110,21 @@ class PrefillGate:
             paused = pooled + under_way >= self._slots(models, now)
             for state in prefillers:
                 state.set_paused(now, paused=paused)
-        for gone in self._ended.keys() - self._cluster.states.keys():
+        for gone in self._ended.keys() - self._fleet.states.keys():
             del self._ended[gone]
 
     def _takes_slot(self, state: RequestState) -> bool:
         """Return whether a decode worker in use can decode a pooled request. If all have failed it, it waits for an
         ejected one, and takes no slot of those in use.
         """
-        return not state.failed_workers or bool(state.untried(self._cluster.serving(decode_route(state.request.model))))
+        return not state.failed_workers or bool(state.untried(self._fleet.serving(decode_route(state.request.model))))
 
     def _slots(self, models: Collection[str], now: float) -> float:
         """Return how many requests the decode workers of these models are expected to admit soon."""
-        workers = {worker for model in models for worker in self._cluster.serving(decode_route(model))}
+        workers = {worker for model in models for worker in self._fleet.serving(decode_route(model))}
         slots = 0.0
         for worker in workers:
-            slots += self._cluster[worker].free_slots
+            slots += self._fleet[worker].free_slots
             if (ended := self._ended.get(worker)) is not None:
                 ended.advance(now)
                 slots += ended.total

@@ -25,12 +25,12 @@ class NextAttempts:
     """The returned and the prefilled requests, and the workers for them."""
 
     def __init__(self, settings: SchedulerSettings, books: Books, policy: Policy, fairness: Fairness) -> None:
-        self._cluster = books.cluster
+        self._fleet = books.fleet
         self._view = books.view
         self._policy = policy
         self.handoffs: Final = HandoffPool(settings.handoff_seconds, fairness)
         self.retries: Final = RetryQueue(settings.health, settings.waiting.time_to_live)
-        self._retry_workers = RetryWorkers(books.cluster)
+        self._retry_workers = RetryWorkers(books.fleet)
 
     def __len__(self) -> int:
         return len(self.retries.requests) + len(self.handoffs)
@@ -78,14 +78,14 @@ class NextAttempts:
 
         Each must be dispatched or rejected before the next one is asked for.
         """
-        for state in self.retries.to_ask(self._cluster.changes):
+        for state in self.retries.to_ask(self._fleet.changes):
             request, untried = self._retry_workers.able_to_retry(state)
             if not untried:
                 if self._retry_workers.one_comes_back(state):
                     self.retries.set_aside(state)
                 else:
                     self.retries.remove(state)
-                    served = self._cluster.candidates(state.request)
+                    served = self._fleet.candidates(state.request)
                     yield state, Refusal.NO_RETRY if served else Refusal.NO_WORKER
             elif with_room := self._with_room(state, request, untried):
                 self.retries.remove(state)
@@ -102,14 +102,14 @@ class NextAttempts:
         self._give_up(self.handoffs.expired(now))
         for state in self.handoffs:
             rest = rest_of(state.request)
-            serving = self._cluster.candidates(rest)
+            serving = self._fleet.candidates(rest)
             untried = state.untried(serving)
             if serving and not untried:
-                if state.untried(self._cluster.coming_back(rest.shared_route)):
+                if state.untried(self._fleet.coming_back(rest.shared_route)):
                     continue
                 self.handoffs.remove(state)
                 yield state, Refusal.NO_RETRY
-            elif with_room := [worker for worker in untried if self._cluster[worker].admits(1)]:
+            elif with_room := [worker for worker in untried if self._fleet[worker].admits(1)]:
                 self.handoffs.remove(state)
                 yield state, Choice(rest, self._policy.resend(rest, with_room, now), "prefilled")
 
@@ -117,5 +117,5 @@ class NextAttempts:
         """Choose the decode worker that is called together with a prefill worker, which is chosen already."""
         part = rest_beside(state.request)
         untried = self._retry_workers.decoders(state)
-        with_room = [worker for worker in untried if self._cluster[worker].admits(1)]
+        with_room = [worker for worker in untried if self._fleet[worker].admits(1)]
         return Choice(part, self._policy.resend(part, with_room or untried, now), "at once")

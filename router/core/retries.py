@@ -5,8 +5,8 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from router.core.fleet.cluster import Cluster
 from router.core.fleet.health import HealthRules
+from router.core.fleet.worker_fleet import WorkerFleet
 from router.core.model.events import Fault, Returned
 from router.core.model.request import Request, Role, WorkerId, decode_route
 from router.core.requests import RequestState
@@ -95,7 +95,7 @@ class RetryQueue:
 
     def to_ask(self, changes: int) -> list[RequestState]:
         """Return the requests for which workers are to be looked for: all once the fleet has changed, otherwise those
-        that are not set aside. `changes`: see `Cluster.changes`.
+        that are not set aside. `changes`: see `WorkerFleet.changes`.
         """
         if changes != self._changes:
             self._changes = changes
@@ -119,48 +119,48 @@ class RetryQueue:
 class RetryWorkers:
     """The workers to which a returned request can go: none that has failed it."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, fleet: WorkerFleet) -> None:
+        self._fleet = fleet
 
     def able_to_retry(self, state: RequestState) -> tuple[Request, list[WorkerId]]:
         """Return the workers in use that can serve a request, with or without room, and what to place there of it."""
         request = state.request
-        workers = self._able_to_begin(state.untried(self._cluster.candidates(request)), state)
-        if not workers and (substitutes := self._cluster.substitutes(request)):
+        workers = self._able_to_begin(state.untried(self._fleet.candidates(request)), state)
+        if not workers and (substitutes := self._fleet.substitutes(request)):
             return replace(request, whole=True), state.untried(substitutes)
         return request, workers
 
     def decoders(self, state: RequestState) -> list[WorkerId]:
         """Return the decode workers in use."""
-        return state.untried(self._cluster.serving(decode_route(state.request.model)))
+        return state.untried(self._fleet.serving(decode_route(state.request.model)))
 
     def may_begin(self, state: RequestState, worker: WorkerId) -> bool:
         """Return whether a decode worker has room for the request, if this prefill worker needs one at once."""
-        if not self._cluster[worker].worker.hands_over_at_once:
+        if not self._fleet[worker].worker.hands_over_at_once:
             return True
-        return any(self._cluster[decoder].admits(1) for decoder in self.decoders(state))
+        return any(self._fleet[decoder].admits(1) for decoder in self.decoders(state))
 
     def _able_to_begin(self, workers: list[WorkerId], state: RequestState) -> list[WorkerId]:
         """Leave out the prefill workers while no decode worker in use is left to try: a prompt does not keep until one
         comes back, and would be computed for nothing if none does.
         """
-        if not self._cluster.serving(decode_route(state.request.model)) or self.decoders(state):
+        if not self._fleet.serving(decode_route(state.request.model)) or self.decoders(state):
             return workers
-        return [worker for worker in workers if self._cluster[worker].worker.role is not Role.PREFILL]
+        return [worker for worker in workers if self._fleet[worker].worker.role is not Role.PREFILL]
 
     def one_comes_back(self, state: RequestState) -> bool:
         """Return whether an ejected worker serves a returned request once it is readmitted, as it would a request that
         waits in the queue.
         """
-        cluster, request, decode = self._cluster, state.request, decode_route(state.request.model)
-        if not cluster.ejected:
+        fleet, request, decode = self._fleet, state.request, decode_route(state.request.model)
+        if not fleet.ejected:
             return False
         if request.worker is not None:
-            return cluster.bound_comes_back(request) and request.worker not in state.failed_workers
-        if state.untried(cluster.substitutes_coming_back(request)):
+            return fleet.bound_comes_back(request) and request.worker not in state.failed_workers
+        if state.untried(fleet.substitutes_coming_back(request)):
             return True
-        ejected = state.untried(cluster.coming_back(request.shared_route))
-        first = [cluster[worker].worker for worker in (*state.untried(cluster.candidates(request)), *ejected)]
+        ejected = state.untried(fleet.coming_back(request.shared_route))
+        first = [fleet[worker].worker for worker in (*state.untried(fleet.candidates(request)), *ejected)]
         if any(worker.role is not Role.PREFILL for worker in first):
             return True
-        return bool(first) and bool(self.decoders(state) or state.untried(cluster.coming_back(decode)))
+        return bool(first) and bool(self.decoders(state) or state.untried(fleet.coming_back(decode)))

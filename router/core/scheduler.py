@@ -107,7 +107,7 @@ class Scheduler:
         self._requests: dict[RequestId, RequestState] = {}
         """Changed by `RequestTable` only."""
         books = Books(settings, self._requests, oracle)
-        self.estimates, self.ledger, self.cluster = books.estimates, books.ledger, books.cluster
+        self.estimates, self.ledger, self.fleet = books.estimates, books.ledger, books.fleet
         self.prefixes, self.mirror, self.blocks = books.prefixes, books.prefixes.mirror, books.prefixes.blocks
         self.shares, self.backlog = books.shares, books.backlog
         self.policy = policy(books.policy_context(settings, parameters, random))
@@ -115,18 +115,18 @@ class Scheduler:
         self.backlog.subscribe(self.fairness)
         self._next_attempts = NextAttempts(settings, books, self.policy, self.fairness)
         self.handoffs, self._retries = self._next_attempts.handoffs, self._next_attempts.retries
-        self._gate = PrefillGate(self.cluster, self.handoffs, settings.handoff_seconds)
+        self._gate = PrefillGate(self.fleet, self.handoffs, settings.handoff_seconds)
         self._follows_calls = self.policy.properties.follows_calls
         self._table = RequestTable(self._requests, self.shares, self.fairness.turns, self.policy)
         self.membership = Membership(
-            self.cluster, self.prefixes, books.outputs, self.policy, self.fairness, requeue=self._requeue
+            self.fleet, self.prefixes, books.outputs, self.policy, self.fairness, requeue=self._requeue
         )
         self.clients = KnownClients(settings.client_limit, self.shares, self.ledger, self.fairness, self.policy)
         self.weights: Mapping[ClientId, float] = self.clients.weights
         self._attempts = Attempts(books, self.policy, self.fairness, self.membership, self._gate, settings.cost)
         self._queue_limits = QueueLimits(settings.waiting)
         self._carried = CarriedRequests(
-            self.cluster,
+            self.fleet,
             self.membership,
             self.clients,
             self.policy,
@@ -156,17 +156,17 @@ class Scheduler:
         self._commands = []
         self._newly_queued = False
         if self._wake_at <= now:  # every deadline has a wake-up at or before it
-            self.cluster.advance(now)
+            self.fleet.advance(now)
         if self._attempts.next_estimate <= now:
             self._attempts.charge_estimates(now)
         self._apply(event, now)
-        if self.cluster.ejected:
+        if self.fleet.ejected:
             self.membership.readmit(now)
-        if self.cluster.silent_workers:
+        if self.fleet.silent_workers:
             self.membership.eject_silent(now)
-        if self._awaiting and self._awaiting_changes != self.cluster.changes:
+        if self._awaiting and self._awaiting_changes != self.fleet.changes:
             self._requeue_awaiting(now)
-        if self.cluster.held:
+        if self.fleet.held:
             self.policy.hold(now)
         else:
             self._dispatch_waiting(now)
@@ -287,8 +287,8 @@ class Scheduler:
             self.membership.note_unpinned()
         elif request.whole:
             self.membership.note_whole()
-        is_served = bool(self.cluster.candidates(request))
-        if not (is_served or self.cluster.bound_comes_back(request)):
+        is_served = bool(self.fleet.candidates(request))
+        if not (is_served or self.fleet.bound_comes_back(request)):
             self._commands.append(Reject(request.id, Refusal.NO_WORKER))
         else:
             state = new_state(request, now, carried[0] if carried else None)
@@ -311,12 +311,12 @@ class Scheduler:
                     if (state := self._requests.get(request)) is not None:
                         follow(state, now)
             case Held(charged):
-                self.cluster.held = True
+                self.fleet.held = True
                 self._carried.note_charges(charged)
             case Resumed():
                 self._carried.resume(event, now)
             case Released(complete):
-                self.cluster.held = False
+                self.fleet.held = False
                 if complete:
                     self._carried.forget_charges()
 
@@ -335,7 +335,7 @@ class Scheduler:
         if state is None or state.attempt is not None or state in self._next_attempts:
             return
         self._queue_limits.enter(arrival, now, self.shares.effective_weight(arrival))
-        if self.cluster.held:  # the workers may have room for it
+        if self.fleet.held:  # the workers may have room for it
             return
         rejected = self._queue_limits.surplus(arrival.id)
         for request, reason in rejected:
@@ -348,7 +348,7 @@ class Scheduler:
         """Dispatch what may go: hand-offs, which do not keep, then what was just queued, retries, and the queue."""
         if self.handoffs.requests:
             self._carry_out(self._next_attempts.ready_handoffs(now), now)
-        if self.cluster.has_roles:
+        if self.fleet.has_roles:
             self._gate.open_or_close(now)
         if self._retries.requests:
             if self._newly_queued and (choice := self.policy.next(now)) is not None:
@@ -373,8 +373,8 @@ class Scheduler:
         self._send(self._requests[request], choice, now)
 
     def _send(self, state: RequestState, choice: Choice, now: float) -> None:
-        cluster = self.cluster
-        if cluster.has_roles and cluster[choice.worker].worker.hands_over_at_once and not choice.request.whole:
+        fleet = self.fleet
+        if fleet.has_roles and fleet[choice.worker].worker.hands_over_at_once and not choice.request.whole:
             decode = self._next_attempts.decoder_beside(state, now)
             self._commands += self._attempts.send_both(state, choice, decode, now)
             self._gate.open_or_close(now)
@@ -464,9 +464,9 @@ class Scheduler:
             state.kept_in_vain = state.handoff.worker
         state.handoff = None
         self._table.open_request(state, now)
-        in_use = self.cluster.in_use(worker)
+        in_use = self.fleet.in_use(worker)
         may_retry = self._retries.add(state, event, worker, now, in_use=in_use, arrivals=self._arrivals)
-        if not may_retry and not self.cluster.held:
+        if not may_retry and not self.fleet.held:
             if len(state.suspects) == 1:
                 self.membership.blame_suspects(state, now)
             self._next_attempts.remove(state)
@@ -491,9 +491,9 @@ class Scheduler:
         waiters = self._queue_limits.waiters
         self._newly_queued |= any(request.id not in waiters for request in requests)
         for request in requests:
-            if self.cluster.candidates(request):
+            if self.fleet.candidates(request):
                 self.policy.enqueue(request, now)
-            elif self.cluster.bound_comes_back(request):
+            elif self.fleet.bound_comes_back(request):
                 self._awaiting[request.id] = request
             else:
                 self._queue_limits.leave(request.id, now, served=False)
@@ -502,7 +502,7 @@ class Scheduler:
 
     def _requeue_awaiting(self, now: float) -> None:
         """Look again, once the fleet has changed, at the requests that wait for an ejected worker."""
-        self._awaiting_changes = self.cluster.changes
+        self._awaiting_changes = self.fleet.changes
         requests, self._awaiting = [*self._awaiting.values()], {}
         self._requeue(requests, now)
 
@@ -517,9 +517,9 @@ class Scheduler:
 
     def _schedule_wake_up(self, now: float) -> None:
         """Ask to be woken at the next deadline, unless an earlier wake-up is set. A needless wake-up is cheap."""
-        deadline = min(self.cluster.index.next_deadline, self._attempts.next_estimate)
-        if self.cluster.ejected:
-            deadline = min(deadline, self.cluster.next_readmission)
+        deadline = min(self.fleet.index.next_deadline, self._attempts.next_estimate)
+        if self.fleet.ejected:
+            deadline = min(deadline, self.fleet.next_readmission)
         if self._retries.requests or self.handoffs.requests:
             deadline = min(deadline, self._next_attempts.next_deadline)
         if self._queue_limits.waiters:

@@ -7,9 +7,9 @@ from router.core.cache.engine_rules import TRACK_ALL, Tracking
 from router.core.clients.debtors import DEBTOR_LIMIT
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.clients.usage_days import KEPT_DAYS
-from router.core.fleet.cluster import DEPARTED_LIMIT
 from router.core.fleet.health import HealthRules
 from router.core.fleet.window import LearnedWindow, Window
+from router.core.fleet.worker_fleet import DEPARTED_LIMIT
 from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId
 

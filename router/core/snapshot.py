@@ -60,7 +60,7 @@ def saved_accounts(scheduler: Scheduler) -> Iterator[Piece]:
     yield from scheduler.ledger.saved_usage()
     yield from scheduler.policy.saved()
     yield from map(LiveRequests, in_rows(scheduler.charged_requests()))
-    if workers := tuple(state.worker for state in scheduler.cluster if not state.left):
+    if workers := tuple(state.worker for state in scheduler.fleet if not state.left):
         yield Fleet(workers)
 
 
@@ -88,14 +88,14 @@ def restore(scheduler: Scheduler, pieces: Iterable[Piece], now: float) -> None:
                 scheduler.policy.restore(piece)
                 for row in piece.rows:
                     if row.worker is not None:
-                        scheduler.cluster.remember(row.worker)
+                        scheduler.fleet.remember(row.worker)
             case Cache(worker, model, report):
-                scheduler.cluster.remember(worker)
+                scheduler.fleet.remember(worker)
                 cache = scheduler.mirror.cache(worker)
                 cache.model, cache.report = model, report
             case Fleet(workers):
                 for each in workers:
-                    scheduler.cluster.remember(each.id)
+                    scheduler.fleet.remember(each.id)
 
 
 def _check(pieces: Iterable[Piece]) -> None:

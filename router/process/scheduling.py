@@ -238,12 +238,12 @@ def _worker_services(
     settings: Settings, directory: WorkerDirectory, host: SchedulerHost, resolve: Resolve, saved: SavedRun | None
 ) -> WorkerServices:
     drain = WorkerDrain(host.feed)
-    cluster = host.scheduler.cluster
+    fleet = host.scheduler.fleet
     rules = RankRules(settings.ranks, settings.barrier)
-    poller = Poller(directory, drain.feed, settings.poll_interval, rules, cluster.last_sign)
-    runs = cluster.__contains__
-    fleet = {} if saved is None else saved.fleet
-    worker_registry = WorkerRegistry(directory, poller, drain, runs, lambda worker: _endpoint(worker, settings, fleet))
+    poller = Poller(directory, drain.feed, settings.poll_interval, rules, fleet.last_sign)
+    runs = fleet.__contains__
+    known = {} if saved is None else saved.fleet
+    worker_registry = WorkerRegistry(directory, poller, drain, runs, lambda worker: _endpoint(worker, settings, known))
     if saved is not None:
         worker_registry.repeat(saved.changes)
     needs = RouterNeeds(settings.min_match_tokens, settings.isolate != "none", handoff_seconds=settings.handoff_seconds)

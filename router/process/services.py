@@ -110,5 +110,5 @@ class SchedulerServices(FrontServices):
         self.measurements.front_closed(front.name)
 
     def _in_service(self, worker: WorkerId | None) -> WorkerId | None:
-        cluster = self._host.scheduler.cluster
-        return worker if worker is not None and worker in cluster and not cluster[worker].left else None
+        fleet = self._host.scheduler.fleet
+        return worker if worker is not None and worker in fleet and not fleet[worker].left else None

@@ -251,7 +251,7 @@ async def fairness_report(
     accounts, running = scheduler.ledger, Counter(bill.client for bill in scheduler.ledger.bills)
     forgotten, jain = _service(accounts.forgotten, scheduler), scheduler.fairness.jain(now)
     turns = scheduler.fairness.turns
-    rounds, longest = turns.rounds(scheduler.cluster.rate_of_all(), now), turns.longest_waits(now)
+    rounds, longest = turns.rounds(scheduler.fleet.rate_of_all(), now), turns.longest_waits(now)
     rows = [
         (client, weight, accounts.accounts[client].served if client in accounts.accounts else NOTHING)
         for client, weight in scheduler.weights.items()
@@ -368,7 +368,7 @@ def _batches(rows: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def _deficits(client: ClientId, scheduler: Scheduler) -> dict[WorkerId, Deficit]:
-    deficits = {state.worker.id: scheduler.policy.deficit(client, state.worker.id) for state in scheduler.cluster}
+    deficits = {state.worker.id: scheduler.policy.deficit(client, state.worker.id) for state in scheduler.fleet}
     return {worker: deficit for worker, deficit in deficits.items() if deficit != Deficit()}
 
 
@@ -415,9 +415,9 @@ def _rounded(tokens: float | None) -> int | None:
 
 
 def _worker(endpoint: WorkerEndpoint, scheduler: Scheduler, unread: int, *, healthy: bool) -> WorkerReport:
-    if endpoint.id not in scheduler.cluster:
+    if endpoint.id not in scheduler.fleet:
         return WorkerReport(endpoint.url, healthy, 0, 0, 0, None, None, None, None, unread=unread, rank=endpoint.rank)
-    state = scheduler.cluster[endpoint.id]
+    state = scheduler.fleet[endpoint.id]
     properties = scheduler.policy.properties
     queue = None if properties.pooled else endpoint.id
     return WorkerReport(

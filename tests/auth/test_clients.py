@@ -170,7 +170,7 @@ async def test_a_changed_file_takes_effect_and_no_call_is_lost(path: Path) -> No
     router_settings = {"clients": path, "policy": "dlpm_home"}
     with emulated_workers(1) as workers:
         async with running_router(*workers, **router_settings) as router:
-            await until(lambda: bool(router.scheduler.cluster.serving("m")))
+            await until(lambda: bool(router.scheduler.fleet.serving("m")))
             statuses: list[int] = []
             done = asyncio.Event()
 
@@ -250,7 +250,7 @@ async def test_ten_keys_of_a_group_have_as_much_as_one_key(tmp_path: Path) -> No
     limits = {"window": "fixed", "max_inflight": 2, "dlpm_home": {"quantum": 200}}
     with emulated_workers(1) as workers:
         async with running_router(*workers, clients=path, **limits) as router:
-            await until(lambda: bool(router.scheduler.cluster.serving("m")))
+            await until(lambda: bool(router.scheduler.fleet.serving("m")))
             served = await measured(router, {"sk-single": 24, **dict.fromkeys(members, 4)}, 400)
             assert sum(served[key] for key in members) / served["sk-single"] == pytest.approx(1.0, abs=0.1)
             assert min(served[key] for key in members) > 0
@@ -261,7 +261,7 @@ async def test_twice_the_weight_is_twice_the_service(path: Path) -> None:
     limits = {"window": "fixed", "max_inflight": 2, "dlpm_home": {"quantum": 200}}
     with emulated_workers(1) as workers:
         async with running_router(*workers, clients=path, **limits) as router:
-            await until(lambda: bool(router.scheduler.cluster.serving("m")))
+            await until(lambda: bool(router.scheduler.fleet.serving("m")))
             served = await measured(router, {ALICE: 24, BOB: 24}, 300)
             assert served[ALICE] / served[BOB] == pytest.approx(2.0, rel=0.1)
 

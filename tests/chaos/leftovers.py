@@ -97,8 +97,8 @@ def counts(scheduler: Scheduler) -> list[str]:
         "waiting requests": scheduler.waiting,
         "watched prompts": scheduler.prefixes.watched,
         "bills": len(scheduler.attempts),
-        **{f"requests at {state.worker.id}": state.load.requests for state in scheduler.cluster},
-        **{f"unstarted tokens at {state.worker.id}": state.load.unstarted_tokens for state in scheduler.cluster},
+        **{f"requests at {state.worker.id}": state.load.requests for state in scheduler.fleet},
+        **{f"unstarted tokens at {state.worker.id}": state.load.unstarted_tokens for state in scheduler.fleet},
     }
     scheduler.ledger.check_conservation()
     return [f"{count} {what}" for what, count in found.items() if count]

@@ -121,7 +121,7 @@ async def test_a_worker_is_added_used_and_removed() -> None:
     async with scripted_engine() as one, scripted_engine() as two, running_router(one.url, admin_key=KEY) as router:
         added = await operate(router, "POST", "/workers", 201, {"url": two.url + "/", "id": "two"})
         assert added == {"id": "two", "url": two.url}
-        await until(lambda: WorkerId("two") in router.scheduler.cluster)
+        await until(lambda: WorkerId("two") in router.scheduler.fleet)
         first = (await listed(router))[0]
         await operate(router, "DELETE", f"/workers/{first}", 202)
         assert await listed(router) == ["two"]
@@ -159,7 +159,7 @@ async def test_a_removed_worker_stays_away_until_it_is_added_again() -> None:
         assert await listed(router) == []
         await operate(router, "POST", "/workers", 201, {"url": engine.url})
         assert await listed(router) == [id_]
-        await until(lambda: WorkerId(id_) in router.scheduler.cluster)
+        await until(lambda: WorkerId(id_) in router.scheduler.fleet)
 
 
 async def test_a_flushed_cache_is_empty_at_the_engine_and_in_the_mirror() -> None:
@@ -243,7 +243,7 @@ async def test_no_request_is_lost_while_workers_come_and_go() -> None:
                 before = third.total()
                 await until(lambda: third.total() > before + 5)  # noqa: B023 - awaited here
                 await operate(router, "POST", f"/workers/{names[0]}/drain")
-                await until(lambda: WorkerId(names[0]) not in router.scheduler.cluster)
+                await until(lambda: WorkerId(names[0]) not in router.scheduler.fleet)
                 before = second.total()
                 await until(lambda: second.total() > before + 5)  # noqa: B023
                 await operate(router, "POST", f"/workers/{names[0]}/resume")

@@ -143,12 +143,12 @@ async def test_a_worker_is_drained_and_resumed() -> None:
             await (await two.call()).answer()
             await first.answer()
             assert [(await post.response()).status for post in posts] == [200] * 3
-            await until(lambda: WorkerId("one") not in router.scheduler.cluster)
+            await until(lambda: WorkerId("one") not in router.scheduler.fleet)
             polls = len(one.polls)
             await until(lambda: len(one.polls) > polls + 3)
-            assert WorkerId("one") not in router.scheduler.cluster
+            assert WorkerId("one") not in router.scheduler.fleet
             async with router.http.post("/workers/one/resume", headers=key) as response:
                 assert await response.json() == {"id": "one", "drained": False}
-            assert WorkerId("one") in router.scheduler.cluster
+            assert WorkerId("one") in router.scheduler.fleet
             for post in posts:
                 await post.read()

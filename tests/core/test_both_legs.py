@@ -52,7 +52,7 @@ def sent(scene: Scene, request: RequestId) -> tuple[str, str]:
 
 
 def loads(scene: Scene) -> dict[str, int]:
-    return {state.worker.id: state.load.requests for state in scene.scheduler.cluster}
+    return {state.worker.id: state.load.requests for state in scene.scheduler.fleet}
 
 
 # The way of a request
@@ -179,8 +179,8 @@ def test_only_the_worker_that_failed_is_blamed() -> None:
     for _ in range(4):
         request = scene.arrive("ada", "document")
         scene.feed(Failed(request, accepted=True, fault=Fault.BROKEN, leg=Leg.PREFILL))
-    assert scene.scheduler.cluster.ejected.keys() <= {"p1", "p2"}
-    assert scene.scheduler.cluster.ejected
+    assert scene.scheduler.fleet.ejected.keys() <= {"p1", "p2"}
+    assert scene.scheduler.fleet.ejected
 
 
 def test_a_decode_worker_that_dies_amid_an_answer_costs_nothing_more() -> None:
@@ -225,7 +225,7 @@ def test_a_request_waits_for_an_ejected_group_while_the_ranks_of_another_leave_o
             scene.feed(Failed(other, accepted=False, fault=Fault.BROKEN, leg=Leg.DECODE))
         else:
             scene.cancel(other)
-    assert set(scene.scheduler.cluster.ejected) == {"e0", "e1"}
+    assert set(scene.scheduler.fleet.ejected) == {"e0", "e1"}
     request = scene.arrive("ada", "document")
     died = [sent(scene, request)[1]]
     scene.feed(Returned(request, accepted=False, fault=Fault.BROKEN, leg=Leg.DECODE))

@@ -168,7 +168,7 @@ class Fleet(RuleBasedStateMachine):
         assert request.model in self.workers[command.worker].models
         assert request.worker in (None, command.worker)
         assert command.worker not in failed
-        assert command.worker not in self.scheduler.cluster.ejected
+        assert command.worker not in self.scheduler.fleet.ejected
         size = self.scheduler.estimates.input_tokens(request) + output
         assert 0 <= command.cached_tokens < size
         uncached = size - command.cached_tokens
@@ -248,9 +248,9 @@ class Fleet(RuleBasedStateMachine):
             RequestId(f"r{self.arrivals}"), ClientId(client), model, keys, limit, streamed, WEIGHTS[client], worker=pin
         )
         full = len(self.waiting) >= TIGHT.waiting.requests
-        in_use = self.scheduler.cluster.in_use
+        in_use = self.scheduler.fleet.in_use
         able = [worker for worker in self.workers.values() if pin is None or (worker.id == pin and in_use(pin))]
-        served = any(model in worker.models for worker in able) or self.scheduler.cluster.bound_comes_back(request)
+        served = any(model in worker.models for worker in able) or self.scheduler.fleet.bound_comes_back(request)
         self.waiting[request.id] = request
         commands = self.feed(Arrived(request))
         refused = [command.request for command in commands if isinstance(command, Reject)]
@@ -375,7 +375,7 @@ class Fleet(RuleBasedStateMachine):
         """The scheduler has the same requests as the front and the engines."""
         scheduler = self.scheduler
         backlogged = sum(map(scheduler.backlog.of_client, scheduler.weights))
-        barred = [request for request in self.waiting.values() if request.worker in scheduler.cluster.ejected]
+        barred = [request for request in self.waiting.values() if request.worker in scheduler.fleet.ejected]
         assert backlogged == len(self.waiting) - len(barred)  # nobody can serve those that wait for an ejected worker
         assert scheduler.waiting == len(self.waiting) + len(self.back)
         assert scheduler.live == len(self.waiting) + len(self.back) + len(self.running)
@@ -386,14 +386,14 @@ class Fleet(RuleBasedStateMachine):
             run for cache in scheduler.mirror.caches.values() for run in cache.runs
         }
         assert {attempt.flight for attempt in attempts} == {
-            flight for state in scheduler.cluster for flight in (*state.running, *state.in_flight.aside)
+            flight for state in scheduler.fleet for flight in (*state.running, *state.in_flight.aside)
         }
         reserved = [bill.request for bill in scheduler.ledger.bills if not bill.started]
         unstarted = {request: it for request, it in self.running.items() if not it.started}
         assert len(reserved) == len(set(reserved))
         # An unstreamed answer may be estimated to have started, and is charged for output from then on.
         assert {request for request, it in unstarted.items() if it.request.streamed} <= set(reserved) <= {*unstarted}
-        for state in scheduler.cluster:
+        for state in scheduler.fleet:
             there = self.counted_at(state.worker.id)
             shown = [running.uncached for running in there if running.unstarted]
             silent = [running.uncached for running in there if not running.request.streamed]
@@ -405,7 +405,7 @@ class Fleet(RuleBasedStateMachine):
     def contexts_are_exact(self) -> None:
         """A worker's context tokens are the whole contexts of what is in flight there; a drained fleet has none."""
         attempts = self.scheduler.attempts
-        for state in self.scheduler.cluster:
+        for state in self.scheduler.fleet:
             there = {
                 name: running
                 for name, running in self.running.items()
@@ -437,9 +437,9 @@ class Fleet(RuleBasedStateMachine):
         assert policy.next_deadline > self.now
         pooled = policy.properties.pooled and policy.next_deadline == inf
         for worker, facts in self.workers.items():
-            state = self.scheduler.cluster[worker]
+            state = self.scheduler.fleet[worker]
             load = state.load
-            barred = worker in self.scheduler.cluster.ejected
+            barred = worker in self.scheduler.fleet.ejected
             assert barred or state.health.trusted or load.requests, "nothing will ever show that it is well again"
             if load.requests < WINDOW.requests and not load.unstarted and state.has_room and not barred:
                 assert policy.properties.pooled or not self.scheduler.backlog.length(worker)
@@ -454,8 +454,8 @@ class Fleet(RuleBasedStateMachine):
             self.end(request)
             self.feed(Finished(request))
         # Requests that still wait have a deadline, or are rejected as expired.
-        policy, cluster = self.scheduler.policy, self.scheduler.cluster
-        deadlines = (policy.next_deadline, cluster.index.next_deadline, cluster.next_readmission)
+        policy, fleet = self.scheduler.policy, self.scheduler.fleet
+        deadlines = (policy.next_deadline, fleet.index.next_deadline, fleet.next_readmission)
         assert not self.waiting or min(deadlines) < inf
         assert not self.running
         self.now += 2 * TIGHT.waiting.time_to_live

@@ -168,7 +168,7 @@ def test_a_returning_worker_finds_its_clients_debts(others: int, kept: bool) -> 
         fleet.join(f"other-{number}")
         fleet.leave(f"other-{number}")
     fleet.join("w")
-    condition = fleet.scheduler.cluster[WorkerId("w")].health.condition
+    condition = fleet.scheduler.fleet[WorkerId("w")].health.condition
     assert condition is (Condition.HALF_OPEN if kept else Condition.CLOSED)
     assert (fleet.deficit("ada", "w") == debt) is kept
 
@@ -186,7 +186,7 @@ def test_workers_from_a_snapshot_are_remembered_like_departed_ones(policy: str) 
     later.leave("stays")
     restore(later.scheduler, list(snapshot(fleet.scheduler, fleet.now)), 0.0)
     later.join("stays")
-    assert later.scheduler.cluster[WorkerId("stays")].health.condition is Condition.CLOSED
+    assert later.scheduler.fleet[WorkerId("stays")].health.condition is Condition.CLOSED
     assert later.deficit("ada", "stays") == fleet.deficit("ada", "stays")
     assert ways_to(later.scheduler, {"gone"})
     for number in range(LIMIT):
@@ -221,7 +221,7 @@ async def test_workers_that_an_operator_adds_and_removes_leave_nothing() -> None
         names = [f"worker-{number}" for number in range(12)]
         for name in names:
             roster.add(WorkerAddress(url=engine.url, id=name))
-            await until(lambda worker=name: WorkerId(worker) in router.scheduler.cluster)  # type: ignore[misc]
+            await until(lambda worker=name: WorkerId(worker) in router.scheduler.fleet)  # type: ignore[misc]
             async with router.post(chat()) as post:
                 await (await engine.call()).answer()
                 await post.read()

@@ -92,7 +92,7 @@ def test_a_request_is_prefilled_and_then_decoded() -> None:
     scene.start(request)
     scene.finish(request, output=7)
     assert scene.scheduler.live == 0
-    assert [state.load.requests for state in scene.scheduler.cluster] == [0, 0]
+    assert [state.load.requests for state in scene.scheduler.fleet] == [0, 0]
 
 
 def test_input_is_charged_at_the_prefill_and_output_at_the_decode() -> None:
@@ -139,7 +139,7 @@ def test_a_decode_worker_counts_the_whole_context_and_computes_none_of_it() -> N
     scene = pair()
     request = scene.arrive("ada", "document")
     scene.prefill(request)
-    worker = scene.scheduler.cluster[WorkerId("d1")]
+    worker = scene.scheduler.fleet[WorkerId("d1")]
     assert worker.context_tokens == 8 * CHUNK_TOKENS
     assert worker.load.unstarted_tokens == 1
     scene.start(request)
@@ -342,7 +342,7 @@ def test_a_request_is_not_prefilled_again_for_a_silent_decode_worker() -> None:
         scene.wait(1.0)
         for worker in ("p1", "d1"):
             scene.feed(WorkerAnswered(WorkerId(worker)))
-    assert set(scene.scheduler.cluster.ejected) == {"d2"}
+    assert set(scene.scheduler.fleet.ejected) == {"d2"}
     request = scene.arrive("ada", "document")
     scene.prefill(request)
     give_back(scene, request)
@@ -361,7 +361,7 @@ def pair_with_one_ejected() -> Scene:
         scene.prefill(other)
         if at(scene, other)[0] == "d2":
             scene.feed(Failed(other, accepted=True, fault=Fault.BROKEN))
-    assert set(scene.scheduler.cluster.ejected) == {"d2"}
+    assert set(scene.scheduler.fleet.ejected) == {"d2"}
     return scene
 
 
@@ -395,7 +395,7 @@ def pooled_for_an_ejected_worker(calls: int) -> tuple[Scene, list[RequestId]]:
         scene.feed(Failed(request, accepted=True, fault=Fault.BROKEN))
     for request in failed:
         scene.prefill(request)
-    assert set(scene.scheduler.cluster.ejected) == {"d2"}
+    assert set(scene.scheduler.fleet.ejected) == {"d2"}
     assert len(scene.scheduler.handoffs) == len(failed) == calls
     return scene, failed
 
@@ -426,7 +426,7 @@ def test_a_request_that_every_prefill_worker_failed_waits_for_an_ejected_decode_
     for _ in range(2):
         give_back(scene, request, Fault.ERROR)
     assert at(scene, request) == ("d1", Leg.WHOLE)
-    assert "p1" not in scene.scheduler.cluster.ejected
+    assert "p1" not in scene.scheduler.fleet.ejected
     assert not scene.refusals
     scene.wait(10.0)
     assert at(scene, request) == ("d2", Leg.WHOLE)
@@ -506,7 +506,7 @@ def test_the_last_decode_worker_is_not_ejected() -> None:
     request = scene.arrive("ada", "document")
     scene.prefill(request)
     scene.feed(Failed(request, accepted=True, fault=Fault.BROKEN))
-    assert "d1" not in scene.scheduler.cluster.ejected
+    assert "d1" not in scene.scheduler.fleet.ejected
 
 
 # When another run of the scheduler takes over
@@ -749,7 +749,7 @@ class SplitFleet(RuleBasedStateMachine):
         scheduler = scene.scheduler
         assert scheduler.live == scheduler.waiting == len(scheduler.handoffs) == 0
         assert not list(scheduler.ledger.bills)
-        for worker in scheduler.cluster:
+        for worker in scheduler.fleet:
             assert worker.load.requests == worker.context_tokens == worker.load.unstarted_tokens == 0
         scheduler.prefixes.check_integrity()
 

@@ -82,7 +82,7 @@ def test_a_pinned_request_is_rejected_if_its_worker_leaves(policy: str) -> None:
 def break_off(scene: Scene, worker: str) -> None:
     """Let a call fail at a worker, whose breaker opens."""
     scene.feed(Failed(scene.arrive("zoe", "z", only=worker), accepted=True, fault=Fault.BROKEN))
-    assert WorkerId(worker) in scene.scheduler.cluster.ejected
+    assert WorkerId(worker) in scene.scheduler.fleet.ejected
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -154,7 +154,7 @@ def test_a_pinned_request_waits_for_no_silent_worker() -> None:
     for _ in range(8):
         scene.wait(1.0)
         scene.feed(WorkerAnswered(WorkerId("w2")))
-    assert set(scene.scheduler.cluster.ejected) == {"w1"}
+    assert set(scene.scheduler.fleet.ejected) == {"w1"}
     request = scene.arrive("ann", "a", only="w1")
     assert scene.refusals == {request: Refusal.NO_WORKER}
 

@@ -99,19 +99,19 @@ def test_calls_for_a_url_as_a_whole_count_on_no_rank() -> None:
     """The ranks' contexts are those of the calls that name them."""
     scene = Ranks("dlpm_balance")
     scene.send(pinned=False)
-    cluster = scene.scheduler.cluster
-    assert [cluster[WorkerId(rank)].context_tokens for rank in RANKS] == [0, 0]
+    fleet = scene.scheduler.fleet
+    assert [fleet[WorkerId(rank)].context_tokens for rank in RANKS] == [0, 0]
     named = scene.send()
-    assert cluster[scene.worker_of(named)].context_tokens == 32
+    assert fleet[scene.worker_of(named)].context_tokens == 32
 
 
 def test_the_bound_of_a_pool_is_not_claimed_once_some_calls_have_other_workers() -> None:
     """While all calls name ranks, all workers serve the same; with the first that does not, they differ."""
     scene = Ranks("dlpm_home")
     scene.send()
-    assert scene.scheduler.cluster.alike
+    assert scene.scheduler.fleet.alike
     scene.send(pinned=False)
-    assert not scene.scheduler.cluster.alike
+    assert not scene.scheduler.fleet.alike
 
 
 RULES = SchedulerSettings(health=HealthRules(failures=2, cooldown=10.0))
@@ -125,16 +125,16 @@ def test_a_rank_with_an_open_breaker_takes_its_group_along() -> None:
         request = scene.send()
         if scene.worker_of(request) == "url@0":
             scene.feed(Returned(request, True, Fault.BROKEN, None))
-        if not scene.scheduler.cluster.in_use(WorkerId("url@0")):
+        if not scene.scheduler.fleet.in_use(WorkerId("url@0")):
             break
         scene.now += 0.1
         for running in list(scene.scheduler.attempts):
             scene.serve(running)
-    cluster = scene.scheduler.cluster
-    assert [cluster.in_use(WorkerId(each)) for each in (*RANKS, "url", "plain")] == [False, False, True, True]
+    fleet = scene.scheduler.fleet
+    assert [fleet.in_use(WorkerId(each)) for each in (*RANKS, "url", "plain")] == [False, False, True, True]
     assert {scene.worker_of(scene.send()) for _ in range(4)} == {"plain"}
     scene.wait(20.0)
-    assert all(cluster.in_use(WorkerId(rank)) for rank in RANKS)
+    assert all(fleet.in_use(WorkerId(rank)) for rank in RANKS)
 
 
 def test_a_group_that_cannot_be_spared_stays_in_service() -> None:
@@ -142,7 +142,7 @@ def test_a_group_that_cannot_be_spared_stays_in_service() -> None:
     scene = Ranks("rr+fcfs", RULES)
     for _ in range(12):
         scene.feed(Returned(scene.send(), True, Fault.BROKEN, None))
-    assert all(scene.scheduler.cluster.in_use(WorkerId(rank)) for rank in RANKS)
+    assert all(scene.scheduler.fleet.in_use(WorkerId(rank)) for rank in RANKS)
 
 
 def test_a_silent_rank_takes_its_group_along_until_it_answers() -> None:
@@ -158,8 +158,8 @@ def test_a_silent_rank_takes_its_group_along_until_it_answers() -> None:
         scene.wait(1.0)
         for answering in ("url@1", "plain"):
             scene.feed(WorkerAnswered(WorkerId(answering)))
-    cluster = scene.scheduler.cluster
-    assert [cluster.in_use(WorkerId(each)) for each in (*RANKS, "plain")] == [False, False, True]
+    fleet = scene.scheduler.fleet
+    assert [fleet.in_use(WorkerId(each)) for each in (*RANKS, "plain")] == [False, False, True]
     assert scene.wake_at is None or scene.wake_at > scene.now
     scene.feed(WorkerAnswered(WorkerId("url@0")))
-    assert all(cluster.in_use(WorkerId(rank)) for rank in RANKS)
+    assert all(fleet.in_use(WorkerId(rank)) for rank in RANKS)

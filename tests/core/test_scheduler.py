@@ -68,7 +68,7 @@ def test_a_client_that_leaves_pays_for_what_was_computed(output: int | None) -> 
     scene.cancel(running, output)
     assert scene.charged("ada") == 8 * CHUNK_TOKENS + 2 * (output or 5)
     assert scene.scheduler.live == 0
-    assert scene.scheduler.cluster[scene.worker_of(running)].load.requests == 0
+    assert scene.scheduler.fleet[scene.worker_of(running)].load.requests == 0
 
 
 def test_a_refused_call_is_refunded_and_a_broken_one_is_not() -> None:
@@ -259,7 +259,7 @@ def test_requests_at_a_worker_that_left_run_to_their_end() -> None:
     assert scene.charged("ada") == 8 * CHUNK_TOKENS + 2 * 5
     scene.finish(running, output=9)
     assert scene.charged("ada") == 8 * CHUNK_TOKENS + 2 * 9
-    assert list(scene.scheduler.cluster) == []
+    assert list(scene.scheduler.fleet) == []
 
 
 def test_a_worker_that_comes_back_in_time_takes_new_requests_beside_the_old() -> None:

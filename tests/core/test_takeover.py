@@ -183,10 +183,10 @@ def test_a_request_resumed_at_a_worker_that_is_gone_ends_as_usual() -> None:
     request = RequestId("r")
     scene.requests[request] = asked = CoreRequest(request, ClientId("ann"), MODEL, (key("xx"),))
     scene.feed(Resumed(asked, W1, 32))
-    assert W1 in scene.scheduler.cluster
+    assert W1 in scene.scheduler.fleet
     scene.feed(Released())
     scene.feed(Finished(request, Usage(64, 3, 32)))
-    assert W1 not in scene.scheduler.cluster
+    assert W1 not in scene.scheduler.fleet
     assert scene.scheduler.ledger.accounts[ClientId("ann")].served == Tokens(32, 32, 3)
 
 

@@ -133,7 +133,7 @@ def test_an_answer_that_another_worker_begins_anew_is_charged_once() -> None:
     scene.feed(Returned(asked, True, Fault.ERROR))
     first = output(scene)
     assert (first > 100, scene.worker_of(asked)) == (True, "w2")
-    assert scene.scheduler.cluster[WorkerId("w2")].load.unstarted_tokens == SIZE
+    assert scene.scheduler.fleet[WorkerId("w2")].load.unstarted_tokens == SIZE
     run(scene, 1.0)
     assert output(scene) == first
     scene.finish(asked, 200)
@@ -342,7 +342,7 @@ def test_every_token_is_charged_once(calls: list[tuple[str, bool, str, float, in
                 scene.feed(Returned(asked, True, Fault.BROKEN))
                 scene.cancel(asked)
         accounts = scene.scheduler.ledger
-        by_worker = [state.charged for state in scene.scheduler.cluster]
+        by_worker = [state.charged for state in scene.scheduler.fleet]
         by_client = [account.served for account in accounts.accounts.values()]
         assert total(by_worker) == total(by_client)
     for client, charged in told.items():

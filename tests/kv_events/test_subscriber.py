@@ -77,7 +77,7 @@ async def test_a_worker_that_leaves_and_joins_is_followed_anew() -> None:
             blocks = router.scheduler.blocks
             await until(lambda: bool(blocks.blocks))
             held = blocks.blocks
-            (worker,) = [state.worker for state in router.scheduler.cluster]
+            (worker,) = [state.worker for state in router.scheduler.fleet]
             router.directory.mark_unreachable(worker.id)
             router.scheduler_host.feed(WorkerLeft(worker.id))
             assert not blocks.blocks
@@ -108,7 +108,7 @@ async def test_the_state_is_in_the_metrics() -> None:
             await ask(router, "a long story " * 60)
             async with router.http.get("/metrics") as response:
                 text = await response.text()
-            (worker,) = [state.worker.id for state in router.scheduler.cluster]
+            (worker,) = [state.worker.id for state in router.scheduler.fleet]
             assert f'd2lpm_kv_events_complete{{worker="{worker}"}} 1.0' in text
             assert 'd2lpm_token_lookups_total{outcome="known"} 1.0' in text
 
@@ -124,7 +124,7 @@ async def test_requests_are_observed_once_a_worker_publishes(monkeypatch: pytest
             assert not expected
             await ask(router, "a long story " * 1000)
             await until(lambda: bool(expected))
-            assert expected == [state.worker.id for state in router.scheduler.cluster]
+            assert expected == [state.worker.id for state in router.scheduler.fleet]
 
 
 def test_a_worker_fills_blocks_by_what_it_computes() -> None:

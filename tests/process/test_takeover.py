@@ -255,7 +255,7 @@ async def test_a_front_that_is_gone_keeps_nobody_waiting(tmp_path: Path) -> None
         await runs.kill()
         await runs.begin(2)
         host = runs.side.host
-        assert not host.scheduler.cluster.held
+        assert not host.scheduler.fleet.held
         assert runs.served() == owed
         assert RequestId("a") in host.earlier.unclaimed  # the front may only be late
         await runs.front(2)  # its place is taken
@@ -424,7 +424,7 @@ async def test_the_output_before_a_takeover_teaches_nothing_of_the_pace(tmp_path
         await until(lambda: bool(runs.served()))
         await runs.kill()
         await runs.begin(1)
-        worker = runs.side.host.scheduler.cluster[assignment.worker]
+        worker = runs.side.host.scheduler.fleet[assignment.worker]
         pace = worker.service_rate.seconds_per_output_token
         front.settle(Finished(RequestId("a"), Usage(50, 100_000, 0)))
         await until(lambda: runs.side.host.at_rest)
@@ -506,7 +506,7 @@ async def test_what_a_late_front_reports_is_dispatched_nowhere_in_between(tmp_pa
         ):
             late.receive(message)
         assert not any(isinstance(message, Assignment) for message in delivered)
-        assert not host.scheduler.cluster.held
+        assert not host.scheduler.fleet.held
         assert host.scheduler.attempts[asked.id].worker.worker.id == WORKERS[1]
         late.receive(Finished(asked.id, Usage(100, 7, 0)))
         assert runs.served() == {"ann": Tokens(100, 0, 7)}

@@ -65,7 +65,7 @@ async def test_no_call_is_lost_to_a_worker_that_refuses_all(status: int) -> None
                 async with router.post(chat(f"{number} {turn}", stream=bool(turn % 2))) as post:
                     statuses.append((await post.response()).status)
                     assert b"yes" in await post.read()
-                conditions.add(router.scheduler.cluster[name_of(hole)].health.condition)
+                conditions.add(router.scheduler.fleet[name_of(hole)].health.condition)
             return statuses
 
         answers = await asyncio.gather(*(client(number) for number in range(AT_ONCE)))
@@ -117,7 +117,7 @@ async def test_a_path_that_the_models_workers_lack_is_not_found(said: bytes) -> 
                 assert ((await post.response()).status, error["code"]) == (404, "path_not_served")
                 assert "`m`" in error["message"]
                 assert CHAT in error["message"]
-        states = router.scheduler.cluster
+        states = router.scheduler.fleet
         assert [states[name_of(each)].health.condition for each in (one, two)] == [Condition.CLOSED] * 2
 
 
@@ -133,7 +133,7 @@ async def test_a_worker_that_lacks_what_another_has_is_no_black_hole() -> None:
         for number in range(60):
             async with router.post(chat(f"call {number}")) as post:
                 assert (await post.response()).status == 200
-        assert router.scheduler.cluster[name_of(hole)].health.condition is not Condition.CLOSED
+        assert router.scheduler.fleet[name_of(hole)].health.condition is not Condition.CLOSED
 
 
 @pytest.mark.parametrize("said", [b"", b"Not Found", b"[]", b'{"error":"Not Found"}', b'{"detail":"no such model"}'])
@@ -178,7 +178,7 @@ async def test_a_refusal_that_every_worker_gives_opens_no_breaker() -> None:
         for number in range(30):
             async with router.post(chat(f"call {number}")) as post:
                 assert (await post.response()).status == 502
-        states = router.scheduler.cluster
+        states = router.scheduler.fleet
         assert [states[name_of(each)].health.condition for each in (one, two)] == [Condition.CLOSED] * 2
 
 

@@ -92,7 +92,7 @@ async def test_an_address_that_is_back_before_its_calls_end_stays(caplog: pytest
                 async with router.post(chat()) as refused:
                     assert (await refused.response()).status == 503
                 names.addresses = ["127.0.0.1"]
-                (state,) = router.scheduler.cluster
+                (state,) = router.scheduler.fleet
                 await until(lambda: not state.left)
                 async with router.post(chat()) as second:
                     again = await engine.call()

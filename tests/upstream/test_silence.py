@@ -66,9 +66,9 @@ def test_a_silent_worker_is_sent_no_requests(policy: str) -> None:
     scene = new_scene("w1", "w2", policy=policy)
     send_to(scene, W1)
     pass_time_with_w2_alive(scene, LIMIT - 0.5)
-    assert not scene.scheduler.cluster[W1].silent
+    assert not scene.scheduler.fleet[W1].silent
     pass_time_with_w2_alive(scene, 0.5)
-    assert scene.scheduler.cluster[W1].silent
+    assert scene.scheduler.fleet[W1].silent
     assert workers_of_six(scene) == {W2}
 
 
@@ -90,9 +90,9 @@ def test_a_silent_worker_is_readmitted_at_its_first_sign_of_life(sign: Callable[
     scene = new_scene("w1", "w2")
     request = send_to(scene, W1)
     pass_time_with_w2_alive(scene, LIMIT)
-    assert set(scene.scheduler.cluster.ejected) == {W1}
+    assert set(scene.scheduler.fleet.ejected) == {W1}
     scene.feed(sign(request))
-    assert not scene.scheduler.cluster.ejected
+    assert not scene.scheduler.fleet.ejected
     scene.wait(1.0)
     sent = [scene.arrive("ada", letter) for letter in "bcdefg"]
     assert [scene.worker_of(request) for request in sent].count(W1) == 3
@@ -115,11 +115,11 @@ def test_any_sign_of_life_counts() -> None:
     for output in range(20):
         scene.wait(LIMIT - 0.1)
         scene.progress(stream, output + 1)
-        assert not scene.scheduler.cluster[W1].silent
+        assert not scene.scheduler.fleet[W1].silent
     for _ in range(20):
         scene.wait(LIMIT - 0.1)
         scene.feed(WorkerReported(W1, 2, 0))
-        assert not scene.scheduler.cluster[W1].silent
+        assert not scene.scheduler.fleet[W1].silent
 
 
 def test_a_failure_without_an_answer_is_not_a_sign_of_life() -> None:
@@ -138,7 +138,7 @@ def test_an_idle_worker_is_not_silent() -> None:
     scene.wait(100.0)
     request = send_to(scene, W1)
     pass_time_with_w2_alive(scene, LIMIT - 0.5)
-    assert not scene.scheduler.cluster[W1].silent
+    assert not scene.scheduler.fleet[W1].silent
     scene.serve(request)
     scene.wait(100.0)
     assert workers_of_six(scene) == {W1, W2}
@@ -213,12 +213,12 @@ def test_the_breaker_opens_independently_of_silence() -> None:
     for request in there[:2]:
         scene.serve(request)
     scene.feed(WorkerAnswered(W1))
-    assert set(scene.scheduler.cluster.ejected) == {W1}
+    assert set(scene.scheduler.fleet.ejected) == {W1}
     scene.wait(10.0)
-    assert set(scene.scheduler.cluster.ejected) == {W1}, "by then it is silent again"
+    assert set(scene.scheduler.fleet.ejected) == {W1}, "by then it is silent again"
     scene.feed(WorkerAnswered(W1))
-    assert not scene.scheduler.cluster.ejected
-    assert scene.scheduler.cluster[W1].health.condition is Condition.HALF_OPEN
+    assert not scene.scheduler.fleet.ejected
+    assert scene.scheduler.fleet[W1].health.condition is Condition.HALF_OPEN
 
 
 def test_an_open_breaker_does_not_close_while_the_worker_is_silent() -> None:
@@ -228,10 +228,10 @@ def test_an_open_breaker_does_not_close_while_the_worker_is_silent() -> None:
     for request in there[:2]:
         scene.feed(Returned(request, accepted=True, fault=Fault.BROKEN))
     pass_time_with_w2_alive(scene, 20.0)
-    assert scene.scheduler.cluster[W1].health.condition is Condition.OPEN
+    assert scene.scheduler.fleet[W1].health.condition is Condition.OPEN
     assert workers_of_six(scene) == {W2}
     scene.start(there[2])
-    assert scene.scheduler.cluster[W1].health.condition is Condition.HALF_OPEN
+    assert scene.scheduler.fleet[W1].health.condition is Condition.HALF_OPEN
 
 
 def test_a_long_prefill_does_not_count_as_silence() -> None:
@@ -243,9 +243,9 @@ def test_a_long_prefill_does_not_count_as_silence() -> None:
     due = SILENCE_PREFILLS * 32 * len(prompt) * FIRST_SECONDS_PER_TOKEN
     assert due > 5 * LIMIT
     pass_time_with_w2_alive(scene, due - 1.0)
-    assert not scene.scheduler.cluster[W1].silent
+    assert not scene.scheduler.fleet[W1].silent
     pass_time_with_w2_alive(scene, 2.0)
-    assert scene.scheduler.cluster[W1].silent
+    assert scene.scheduler.fleet[W1].silent
 
 
 def test_a_slow_engine_is_judged_by_its_own_speed() -> None:
@@ -257,9 +257,9 @@ def test_a_slow_engine_is_judged_by_its_own_speed() -> None:
         scene.serve(request)
     scene.arrive("ada", 20 * "d")
     scene.wait(LIMIT + 6.4)
-    assert not scene.scheduler.cluster[W1].silent
+    assert not scene.scheduler.fleet[W1].silent
     scene.wait(SILENCE_PREFILLS * 6.4)
-    assert scene.scheduler.cluster[W1].silent
+    assert scene.scheduler.fleet[W1].silent
 
 
 def test_the_silence_timeout_can_be_switched_off() -> None:
@@ -298,7 +298,7 @@ def test_no_request_is_sent_to_a_silent_worker(steps: list[tuple[str, int]], pol
     for kind, number in steps:
         run.step(kind, number)
     run.let_all_answer()
-    assert not scene.scheduler.waiting or not list(scene.scheduler.cluster)
+    assert not scene.scheduler.waiting or not list(scene.scheduler.fleet)
 
 
 class SilenceModel:
@@ -361,14 +361,14 @@ class SilenceModel:
 
     def record_silence(self) -> None:
         """Record which workers have been silent for too long."""
-        for state in self.scene.scheduler.cluster:
+        for state in self.scene.scheduler.fleet:
             if state.running and self.scene.now - self.owes_since[state.worker.id] >= LIMIT:
                 self.silent.add(state.worker.id)
 
     def check_dispatches(self, act: Callable[[], object]) -> None:
         """Run an act and check that it dispatches nothing to a silent worker."""
         sent: list[Dispatch] = []
-        before = {state.worker.id for state in self.scene.scheduler.cluster if state.running}
+        before = {state.worker.id for state in self.scene.scheduler.fleet if state.running}
         known = dict(self.scene.dispatched)
         act()
         sent = [dispatch for dispatch in self.scene.dispatched.values() if known.get(dispatch.request) is not dispatch]
@@ -392,7 +392,7 @@ async def test_a_hung_worker_is_skipped() -> None:
     ):
         call = await one.call()
         one.ignores_polls = True
-        state = router.scheduler.cluster[WorkerId(one.url.removeprefix("http://"))]
+        state = router.scheduler.fleet[WorkerId(one.url.removeprefix("http://"))]
         await until(lambda: state.silent)
         reported = await router.get_json("/fairness")
         assert reported["workers"][state.worker.id]["breaker"] == "silent"

@@ -44,8 +44,8 @@ class Shown:
 def shown(scheduler: Scheduler, now: float) -> Shown:
     fairness = scheduler.fairness
     turns = {client: fairness.turns.client_turns(client, now) for client in scheduler.weights}
-    rounds = round_report(fairness.turns.rounds(scheduler.cluster.rate_of_all(), now))
-    queues = [None] if scheduler.policy.properties.pooled else [state.worker.id for state in scheduler.cluster]
+    rounds = round_report(fairness.turns.rounds(scheduler.fleet.rate_of_all(), now))
+    queues = [None] if scheduler.policy.properties.pooled else [state.worker.id for state in scheduler.fleet]
     return Shown(
         max(fairness.gap(queue) for queue in queues),
         {client: each.lag for client, each in turns.items()},

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.clients.queue_limits import WaitingLimits
-from router.core.fleet.cluster import Cluster
 from router.core.fleet.health import (
     FULL_TRUST,
     Condition,
@@ -18,6 +17,7 @@ from router.core.fleet.health import (
     SilenceTimeout,
 )
 from router.core.fleet.window import FEWEST_REQUESTS, FixedWindow
+from router.core.fleet.worker_fleet import WorkerFleet
 from router.core.model.commands import Refusal
 from router.core.model.events import Failed, Fault, Returned, WorkerAnswered
 from router.core.model.request import Request, RequestId, WorkerId
@@ -156,11 +156,11 @@ def test_a_worker_that_joins_again_keeps_what_is_known_of_its_silence() -> None:
     scene.wait(100.0)
     scene.start(request)
     scene.finish(request, 5)
-    known = scene.scheduler.cluster[WorkerId("w1")].silence_timeout.first_token
+    known = scene.scheduler.fleet[WorkerId("w1")].silence_timeout.first_token
     assert known == pytest.approx(1000.0)
     scene.leave("w1")
     scene.join("w1")
-    assert scene.scheduler.cluster[WorkerId("w1")].silence_timeout.first_token == known
+    assert scene.scheduler.fleet[WorkerId("w1")].silence_timeout.first_token == known
 
 
 def new_scene(*workers: str, policy: str = "rr+fcfs", requests: int = 9, rules: HealthRules = FAST) -> Scene:
@@ -261,7 +261,7 @@ def test_a_failed_request_goes_before_those_that_wait() -> None:
 
 def eject(scene: Scene, worker: WorkerId) -> None:
     """Let calls fail at a worker until its breaker opens."""
-    while worker not in scene.scheduler.cluster.ejected:
+    while worker not in scene.scheduler.fleet.ejected:
         scene.feed(Failed(scene.arrive("zoe", "z", only=worker), accepted=True, fault=Fault.BROKEN))
 
 
@@ -313,7 +313,7 @@ def test_a_failed_request_does_not_wait_for_a_worker_that_has_failed_it() -> Non
     scene = new_scene("w1", "w2", rules=replace(FAST, failures=1))
     request = scene.arrive("ada", "a")
     give_back(scene, request)
-    assert len(scene.scheduler.cluster.ejected) == 1
+    assert len(scene.scheduler.fleet.ejected) == 1
     give_back(scene, request)
     assert scene.refusals == {request: Refusal.NO_RETRY}
 
@@ -325,7 +325,7 @@ def test_a_failed_request_does_not_wait_for_a_silent_worker() -> None:
     for _ in range(8):
         scene.wait(1.0)
         scene.feed(WorkerAnswered(W2))
-    assert set(scene.scheduler.cluster.ejected) == {W1}
+    assert set(scene.scheduler.fleet.ejected) == {W1}
     give_back(scene, sent[W2])
     assert scene.refusals == {sent[W2]: Refusal.NO_RETRY}
 
@@ -356,7 +356,7 @@ def test_a_failed_request_matches_no_prefix_still_in_prefill(chunks: int, output
     assert scene.worker_of(failed) == scene.worker_of(computed)
 
 
-class CountingCluster(Cluster):
+class CountingFleet(WorkerFleet):
     """Counts how often it is asked which workers serve a request, now or once they come back."""
 
     asked = 0
@@ -380,11 +380,11 @@ def asked_while_waiting(waiting: int) -> int:
     for _ in range(waiting):
         give_back(scene, scene.arrive("ada", "a"), Fault.ERROR, accepted=False)
     assert scene.scheduler.waiting == waiting
-    cluster = scene.scheduler.cluster
-    cluster.__class__ = CountingCluster
-    assert isinstance(cluster, CountingCluster)
+    fleet = scene.scheduler.fleet
+    fleet.__class__ = CountingFleet
+    assert isinstance(fleet, CountingFleet)
     scene.progress(running, 1)
-    return cluster.asked
+    return fleet.asked
 
 
 @pytest.mark.interpreted("the test changes the class of an object")
@@ -457,7 +457,7 @@ def test_an_open_breaker_keeps_requests_away_until_a_probe_succeeds() -> None:
         while scene.worker_of(request) != W1:
             request = scene.arrive("ada", "a")
         give_back(scene, request)
-    assert set(scene.scheduler.cluster.ejected) == {W1}
+    assert set(scene.scheduler.fleet.ejected) == {W1}
     scene.serve_all()
     for letter in "abcd":
         request = scene.arrive("ada", letter)
@@ -468,7 +468,7 @@ def test_an_open_breaker_keeps_requests_away_until_a_probe_succeeds() -> None:
     probes = [request for request in there if request in scene.dispatched and scene.worker_of(request) == W1]
     assert len(probes) == 1
     scene.start(probes[0])
-    assert scene.scheduler.cluster[W1].health.condition is Condition.CLOSED
+    assert scene.scheduler.fleet[W1].health.condition is Condition.CLOSED
 
 
 def test_the_only_worker_of_a_model_is_never_ejected() -> None:
@@ -476,7 +476,7 @@ def test_the_only_worker_of_a_model_is_never_ejected() -> None:
     scene = new_scene("w1")
     for _ in range(9):
         give_back(scene, scene.arrive("ada", "a"))
-    assert not scene.scheduler.cluster.ejected
+    assert not scene.scheduler.fleet.ejected
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -488,7 +488,7 @@ def test_an_ejected_worker_is_readmitted_when_the_last_other_one_leaves(policy: 
     if busy:
         scene.arrive("ada", "a")
     scene.leave("w2")
-    assert not scene.scheduler.cluster.ejected
+    assert not scene.scheduler.fleet.ejected
     assert scene.worker_of(scene.arrive("ada", "z")) == W1
 
 
@@ -502,7 +502,7 @@ def test_an_ejected_worker_is_readmitted_for_a_new_model() -> None:
             there.append(request)
     for request in there[:2]:
         give_back(scene, request)
-    assert set(scene.scheduler.cluster.ejected) == {W1}
+    assert set(scene.scheduler.fleet.ejected) == {W1}
     scene.join("w1", "another model")
     scene.finish(there[2])
     assert scene.worker_of(scene.arrive("ada", "b", model="another model")) == W1
@@ -516,13 +516,13 @@ def test_a_request_that_every_worker_fails_opens_no_breaker() -> None:
         for _ in range(3):
             give_back(scene, request, Fault.ERROR)
         assert request in scene.refusals
-    assert not scene.scheduler.cluster.ejected
+    assert not scene.scheduler.fleet.ejected
     for letter in "abcdef":
         request = scene.arrive("ada", letter)
         if scene.worker_of(request) == W1:
             give_back(scene, request, Fault.ERROR)
         scene.serve(request)
-    assert set(scene.scheduler.cluster.ejected) == {W1}
+    assert set(scene.scheduler.fleet.ejected) == {W1}
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -539,7 +539,7 @@ def test_an_engines_error_counts_as_soon_as_another_answers(streamed: bool) -> N
             scene.start(request)
         else:
             scene.finish(request)
-    assert set(scene.scheduler.cluster.ejected) == {W1}
+    assert set(scene.scheduler.fleet.ejected) == {W1}
 
 
 def test_trust_in_a_worker_that_comes_back_grows_slowly() -> None:
@@ -577,7 +577,7 @@ def test_a_worker_that_comes_back_without_metrics_is_not_filled_when_it_is_trust
         for request in running:
             scene.finish(request, 3)
         ended += len(running)
-    assert scene.scheduler.cluster[W1].health.trusted
+    assert scene.scheduler.fleet[W1].health.trusted
     assert FULL_TRUST < most <= places + FEWEST_REQUESTS
 
 

@@ -213,10 +213,10 @@ def test_only_calls_count_as_the_last_sign_of_a_worker() -> None:
     scene = Scene("dlpm_home")
     scene.now = 5.0
     scene.feed(WorkerReported(WorkerId("w1"), 0, 0))
-    assert scene.scheduler.cluster.last_sign(WorkerId("w1")) == -inf
+    assert scene.scheduler.fleet.last_sign(WorkerId("w1")) == -inf
     scene.start(scene.arrive("ada", "document"))
     scene.progress(next(iter(scene.dispatched)), 3)
-    assert scene.scheduler.cluster.last_sign(WorkerId("w1")) == 5.0
+    assert scene.scheduler.fleet.last_sign(WorkerId("w1")) == 5.0
 
 
 @pytest.mark.parametrize("comes_back", [True, False])

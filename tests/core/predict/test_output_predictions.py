@@ -52,7 +52,7 @@ def test_answers_teach_the_common_predictors() -> None:
 def test_a_window_learns_once_from_each_attempt_at_its_worker() -> None:
     """A failed attempt counts with what the worker produced, and a refused one does not count."""
     talk = Scene("pooled_fcfs")
-    mean = talk.scheduler.cluster[ONE].mean_output
+    mean = talk.scheduler.fleet[ONE].mean_output
     talk.serve(talk.arrive("ada", "why?"), output=100)
     assert mean.mean == pytest.approx(3)
     talk.refuse(talk.arrive("ada", "why?"))
@@ -66,11 +66,11 @@ def test_a_window_learns_once_from_each_attempt_at_its_worker() -> None:
 def test_a_worker_that_comes_back_is_learned_anew() -> None:
     """What ran before it left says nothing about what will run there, and is not taught any more."""
     talk = Scene("pooled_fcfs")
-    before = talk.scheduler.cluster[ONE].mean_output
+    before = talk.scheduler.fleet[ONE].mean_output
     talk.serve(talk.arrive("ada", "why?"), output=100)
     talk.leave("w1")
     talk.join("w1")
-    after = talk.scheduler.cluster[ONE].mean_output
+    after = talk.scheduler.fleet[ONE].mean_output
     assert after.mean == 0
     talk.serve(talk.arrive("ada", "why?"), output=50)
     assert before.mean == pytest.approx(3)

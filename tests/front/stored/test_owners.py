@@ -163,7 +163,7 @@ async def test_responses_of_a_lost_worker_are_not_found() -> None:
     async with two_workers(window="fixed", max_inflight=1) as (router, engines):
         keeper = await make(router, engines, "resp_1")
         await keeper.stop()
-        await until(lambda: len(router.scheduler.cluster.serving("m")) == 1)
+        await until(lambda: len(router.scheduler.fleet.serving("m")) == 1)
         assert await call_without_engine(router, "resp_1", ANN) == (404, not_found("resp_1"))
         async with router.post(ask(previous_response_id="resp_1"), RESPONSES, **ANN) as post:
             assert (await post.response()).status == 404
@@ -212,7 +212,7 @@ async def test_a_response_that_the_engine_has_lost_is_not_found() -> None:
                 await (await engine.call()).respond(404, json.dumps(not_found("resp_1")).encode())
                 assert (await post.response()).status == 404
                 assert await (await post.response()).json() == not_found("resp_1")
-        assert len(router.scheduler.cluster.serving("m")) == 2
+        assert len(router.scheduler.fleet.serving("m")) == 2
 
 
 async def test_continued_responses_do_not_change_the_token_estimate() -> None:

@@ -217,7 +217,7 @@ async def test_kv_events_tell_what_each_rank_holds(dialect: str) -> None:
 
             async def followed() -> int:
                 fed = router.scheduler.prefixes.blocks
-                return len([worker for worker in router.scheduler.cluster.states if fed.complete(worker)])
+                return len([worker for worker in router.scheduler.fleet.states if fed.complete(worker)])
 
             async def pinned(rank: int, prompt: str) -> None:
                 await call(http, url + CHAT, short_chat(prompt), 200, **{"x-data-parallel-rank": str(rank)})

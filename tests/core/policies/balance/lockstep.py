@@ -79,7 +79,7 @@ class Lockstep:
             sum(self._jobs[name].prompt + output for name, output in running.items())
             for running in self._ranks.values()
         ]
-        assert loads == [self.scheduler.cluster[worker].context_tokens for worker in self._ranks]
+        assert loads == [self.scheduler.fleet[worker].context_tokens for worker in self._ranks]
         self.imbalances.append(max(loads) - min(loads))
         self.now += STEP_SECONDS + self._token_seconds * max(loads)
         if self._wake_at is not None and self._wake_at <= self.now:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from router.core.books import SchedulerView
 from router.core.cache.prefix_map import PrefixMap
 from router.core.clients.backlog import Backlog
-from router.core.fleet.cluster import Cluster
 from router.core.fleet.window import FixedWindow
+from router.core.fleet.worker_fleet import WorkerFleet
 from router.core.model.commands import Refusal
 from router.core.model.cost import LinearCost, Tokens
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
@@ -228,7 +228,7 @@ def test_promises_are_dropped_when_no_request_waits() -> None:
 def test_a_booking_is_undone_once() -> None:
     """An undone booking leaves nothing behind, and its client has the deficit that it had before."""
     estimates = Estimates()
-    view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, estimates, 0), estimates)
+    view = SchedulerView(WorkerFleet(FixedWindow()), PrefixMap(9, estimates, 0), estimates)
     parameters = Parameters(D2lpmParameters(by_service_rate=False))
     placement = D2lpm(PolicyContext(view, LinearCost(), Random(0), parameters, Backlog()))
     request = Request(RequestId("r1"), ClientId("ada"), MODEL, ())
@@ -338,7 +338,7 @@ def test_stealing_can_be_switched_off() -> None:
 def test_a_slow_worker_has_a_smaller_quantum() -> None:
     """Q^w follows the measured service rate unless that is switched off."""
     for by_rate, quantum in ((True, 500.0), (False, 1000.0)):
-        view = SchedulerView(Cluster(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
+        view = SchedulerView(WorkerFleet(FixedWindow()), PrefixMap(9, Estimates(), 0), Estimates())
         view.speed = lambda worker: 0.5  # noqa: ARG005 - every one
         parameters = Parameters(D2lpmParameters(1000.0, by_service_rate=by_rate))
         build: PlacementFactory = D2lpm

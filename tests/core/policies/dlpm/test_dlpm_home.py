@@ -120,9 +120,7 @@ def test_a_request_leaves_home_at_its_deadline() -> None:
     scene = new_scene(home_patience=3.0)
     first, second = scene.arrive("ada", DOCUMENT + "1"), scene.arrive("ada", DOCUMENT + "2")
     assert scene.wake_at is not None
-    recompute = scene.scheduler.cluster[scene.worker_of(first)].service_rate.prefill_seconds(
-        len(DOCUMENT) * CHUNK_TOKENS
-    )
+    recompute = scene.scheduler.fleet[scene.worker_of(first)].service_rate.prefill_seconds(len(DOCUMENT) * CHUNK_TOKENS)
     assert scene.wake_at == 3.0 * recompute
     scene.wait(scene.wake_at - 1e-6)
     assert second not in scene.dispatched
@@ -276,7 +274,7 @@ def check_homes(scene: Scene, parameters: DlpmHomeParameters) -> None:
     pool = policy._pool
     for name, waiting in pool._waiting.items():
         current = tree.match(waiting.request.prompts[0].hashes)
-        matched = {state.worker.id: current.get(state.worker.id, 0) for state in scene.scheduler.cluster}
+        matched = {state.worker.id: current.get(state.worker.id, 0) for state in scene.scheduler.fleet}
         noted = {worker: waiting.matched.at(worker) for worker in waiting.able}
         assert max(noted.values()) == max(matched.values())
         assert min(noted.values()) == min(matched.values())

@@ -140,7 +140,7 @@ def ranks_chosen(policy: str, workers: tuple[str, ...]) -> set[str]:
     """Return the ranks by load of the workers that many requests were placed on, while some requests end."""
     scene, random, seen = Scene(policy, workers=workers), Random(1), set[str]()
     for _ in range(200):
-        loads = {state.worker.id: state.load.requests for state in scene.scheduler.cluster}
+        loads = {state.worker.id: state.load.requests for state in scene.scheduler.fleet}
         chosen = loads[scene.worker_of(scene.arrive("ada", "document"))]
         least, most = min(loads.values()), max(loads.values())
         if list(loads.values()).count(most) == 1 and len(loads) > 1:

@@ -33,14 +33,14 @@ class Returns:
     """What is known of ejected workers that come back."""
 
     by_route: dict[str, list[WorkerId]] = field(default_factory=dict)
-    """What `Cluster.coming_back` returns."""
+    """What `WorkerFleet.coming_back` returns."""
     next_at: float | None = None
-    """What `Cluster.next_readmission` returns; None before it was asked for."""
+    """What `WorkerFleet.next_readmission` returns; None before it was asked for."""
     is_missed: bool = False
     """Whether some of the requests of one of them have no other worker; known with `next_at`."""
 
 
-class Cluster:
+class WorkerFleet:
     """All workers by id, in the order in which they joined."""
 
     def __init__(

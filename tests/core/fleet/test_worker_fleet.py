@@ -1,4 +1,4 @@
-"""The cluster knows the workers, their models, their capacity and their speed."""
+"""The fleet knows the workers, their models, their capacity and their speed."""
 
 from math import inf
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.fleet.cluster import Cluster
 from router.core.fleet.health import HealthRules
 from router.core.fleet.window import FixedWindow, LearnedWindow
+from router.core.fleet.worker_fleet import WorkerFleet
 from router.core.model.cost import NOTHING, Tokens
 from router.core.model.events import WorkerReported
 from router.core.model.request import BarrierId, RequestId, Worker, WorkerId
@@ -17,8 +17,8 @@ W1, W2, W3 = WorkerId("w1"), WorkerId("w2"), WorkerId("w3")
 A = RequestId("a")
 
 
-def cluster(*workers: WorkerId) -> Cluster:
-    made = Cluster(FixedWindow())
+def fleet(*workers: WorkerId) -> WorkerFleet:
+    made = WorkerFleet(FixedWindow())
     for worker in workers or (W1, W2):
         made.join(Worker(worker, frozenset(["llama"])))
     return made
@@ -26,14 +26,14 @@ def cluster(*workers: WorkerId) -> Cluster:
 
 def test_workers_serve_their_models_in_the_order_in_which_they_joined() -> None:
     """New facts about a worker change its models, not its position."""
-    made = cluster(W2, W1)
+    made = fleet(W2, W1)
     made.join(Worker(W2, frozenset(["llama", "qwen"])))
     assert ([*made.serving("llama")], [*made.serving("qwen")]) == ([W2, W1], [W2])
 
 
 def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_ended() -> None:
     """A worker is forgotten when the last of its requests has ended."""
-    made = cluster()
+    made = fleet()
     state = made[W1]
     flight = state.add(10, 5, 0.0, streamed=True)
     assert [*made.serving("llama")] == [W1, W2]
@@ -47,7 +47,7 @@ def test_a_worker_that_left_serves_nothing_and_stays_until_its_requests_have_end
 
 def test_an_idle_worker_that_left_is_forgotten_when_that_is_asked_for() -> None:
     """Until then it is known, as long as the policy has it."""
-    made = cluster()
+    made = fleet()
     made.leave(W1)
     assert (W1 in made, made.in_use(W1)) == (True, False)
     made.forget_if_gone(made[W1])
@@ -56,7 +56,7 @@ def test_an_idle_worker_that_left_is_forgotten_when_that_is_asked_for() -> None:
 
 def test_a_worker_that_comes_back_keeps_what_runs_there() -> None:
     """A worker that was away for a moment keeps its load."""
-    made = cluster()
+    made = fleet()
     state = made[W1]
     flight = state.add(10, 5, 0.0, streamed=True)
     made.leave(W1)
@@ -69,7 +69,7 @@ def test_a_worker_that_comes_back_keeps_what_runs_there() -> None:
 
 def test_a_reported_capacity_stays() -> None:
     """Neither a report nor a join without a capacity removes a known one."""
-    made = cluster()
+    made = fleet()
     made.on_report(WorkerReported(W1, running=3, waiting=2, kv_tokens=500), 1.0)
     made.on_report(WorkerReported(W1, running=1, waiting=0), 2.0)
     made.join(Worker(W1, frozenset(["llama"])))
@@ -78,13 +78,13 @@ def test_a_reported_capacity_stays() -> None:
 
 def test_a_capacity_known_at_the_join_limits_the_window() -> None:
     """The window knows the capacity from the beginning."""
-    made = Cluster(LearnedWindow())
+    made = WorkerFleet(LearnedWindow())
     made.join(Worker(W1, frozenset(["llama"]), kv_tokens=100))
     made[W1].add(90, 50, 0.0, streamed=True)
     assert not made[W1].has_room
 
 
-def busy(made: Cluster, worker: WorkerId, rate: float) -> None:
+def busy(made: WorkerFleet, worker: WorkerId, rate: float) -> None:
     """Keep a worker full for thirty seconds while it serves `rate` cost units in each."""
     state = made[worker]
     flight = state.add(1, 5, 0.0, streamed=True)
@@ -96,7 +96,7 @@ def busy(made: Cluster, worker: WorkerId, rate: float) -> None:
 
 def test_speed_is_the_rate_of_service_over_the_fleets_mean() -> None:
     """The mean covers full workers; a worker of unknown rate counts as the mean."""
-    made = Cluster(FixedWindow(requests=1))
+    made = WorkerFleet(FixedWindow(requests=1))
     for worker in (W1, W2, W3):
         made.join(Worker(worker, frozenset(["llama"])))
     assert made.rates.speed(W1) == 1.0
@@ -109,7 +109,7 @@ def test_speed_is_the_rate_of_service_over_the_fleets_mean() -> None:
 
 def test_workers_that_are_about_equally_fast_are_equal() -> None:
     """Rates also differ with what is served, which must not move shares."""
-    made = Cluster(FixedWindow(requests=1))
+    made = WorkerFleet(FixedWindow(requests=1))
     for worker in (W1, W2):
         made.join(Worker(worker, frozenset(["llama"])))
     busy(made, W1, 110.0)
@@ -119,7 +119,7 @@ def test_workers_that_are_about_equally_fast_are_equal() -> None:
 
 def test_a_deadline_is_gone_with_its_worker() -> None:
     """A forgotten worker has no deadline."""
-    made = cluster()
+    made = fleet()
     state = made[W1]
     flight = state.add(10, 5, 0.0, streamed=False)
     assert made.index.next_deadline < inf
@@ -131,13 +131,13 @@ def test_a_deadline_is_gone_with_its_worker() -> None:
 
 def test_unknown_models_are_not_cached() -> None:
     """Clients may name any number of models; only served ones are cached."""
-    made = cluster()
+    made = fleet()
     for number in range(1000):
         assert not made.serving(f"invented {number}")
     assert len(made._serving) == 0
 
 
-class VisitedCluster(Cluster):
+class VisitedFleet(WorkerFleet):
     """Counts how often a group was visited."""
 
     visits = 0
@@ -147,7 +147,7 @@ class VisitedCluster(Cluster):
         return super().group(worker)
 
 
-def ranks(made: Cluster) -> Cluster:
+def ranks(made: WorkerFleet) -> WorkerFleet:
     """Let two groups of four ranks and a worker alone join, all with the same model."""
     for number in range(9):
         group = None if number == 8 else BarrierId(f"group {number // 4}")
@@ -155,10 +155,10 @@ def ranks(made: Cluster) -> Cluster:
     return made
 
 
-@pytest.mark.interpreted("a test extends the cluster")
+@pytest.mark.interpreted("a test extends the fleet")
 def test_no_ejected_worker_is_visited_before_its_time() -> None:
     """However many events there are, groups are visited once after each change, and when a worker is due."""
-    made = VisitedCluster(FixedWindow())
+    made = VisitedFleet(FixedWindow())
     for worker in ranks(made).group(W1):
         made.eject(worker, 10.0)
     assert made.to_readmit(0.0) == []
@@ -178,7 +178,7 @@ def test_no_ejected_worker_is_visited_before_its_time() -> None:
 )
 def test_workers_are_readmitted_when_they_are_due(steps: list[tuple[str, int]]) -> None:
     """Ejected workers are due once the time of their group is over and all of it answer, or if they are missed."""
-    made, now, calls = ranks(Cluster(FixedWindow(), HealthRules(silence=5.0))), 0.0, 0
+    made, now, calls = ranks(WorkerFleet(FixedWindow(), HealthRules(silence=5.0))), 0.0, 0
     for step, number in steps:
         worker = WorkerId(f"w{number}")
         is_present = worker in made and not made[worker].left
@@ -204,7 +204,7 @@ def test_workers_are_readmitted_when_they_are_due(steps: list[tuple[str, int]]) 
         assert not made.to_readmit(now)
 
 
-def due(made: Cluster, now: float) -> set[WorkerId]:
+def due(made: WorkerFleet, now: float) -> set[WorkerId]:
     """Return the workers that are to be readmitted, by visiting all."""
     found = set()
     for worker, until in made.ejected.items():
