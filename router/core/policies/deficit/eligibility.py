@@ -97,6 +97,7 @@ class Eligibility:
         )
         self._worker_sets = self._refills.sets
         self.refill: Final = self._refills.refill
+        self.next_refilled: Final = self._refills.next_client
         self.pay_owed_rounds: Final = self._refills.pay_owed_rounds
         self.divide_refills: Final = self._refills.divide
         self.in_flight: dict[ClientId, int] = {}

@@ -148,12 +148,19 @@ class Refills:
         """
         if self._waiting.any_eligible(routes):
             return []
-        client = self._schedule.earliest(lambda each: self._waiting.wait_on(each, routes))
+        client = self.next_client(routes)
         if client is None:
             return []
         limits = self._limits(client) if self.sets.divided else NO_LIMITS
         self.sets.owe(limits, self._rounds.add_for(client, self._rounds.active.weight, limits))
         return self._collect()
+
+    def next_client(self, routes: Collection[str] | None = None) -> ClientId | None:
+        """The client for whom the next refill is, which needs the fewest rounds; None if no client needs one.
+
+        `routes`: as in `refill`.
+        """
+        return self._schedule.earliest(lambda each: self._waiting.wait_on(each, routes))
 
     def pay_owed_rounds(self) -> None:
         """Add the rounds of earlier refills that are owed to clients who wait for other workers; see `WorkerSets`."""

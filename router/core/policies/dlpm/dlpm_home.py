@@ -140,13 +140,13 @@ class DlpmHome(Policy):
         self._backlog.remove(withdrawn.worker, withdrawn.client, now)
 
     def next(self, now: float) -> Choice | None:
+        self._refill_hold.advance(now)
         if self._newcomer is not None and (choice := self._pass_through(self._newcomer, now)):
             return choice
         if not self._pool.waiting:
             return None
         self._pool.take_in_changes(now)
         self._pool.release_from_home(now)
-        self._refill_hold.advance(now)
         choice = self._choose_next(now)
         return None if choice is None else self._take(choice, now)
 
@@ -213,6 +213,7 @@ class DlpmHome(Policy):
 
     def request_charged(self, charge: Charge) -> None:
         cost = charge.cost
+        self._refill_hold.charge(charge.client, cost)
         if self._eligibility.charge(charge.client, cost):
             self._refill_hold.invalidate()
         self._worker_deficits.charge(charge.client, charge.worker, cost)

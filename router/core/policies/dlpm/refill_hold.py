@@ -12,9 +12,12 @@ II), clients with a positive deficit have (k / m) · (P / V)^(1/a - 1) seconds f
 the running calls make of the engines, the shorter the delay for them: few streams would leave most of an engine idle.
 With P = V all are served alike. P / V counts as at most 1, so that no client gets less than an equal share of the time
 and every delay ends. A delay ends early when the clients with a positive deficit have used it up or have no calls left.
+
+Clients that are all alike have bursts, and to delay these would only make all of them wait. So a refill is delayed only
+if the client for whom it is was served more lately than most of those that it would slow.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 from operator import add, sub
 from typing import Final, NamedTuple
@@ -56,6 +59,10 @@ class AwaitingFirstToken:
 VALUE_RATIO_HALF_LIFE: Final = 5.0
 """Seconds after which an observation of P / V counts half: both come from few calls, and from a pace that is
 learned."""
+SERVICE_HALF_LIFE: Final = 30.0
+"""Seconds after which a client's service counts half when clients are compared: many times as long as a burst."""
+AHEAD: Final = 1.2
+"""A client is ahead of another if it was served more than this many times as much, per weight."""
 MIN_ISOLATION: Final = 0.05
 """The smallest a other than 0: below it, P / V decides so sharply that its noise does."""
 SMALL_SHARE: Final = 0.1
@@ -122,6 +129,33 @@ class RunningCalls:
             del self.clients[client]
 
 
+class DecayingService:
+    """What each client was served lately, in cost units; older service counts less."""
+
+    __slots__ = ("_served", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """The time of the next calls, in seconds."""
+        self._served: dict[ClientId, tuple[float, float]] = {}
+        """By client, its service and the time at which it was as much."""
+
+    def add(self, client: ClientId, cost: float) -> None:
+        """Add to a client's service; a negative cost corrects an estimate."""
+        self._served[client] = self.of(client) + cost, self.now
+
+    def of(self, client: ClientId) -> float:
+        """What a client was served; 0 if it is not known."""
+        if (known := self._served.get(client)) is None:
+            return 0.0
+        cost, at = known
+        return float(cost * 0.5 ** ((self.now - at) / SERVICE_HALF_LIFE))
+
+    def forget(self, client: ClientId) -> None:
+        """Forget a client."""
+        self._served.pop(client, None)
+
+
 class Period:
     """The time since the last refill for a set of routes, and the work that the refill admitted."""
 
@@ -161,6 +195,7 @@ class RefillHold:
         """By the set of shared routes of the workers that ask."""
         self._admitted_in: dict[ClientId, Period] = {}
         self._holding: set[Period] = set()
+        self._service = DecayingService()
         self._invalidations = 0
         """The number of calls of `invalidate`."""
 
@@ -200,14 +235,20 @@ class RefillHold:
         """Recompute all delays, because a client's deficit is used up or a call ended."""
         self._invalidations += 1
 
+    def charge(self, client: ClientId, cost: float) -> None:
+        """Count what a client was served, in cost units, at the time of the last `advance`."""
+        self._service.add(client, cost)
+
     def advance(self, now: float) -> None:
-        """Drop delays that have ended."""
+        """Note the time, and drop delays that have ended."""
+        self._service.now = now
         if self._holding:
             self._holding = {period for period in self._holding if period.until > now}
 
     def forget(self, client: ClientId) -> None:
         """Forget a client without requests."""
         self._admitted_in.pop(client, None)
+        self._service.forget(client)
 
     def on_refill(self, routes: Collection[str], clients: Collection[ClientId], now: float) -> None:
         """Start a new period: a refill for these routes made these clients eligible."""
@@ -238,10 +279,14 @@ class RefillHold:
         """How many seconds after a refill the next one may come."""
         view, cost = self._view, self._cost
         workers = list(dict.fromkeys(worker for route in routes for worker in view.serving(route)))
-        running, weight = self._eligible_work(workers)
-        others = self._eligibility.ineligible_weight({*routes, *map(own_route, workers)})
+        running, eligible = self._eligible_work(workers)
+        every_route = {*routes, *map(own_route, workers)}
+        others = self._eligibility.ineligible_weight(every_route)
         price = period.admitted.price(cost)
-        if not weight or not others or price <= 0.0:
+        if not eligible or not others or price <= 0.0:
+            return 0.0
+        first = self._eligibility.next_refilled(every_route)
+        if first is None or not self._is_ahead_of_most(first, eligible):
             return 0.0
         # The mean over the workers, divided by their number because they compute in parallel.
         per_token = sum([view.prefill_seconds(worker, 1.0) for worker in workers]) / len(workers) ** 2
@@ -249,17 +294,26 @@ class RefillHold:
         took = running.output / running.requests * step + running.tokens * per_token
         seconds = period.admitted.tokens * per_token
         value_ratio = running.price(cost) / took * seconds / price if took > 0.0 else 0.0
-        times = weight / others * period.add_value_ratio(value_ratio, now) ** self._exponent
+        times = sum(eligible.values()) / others * period.add_value_ratio(value_ratio, now) ** self._exponent
         return float(seconds * (min(1.0, times / SMALL_SHARE) + times))
 
-    def _eligible_work(self, workers: Collection[WorkerId]) -> tuple[Work, float]:
-        """The running work of clients with a positive deficit, and the sum of these clients' weights."""
+    def _is_ahead_of_most(self, client: ClientId, others: Mapping[ClientId, float]) -> bool:
+        """Whether a client was served more lately than others that have half of their weight.
+
+        It is not compared with their mean, which one of them that was served much, its accomplice, could raise.
+        """
+        weight, service = self._eligibility.weight, self._service.of
+        limit = service(client) / (AHEAD * weight(client))
+        return 2 * sum([own for each, own in others.items() if service(each) < limit * own]) >= sum(others.values())
+
+    def _eligible_work(self, workers: Collection[WorkerId]) -> tuple[Work, Mapping[ClientId, float]]:
+        """The running work of clients with a positive deficit, and these clients' weights."""
         work = NO_WORK
-        eligible: dict[ClientId, None] = {}  # a dict, so that the weights are always added in the same order
+        eligible: dict[ClientId, float] = {}
         for worker in workers:
             if (running := self._running.get(worker)) is not None:
                 for client, each in running.clients.items():
                     if self._eligibility.has_positive_deficit(client):
                         work = work.plus(each)
-                        eligible[client] = None
-        return work, sum([self._eligibility.weight(client) for client in eligible])
+                        eligible[client] = self._eligibility.weight(client)
+        return work, eligible

@@ -12,6 +12,7 @@ from bench.sim.simulation import Simulation
 from router.core.fleet.service_rate import FIRST_SECONDS_PER_TOKEN
 from router.core.model.request import RequestId
 from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
+from router.core.policies.dlpm.refill_hold import SERVICE_HALF_LIFE
 from tests.core.scenario import CHUNK_TOKENS, Scene
 
 HEAVY = 40
@@ -65,6 +66,33 @@ def test_a_hold_ends_when_its_clients_deficits_are_used_up() -> None:
     assert waiting not in scene.dispatched
     scene.progress(hon, 1000)
     assert waiting in scene.dispatched
+
+
+def test_a_client_that_was_served_no_more_than_others_waits_for_nothing() -> None:
+    """A burst of calls is no flood: only a client that was served more lately is delayed."""
+    scene = new_scene()
+    scene.serve(scene.arrive("hon", "x" * 2 * HEAVY))
+    _, waiting = flooded(scene)
+    assert waiting in scene.dispatched
+
+
+def test_service_of_long_ago_does_not_count() -> None:
+    """A client that once was served as much as the flood is now does not set it free."""
+    scene = new_scene()
+    scene.serve(scene.arrive("hon", "x" * 2 * HEAVY))
+    scene.wait(10 * SERVICE_HALF_LIFE)
+    _, waiting = flooded(scene)
+    assert waiting not in scene.dispatched
+
+
+def test_an_accomplice_that_was_served_much_does_not_set_a_flood_free() -> None:
+    """The flood is compared with most of the clients that it would slow, not with their mean."""
+    scene = new_scene()
+    scene.serve(scene.arrive("ally", "y" * 8 * HEAVY))
+    scene.start(scene.arrive("ally", "v" * 10))
+    scene.start(scene.arrive("eve", "e" * 10))
+    _, waiting = flooded(scene)
+    assert waiting not in scene.dispatched
 
 
 def test_without_isolation_a_refill_never_waits() -> None:
