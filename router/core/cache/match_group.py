@@ -38,7 +38,7 @@ class MatchGroup:
         """The workers to which the request of each narrow member may go."""
         self._others = len(held.by_worker)
         """How many other workers hold any of the prefix."""
-        self._counts = Counter(held.by_worker.values())
+        self._counts = dict(Counter(held.by_worker.values()))  # a Counter's own methods are written in Python
 
     @property
     def depth(self) -> int:
@@ -156,7 +156,7 @@ class MatchGroup:
         """
         before, counts = self.held.by_worker.get(worker, 0), self._counts
         if chunks:
-            counts[chunks] += 1
+            counts[chunks] = counts.get(chunks, 0) + 1
         if worker not in self._able:
             self._others += bool(chunks) - bool(before)
         if before:
@@ -164,7 +164,7 @@ class MatchGroup:
             if not counts[before]:
                 del counts[before]
         self.held = self.held.changed(worker, chunks, counts)
-        return (before if before not in counts else 0), (chunks if counts[chunks] == 1 else 0)
+        return (before if before not in counts else 0), (chunks if counts.get(chunks) == 1 else 0)
 
 
 class Narrow(NamedTuple):
