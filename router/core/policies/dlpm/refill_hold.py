@@ -304,7 +304,8 @@ class RefillHold:
         """
         weight, service = self._eligibility.weight, self._service.of
         limit = service(client) / (AHEAD * weight(client))
-        return 2 * sum([own for each, own in others.items() if service(each) < limit * own]) >= sum(others.values())
+        behind = [own for each, own in others.items() if service(each) < limit * own]
+        return sum(behind) >= sum(others.values()) / 2
 
     def _eligible_work(self, workers: Collection[WorkerId]) -> tuple[Work, Mapping[ClientId, float]]:
         """The running work of clients with a positive deficit, and these clients' weights."""
