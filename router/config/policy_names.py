@@ -3,15 +3,23 @@
 from typing import Final
 
 from router.core.policies.registry import ALIASES, ORDERS, PLACEMENTS, POLICIES, POOLED
-from router.runtime.mistakes import nearest
+from router.runtime.mistakes import nearest, unknown
 
 NAMED: Final = (*POOLED, *ALIASES)
 """Policies with a name of their own; the others are PLACEMENT+ORDER."""
 
 
 def known_policy(name: str) -> str:
-    """Return the name. Raises ValueError, which names the nearest policy and all others, if there is no such policy."""
+    """Return the name. Raises ValueError, which names the nearest policy and all others, if there is no such policy.
+
+    If only one part of PLACEMENT+ORDER is wrong, the error names those that there are for that part.
+    """
     if name not in POLICIES:
+        placement, plus, order = name.partition("+")
+        if plus and placement in PLACEMENTS:
+            raise ValueError(unknown("order", order, ORDERS))
+        if plus and order in ORDERS:
+            raise ValueError(unknown("placement", placement, PLACEMENTS))
         meant = nearest_policy(name)
         question = f"; did you mean {meant}?" if meant else ""
         pairs = f"PLACEMENT+ORDER with placement {', '.join(PLACEMENTS)} and order {', '.join(ORDERS)}"

@@ -46,6 +46,9 @@ from router.upstream.worker_registry import OperatorChanges, WorkerDrain, Worker
 
 log = logging.getLogger(__name__)
 
+DEBTORS_OF_A_CLIENT: Final = 20
+"""For each client in `client_limit`, clients of which every queue remembers only their debt."""
+
 
 class SchedulerSide(NamedTuple):
     """The parts on the scheduler's side of the channel."""
@@ -152,10 +155,6 @@ def _journal(settings: Settings, secret: bytes, now: float, restored: list[Piece
         return None
     decisive = [piece for piece in restored if not isinstance(piece, UsageRows)]  # on usage, no decision depends
     return open_journal(settings.journal, secret, now, settings.without_addresses(), decisive)
-
-
-DEBTORS_OF_A_CLIENT: Final = 20
-"""For each client in `client_limit`, clients of which every queue remembers only their debt."""
 
 
 def new_scheduler(settings: Settings) -> Scheduler:

@@ -25,7 +25,6 @@ from router.upstream.http_client import IdleTimeouts, WorkerResponse
 
 PREFILL_BYTES: Final = 2**16
 """Bytes of a prefill worker's answer that are looked at. The rest is read and dropped."""
-
 CONFIRM_SECONDS: Final = 0.5
 """How long a prefill worker may take to answer, or to fail, after its decode worker has."""
 End = FailedAttempt | HandoffLost | None
