@@ -126,7 +126,7 @@ class Takeover:
             self._release()
 
 
-class Legacy:
+class StateForNextRun:
     """What a run leaves to the next one."""
 
     def __init__(self, side: SchedulerSide) -> None:
@@ -164,8 +164,8 @@ class Legacy:
 def run_file(side: SchedulerSide, folder: Path, policy: str, interval: float) -> StateFile:
     """Return the file in this folder that the next run takes over from."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    legacy = Legacy(side)
-    return StateFile(folder, legacy.lines, partial(new_header, policy, side.secret), interval, legacy.on_saved)
+    state = StateForNextRun(side)
+    return StateFile(folder, state.lines, partial(new_header, policy, side.secret), interval, state.on_saved)
 
 
 def new_takeover(side: SchedulerSide, fronts: Collection[int | str]) -> Takeover | None:

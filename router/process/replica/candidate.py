@@ -43,7 +43,7 @@ from router.process.plan import AliveReports, ProcessPlan, on_supervisor_end, re
 from router.process.scheduler_process import ClusterParts, FrontsDrain, SchedulerRun, serve
 from router.process.scheduling import SavedRun
 from router.process.server import GRACE_SECONDS, DrainingServer, defer_termination
-from router.process.takeover import Legacy, Takeover
+from router.process.takeover import StateForNextRun, Takeover
 from router.upstream.discovery.kubernetes import kubernetes_api
 from router.upstream.worker_registry import OperatorChanges
 
@@ -211,15 +211,15 @@ def _build(plan: ProcessPlan, term: Term, secret: bytes, listener: socket.socket
     channel = ChannelServer(run.side.host, run.side.secret, None, epoch)
     leadership = Leadership(term.leases, term.record, channel)
     channel.on_superseded = run.side.services.on_superseded = leadership.on_superseded
-    legacy = Legacy(run.side)
+    next_run = StateForNextRun(run.side)
     state = StateInStore(
         term.states,
         epoch,
-        legacy.accounts,
-        legacy.caches,
+        next_run.accounts,
+        next_run.caches,
         partial(new_header, settings.policy, run.side.secret),
         settings.state_interval,
-        legacy.on_saved,
+        next_run.on_saved,
     )
     leadership.saves(state)
     parts = ClusterParts(
