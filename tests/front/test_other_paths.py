@@ -206,15 +206,15 @@ async def test_a_call_without_a_model_is_queued_like_others() -> None:
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1) as router,
         router.post(chat()) as first,
-        router.post(b"{}", UNKNOWN_PATH) as second,
     ):
         running = await engine.call()
-        await router.until_waiting(1)
-        assert engine.calls.empty()
-        await running.answer()
-        await first.read()
-        await (await engine.call()).respond(200, b"{}")
-        assert await second.read() == b"{}"
+        async with router.post(b"{}", UNKNOWN_PATH) as second:
+            await router.until_waiting(1)
+            assert engine.calls.empty()
+            await running.answer()
+            await first.read()
+            await (await engine.call()).respond(200, b"{}")
+            assert await second.read() == b"{}"
 
 
 async def test_a_failed_call_is_retried_at_another_worker() -> None:
