@@ -67,9 +67,9 @@ class DlpmHomeParameters(DeficitParameters):
     home_patience: float = 3.0
     """How long a request waits for its home, as a multiple of the time that its prefix takes to compute."""
     isolation: float = 0.45
-    """How long a refill for a client that was served more than most is delayed while eligible clients have calls running
-    that it would slow: from 0, never, to 1, until they have had as much engine time as the requests that the last refill
-    admitted. Higher: running calls are slowed less, at the cost of total service."""
+    """How long a refill for a client that was served more than most is delayed while eligible clients have calls
+    running that it would slow: from 0, never, to 1, until they have had as much engine time as the requests that the
+    last refill admitted. Higher: running calls are slowed less, at the cost of total service."""
     load_ratio: float = 2.0
     """Leave a home with more than this many times the fewest requests in flight on any worker ..."""
     load_slack: int = 4
