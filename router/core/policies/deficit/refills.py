@@ -156,7 +156,7 @@ class Refills:
         return self._collect()
 
     def next_client(self, routes: Collection[str] | None = None) -> ClientId | None:
-        """The client for whom the next refill is, which needs the fewest rounds; None if no client needs one.
+        """Return the client for whom the next refill is, which needs the fewest rounds; None if no client needs one.
 
         `routes`: as in `refill`.
         """

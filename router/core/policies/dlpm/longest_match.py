@@ -166,7 +166,9 @@ class TurnTimes(Protocol):
         """Return a number that rises with each of the client's turns, unique to it. No `turn` of the client is less."""
 
     def turn(self, request: Request, unmatched: int) -> int:
-        """When a client has its turn with a request, given minus the request's match in chunks. Earlier is less."""
+        """Return when a client has its turn with a request, given minus the request's match in chunks. Earlier is
+        less.
+        """
 
 
 class QueuesByClient:
@@ -336,7 +338,7 @@ class LongestMatchQueue:
         return entry.request if self._priority_class(entry.request.client) is not None else None
 
     def leaders(self, count: int) -> Sequence[Leader]:
-        """The first request of each eligible client, in the order in which they go, at most `count`.
+        """Return the first request of each eligible client, in the order in which they go, at most `count`.
 
         They are kept: most looks come after events that change none of them.
         """
@@ -349,11 +351,11 @@ class LongestMatchQueue:
         return self._leaders[:count]
 
     def _leaders_are_current(self) -> bool:
-        """Whether the leaders that are known are those that would be found now."""
+        """Return whether the leaders that are known are those that would be found now."""
         return self._leaders_at == self.changes and self._classes_are_current() and self._turns_are_current()
 
     def _classes_are_current(self) -> bool:
-        """Whether no client that waits here got another priority class."""
+        """Return whether no client that waits here got another priority class."""
         changes = self._by_client.changes
         if self._classes_at != changes.count:
             changed = changes.since(self._classes_at)
@@ -363,7 +365,7 @@ class LongestMatchQueue:
         return True
 
     def _turns_are_current(self) -> bool:
-        """Whether no leader has had a turn. Any other client that has had one comes later than before."""
+        """Return whether no leader has had a turn. Any other client that has had one comes later than before."""
         turns = self._turns
         if turns is not None and self._turns_at != turns.clock:
             for order, entry in self._leaders:
@@ -413,8 +415,8 @@ class LongestMatchQueue:
             self._unmatched.clear()
 
     def _first_client(self, priority_class: int) -> ClientRank | None:
-        """The rank at the head of the heap of this priority class, after what is wrong there is corrected; None if it
-        is empty.
+        """Return the rank at the head of the heap of this priority class, after what is wrong there is corrected; None
+        if it is empty.
         """
         firsts = self._firsts[priority_class]
         turns = self._turns if priority_class in ROUND_ROBIN_CLASSES else None
@@ -442,12 +444,12 @@ class LongestMatchQueue:
         return None
 
     def may_be_passed(self, entry: WaitingEntry) -> bool:
-        """Whether other requests may go ahead of this one."""
+        """Return whether other requests may go ahead of this one."""
         return entry.passed < self._max_passes
 
     def request_to_serve(self, first: WaitingEntry, fits: Fits) -> Request | None:
-        """The request to serve when this one is first: now and then its client's oldest, if that fits; otherwise this
-        one.
+        """Return the request to serve when this one is first: now and then its client's oldest, if that fits; otherwise
+        this one.
         """
         if self._oldest_every and first.client_queue.gone % self._oldest_every == self._oldest_every - 1:
             oldest = first.client_queue.oldest.request
@@ -470,7 +472,7 @@ class LongestMatchQueue:
                         self._offer(client_queue, placed, priority_class)
 
     def _turn_of(self, rank: RequestRank, priority_class: int) -> int:
-        """When a client has its turn with a request; 0 in a priority class in which clients do not take turns.
+        """Return when a client has its turn with a request; 0 in a priority class in which clients do not take turns.
 
         Where they do, a request that loses some of its prefix here, which its negative match shows, comes after all
         that lose none.
@@ -492,7 +494,8 @@ class LongestMatchQueue:
 
 
 def longest(queues: Sequence[LongestMatchQueue], fits: Fits, *, unlikely: bool = False) -> Turn | None:
-    """The request whose turn it is in these queues together, or one that fits in its place; None if none may go now.
+    """Return the request whose turn it is in these queues together, or one that fits in its place; None if none may go
+    now.
 
     `unlikely`: whether the first request will hardly fit, so that as many are found at once as are looked at.
 
@@ -531,7 +534,9 @@ def _choose(
 
 
 def _first_of(queues: Sequence[LongestMatchQueue], count: int) -> list[tuple[LongestMatchQueue, Leader]]:
-    """The first leaders of these queues together, at most `count`; of equal ones that of the first queue first."""
+    """Return the first leaders of these queues together, at most `count`; of equal ones that of the first queue is
+    first.
+    """
     if len(queues) == 1:
         return [(queues[0], leader) for leader in queues[0].leaders(count)]
     leaders = [(queue, leader) for queue in queues for leader in queue.leaders(count)]

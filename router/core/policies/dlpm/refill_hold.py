@@ -48,7 +48,7 @@ class AwaitingFirstToken:
         self._sent.pop(request, None)
 
     def has_eligible_since(self, since: float, priority_class: Callable[[ClientId], int | None]) -> bool:
-        """Whether an eligible client has a request here that was dispatched after `since`.
+        """Return whether an eligible client has a request here that was dispatched after `since`.
 
         An engine that orders by longest match would serve every request that a refill admits before that one, for ever.
         So at such an engine CHECKREFILL (DLPM paper, Algorithm 1) waits for it as for a request in the router's queue.
@@ -96,7 +96,7 @@ class Work(NamedTuple):
         return self.extend + self.output
 
     def price(self, cost: LinearCost) -> float:
-        """The cost of the work, in cost units."""
+        """Return the cost of the work, in cost units."""
         return cost.extend * self.extend + cost.output * self.output
 
 
@@ -145,7 +145,7 @@ class DecayingService:
         self._served[client] = self.of(client) + cost, self.now
 
     def of(self, client: ClientId) -> float:
-        """What a client was served; 0 if it is not known."""
+        """Return what a client was served; 0 if it is not known."""
         if (known := self._served.get(client)) is None:
             return 0.0
         cost, at = known
@@ -259,7 +259,7 @@ class RefillHold:
             self._admitted_in[client] = period
 
     def is_held(self, routes: Collection[str], now: float) -> bool:
-        """Whether a refill for these routes must be delayed now."""
+        """Return whether a refill for these routes must be delayed now."""
         period = self._period(routes)
         if self._exponent == inf or not period.admitted.requests:
             return False
@@ -276,7 +276,7 @@ class RefillHold:
         return self._periods.setdefault(frozenset(routes), Period())
 
     def _hold_seconds(self, period: Period, routes: Collection[str], now: float) -> float:
-        """How many seconds after a refill the next one may come."""
+        """Return how many seconds after a refill the next one may come."""
         view, cost = self._view, self._cost
         workers = list(dict.fromkeys(worker for route in routes for worker in view.serving(route)))
         running, eligible = self._eligible_work(workers)
@@ -298,7 +298,7 @@ class RefillHold:
         return float(seconds * (min(1.0, times / SMALL_SHARE) + times))
 
     def _is_ahead_of_most(self, client: ClientId, others: Mapping[ClientId, float]) -> bool:
-        """Whether a client was served more lately than others that have half of their weight.
+        """Return whether a client was served more lately than others that have half of their weight.
 
         It is not compared with their mean, which one of them that was served much, its accomplice, could raise.
         """
@@ -308,7 +308,7 @@ class RefillHold:
         return sum(behind) >= sum(others.values()) / 2
 
     def _eligible_work(self, workers: Collection[WorkerId]) -> tuple[Work, Mapping[ClientId, float]]:
-        """The running work of clients with a positive deficit, and these clients' weights."""
+        """Return the running work of clients with a positive deficit, and these clients' weights."""
         work = NO_WORK
         eligible: dict[ClientId, float] = {}
         for worker in workers:
