@@ -204,6 +204,11 @@ def runs(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped; it is so a moment after it was sent SIGSTOP."""
+    return _stat(pid)[0] == "T"
+
+
 def cpu_ticks(pid: int) -> int:
     """Return the CPU time that a process has used, in the kernel's ticks."""
     fields = _stat(pid)

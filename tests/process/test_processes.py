@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from router.runtime.own_python import python_command
-from tests.chaos.processes import cpu_ticks, router_processes, runs
+from tests.chaos.processes import cpu_ticks, is_stopped, router_processes, runs
 from tests.cli.test_main import Router, serving, streamed_call
 from tests.support.running import CHAT, TIMEOUT_S, emulated_workers
 from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, scripted_engine, usage_chunk
@@ -214,8 +214,14 @@ async def test_no_process_outlives_its_supervisor(tmp_path: Path, monkeypatch: p
         async with client_of(router):
             processes = await all_processes(router)
         assert folders_in(tmp_path)
-        # The scheduler cannot delete the folder while it is stopped; the kernel ends it as its group loses its parent.
+        # The scheduler cannot delete the folder while it is stopped; the kernel ends it as its group loses its parent,
+        # but only if it has stopped by then.
         os.kill(processes["scheduler"], signal.SIGSTOP)
+
+        async def scheduler_is_stopped() -> bool:
+            return is_stopped(processes["scheduler"])
+
+        await eventually(scheduler_is_stopped)
         router.process.kill()
         await all_ended(processes)
         assert not folders_in(tmp_path)
