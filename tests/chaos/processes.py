@@ -8,7 +8,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, Signals
+from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
 from typing import Any, Final
 
 import aiohttp
@@ -181,11 +181,16 @@ def router_processes(pid: int) -> dict[str, int]:
 
 
 def signal_all(proxy: Server, number: Signals) -> None:
-    """Send a signal to all processes of a router, first to the supervisor, which then starts none in their place."""
-    proxy.signal(number)
+    """Send SIGSTOP, SIGCONT or SIGKILL to all processes of a router.
+
+    The supervisor is stopped first, so that it starts none in their place, and is sent the signal last: once it is
+    killed, its children are no longer its own.
+    """
+    proxy.signal(SIGSTOP)
     for pid in router_processes(proxy.pid).values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+    proxy.signal(number)
 
 
 def _words(pid: str) -> list[str]:

@@ -19,6 +19,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from router.api.families import FAMILIES
 from router.config.settings import Settings
@@ -65,8 +66,12 @@ async def router_with_a_spare() -> AsyncIterator[RunningRouter]:
 
 
 def operations(url: str) -> list[Operation]:
-    """Return the operations in a router's document that end by themselves, with those that delete last."""
-    document = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    """Return the operations in a router's document that end by themselves, with those that delete last.
+
+    The class of the document is imported above, not in the thread that calls this: CPython 3.11 may fail to parse code
+    in two threads at once.
+    """
+    document: OpenApiSchema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     found = []
     for operation in document.get_all_operations():
         assert isinstance(operation, Ok), operation
