@@ -238,6 +238,10 @@ class ScriptedEngine:
     async def stop(self) -> None:
         """Close every connection and stop listening, as when the process ends."""
         assert self._server is not None
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        # One turn, in which what was accepted becomes a connection: a server that is closed before loses the socket.
+        await asyncio.sleep(0)
         self._server.close()
         for connection in self._connections:
             connection.abort()
@@ -299,3 +303,12 @@ async def either(engines: Sequence[ScriptedEngine]) -> tuple[Call, int]:
         wait.cancel()
     first = done.pop()
     return first.result(), waits.index(first)
+
+
+async def called_first(*engines: ScriptedEngine) -> tuple[Call, ScriptedEngine]:
+    """Wait for the next call to either of two engines, and return it with the engine that did not get it.
+
+    Round robin begins with the one whose polls were answered first, which may be either.
+    """
+    call, number = await either(engines)
+    return call, engines[1 - number]
