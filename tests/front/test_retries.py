@@ -12,7 +12,7 @@ import pytest
 
 from router.runtime.emulate import READY_LINE
 from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, running_router
-from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, event, scripted_engine
+from tests.support.scripted_engine import DONE, Call, called_first, chunk, event, scripted_engine
 from tests.upstream.test_failing_workers import STREAMED, Act, close, garbage, half_a_head, no_json, reset, served
 
 SOON = 1.0
@@ -50,11 +50,12 @@ async def test_another_worker_answers(stream: bool, act: Act) -> None:
     ):
         # A try that fails is charged by its time, at most the limit: here one token, however slow the machine is.
         async with router.post(chat(stream=stream, max_tokens=1)) as post:
-            await act(await one.call())
-            await (await two.call()).answer()
+            call, other = await called_first(one, two)
+            await act(call)
+            await (await other.call()).answer()
             response = await post.response()
             assert response.status == 200
-            assert response.headers["x-d2lpm-worker"] == two.url.removeprefix("http://")
+            assert response.headers["x-d2lpm-worker"] == other.url.removeprefix("http://")
             assert b"yes" in await post.read()
         _, output = await served(router)
         assert output == 1
@@ -71,8 +72,9 @@ async def test_an_answer_without_content_is_retried(stream: bool, act: Act) -> N
         running_router(one.url, two.url, policy="rr+fcfs") as router,
         router.post(chat(stream=stream)) as post,
     ):
-        await act(await one.call())
-        await (await two.call()).answer()
+        call, other = await called_first(one, two)
+        await act(call)
+        await (await other.call()).answer()
         assert b"yes" in await post.read()
 
 
@@ -85,9 +87,10 @@ async def test_a_client_error_is_not_retried(stream: bool) -> None:
         running_router(one.url, two.url, policy="rr+fcfs") as router,
         router.post(chat(stream=stream)) as post,
     ):
-        await (await one.call()).respond(400, b'{"error":{"message":"too long"}}')
+        call, other = await called_first(one, two)
+        await call.respond(400, b'{"error":{"message":"too long"}}')
         assert (await post.response()).status == 400
-        assert two.calls.empty()
+        assert other.calls.empty()
 
 
 async def test_the_last_failure_is_passed_on_when_no_tries_are_left() -> None:
@@ -98,8 +101,9 @@ async def test_the_last_failure_is_passed_on_when_no_tries_are_left() -> None:
         running_router(one.url, two.url, policy="rr+fcfs", tries=2) as router,
         router.post(chat()) as post,
     ):
-        await internal_error(await one.call())
-        await (await two.call()).respond(500, b'{"error": {"message": "the second"}}')
+        call, other = await called_first(one, two)
+        await internal_error(call)
+        await (await other.call()).respond(500, b'{"error": {"message": "the second"}}')
         assert (await post.response()).status == 500
         assert await post.read() == b'{"error": {"message": "the second"}}'
 
@@ -113,19 +117,10 @@ async def test_a_worker_that_hangs_is_given_up() -> None:
     ):
         for stream in (True, False):
             async with router.post(chat(stream=stream, max_tokens=1)) as post:
-                await (await next_call(one, two)).wait_closed()
-                await (await next_call(one, two)).answer()
+                call, other = await called_first(one, two)
+                await call.wait_closed()
+                await (await other.call()).answer()
                 assert b"yes" in await post.read()
-
-
-async def next_call(*engines: ScriptedEngine) -> Call:
-    """Return the next call to any of these engines."""
-    waits = [asyncio.ensure_future(engine.call()) for engine in engines]
-    done, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for other in others:
-        other.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    return done.pop().result()
 
 
 @contextmanager

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from tests.support.running import CHAT, COMPLETIONS, RunningRouter, chat, running_router
-from tests.support.scripted_engine import DONE, ScriptedEngine, chunk, event, scripted_engine, usage, usage_chunk
+from tests.support.scripted_engine import (
+    DONE,
+    ScriptedEngine,
+    called_first,
+    chunk,
+    event,
+    scripted_engine,
+    usage,
+    usage_chunk,
+)
 
 OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
 FLAT = "return_token_ids is not supported with streaming on /v1/chat/completions."
@@ -143,10 +152,10 @@ async def test_a_worker_that_dies_over_its_refusal_loses_no_call() -> None:
         running_router(one.url, two.url, policy="rr+fcfs") as router,
     ):
         async with router.post(chat(stream=True)) as post:
-            call = await one.call()
+            call, other = await called_first(one, two)
             await call.raw(b"HTTP/1.1 400 X\r\ncontent-length: 900\r\n\r\nreturn_token_ids")
             call.reset()
-            await (await two.call()).answer("yes")
+            await (await other.call()).answer("yes")
             assert chunk("yes") in await post.read()
         await router.check_at_rest()
 
@@ -164,13 +173,13 @@ async def test_a_chat_continues_by_its_text_if_there_are_no_token_ids() -> None:
             running_router(one.url, two.url, policy="rr+fcfs") as router,
             router.post(chat(stream=True, max_tokens=9)) as post,
         ):
-            call = await one.call()
+            call, other = await called_first(one, two)
             assert "return_token_ids" not in call.json
             await call.begin()
             await call.write(chunk("one ", usage=usage(9, 1)))
             await (await post.response()).content.readuntil(b"one ")
             call.reset()
-            rest = await two.call()
+            rest = await other.call()
             assert rest.path == CHAT
             assert rest.json["messages"][-1] == {"role": "assistant", "content": "one "}
             assert (rest.json["max_tokens"], rest.json["continue_final_message"]) == (8, True)

@@ -26,7 +26,7 @@ from router.core.model.request import RequestId, Worker, WorkerId
 from router.core.scheduler_settings import SchedulerSettings
 from tests.core.scenario import MODEL, Scene
 from tests.support.running import chat, running_router, until
-from tests.support.scripted_engine import scripted_engine
+from tests.support.scripted_engine import called_first, scripted_engine
 
 W1, W2 = WorkerId("w1"), WorkerId("w2")
 LIMIT = 4.0
@@ -385,12 +385,13 @@ class SilenceModel:
 async def test_a_hung_worker_is_skipped() -> None:
     """A worker that accepts connections and answers nothing is skipped, and used again once it answers."""
     async with (
-        scripted_engine() as one,
-        scripted_engine() as two,
-        running_router(one.url, two.url, policy="rr+fcfs", silence_timeout=1.0) as router,
+        scripted_engine() as first,
+        scripted_engine() as second,
+        running_router(first.url, second.url, policy="rr+fcfs", silence_timeout=1.0) as router,
         router.post(chat(stream=True)) as hanging,
     ):
-        call = await one.call()
+        call, two = await called_first(first, second)
+        one = first if two is second else second
         one.ignores_polls = True
         state = router.scheduler.fleet[WorkerId(one.url.removeprefix("http://"))]
         await until(lambda: state.silent)

@@ -9,7 +9,7 @@ import pytest
 from router.telemetry.logs.log_format import FIELDS
 from router.telemetry.logs.repeats import ACCESS_LOGGER
 from tests.support.running import chat, running_router, until
-from tests.support.scripted_engine import DONE, chunk, scripted_engine, usage_chunk
+from tests.support.scripted_engine import DONE, called_first, chunk, scripted_engine, usage_chunk
 
 pytestmark = pytest.mark.one_process("the test reads the router's log")
 
@@ -58,11 +58,12 @@ async def test_a_retried_call_counts_its_tries(caplog: pytest.LogCaptureFixture)
         running_router(one.url, two.url, policy="rr+fcfs", access_log=True) as router,
     ):
         async with router.post(chat()) as post:
-            (await one.call()).reset()
-            await (await two.call()).answer()
+            call, other = await called_first(one, two)
+            call.reset()
+            await (await other.call()).answer()
             await post.read()
         logged = await one_call(caplog)
-    assert (logged["tries"], logged["worker"], logged["outcome"]) == (2, two.url.removeprefix("http://"), "finished")
+    assert (logged["tries"], logged["worker"], logged["outcome"]) == (2, other.url.removeprefix("http://"), "finished")
 
 
 async def test_a_failed_call_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

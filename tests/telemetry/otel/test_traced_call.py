@@ -13,7 +13,7 @@ from tests.front.test_handoffs import keep, tiers
 from tests.front.test_retries import ERROR
 from tests.support.otlp_receiver import Collector
 from tests.support.running import CHAT, chat, running_router, until
-from tests.support.scripted_engine import DONE, chunk, scripted_engine, usage_chunk
+from tests.support.scripted_engine import DONE, called_first, chunk, scripted_engine, usage_chunk
 from tests.upstream.test_continued_streams import final, pair, piece, read_until, role, said
 
 pytestmark = pytest.mark.one_process("the collector's address is in the environment of this process")
@@ -91,8 +91,9 @@ async def test_a_retried_stream_is_one_call_with_two_attempts(collector: Collect
         running_router(one.url, two.url, policy="rr+fcfs", otel=True) as router,
     ):
         async with router.post(chat(stream=True)) as post:
-            (await one.call()).reset()
-            await (await two.call()).answer()
+            call, other = await called_first(one, two)
+            call.reset()
+            await (await other.call()).answer()
             await post.read()
         trace = await collector.trace()
     check_times(trace)
@@ -138,9 +139,9 @@ async def test_a_worker_gets_its_attempt_as_parent(collector: Collector) -> None
         running_router(one.url, two.url, policy="rr+fcfs", otel=True) as router,
     ):
         async with router.post(chat(), **sent) as post:
-            first = await one.call()
+            first, other = await called_first(one, two)
             first.reset()
-            second = await two.call()
+            second = await other.call()
             await second.answer()
             await post.read()
         trace = await collector.trace()
