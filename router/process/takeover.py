@@ -54,11 +54,12 @@ class Takeover:
         *,
         unknown: bool = False,
         gone_seconds: float = inf,
+        report_seconds: float = REPORT_SECONDS,
     ) -> None:
         """`fronts`: those that had been connected and may still run, by their numbers, or in a cluster by their
         sessions; `unknown`: whether there may be others, so that the whole time is waited for them. `gone_seconds`:
         after which one that has not reported counts as dead. Those that had not reported to the run before either are
-        heard when they come, and not waited for.
+        heard when they come, and not waited for. `report_seconds`: as `REPORT_SECONDS`.
         """
         self._side = side
         self._saved = saved
@@ -66,6 +67,7 @@ class Takeover:
         self._late = {front.session for front in saved.fronts if front.late}
         self._unknown = unknown
         self._gone_seconds = gone_seconds
+        self._report_seconds = report_seconds
         self._complete = asyncio.Event()
         self._awaits_late = False
         """Whether the scheduler goes on, and fronts are still missing."""
@@ -92,7 +94,7 @@ class Takeover:
         """Wait for the fronts, and release the scheduler."""
         if self._missing - self._late or self._unknown:
             with suppress(TimeoutError):  # the last report may come in the very turn in which the time ends
-                async with asyncio.timeout(REPORT_SECONDS):
+                async with asyncio.timeout(self._report_seconds):
                     await self._complete.wait()
         self._unknown = False
         if late := self._missing - self._late:
@@ -168,6 +170,11 @@ def run_file(side: SchedulerSide, folder: Path, policy: str, interval: float) ->
     return StateFile(folder, state.lines, partial(new_header, policy, side.secret), interval, state.on_saved)
 
 
-def new_takeover(side: SchedulerSide, fronts: Collection[int | str]) -> Takeover | None:
-    """Return what this run takes over from another; None if none has left something. `fronts`: as in `Takeover`."""
-    return None if side.saved is None else Takeover(side, side.saved, fronts)
+def new_takeover(
+    side: SchedulerSide, fronts: Collection[int | str], report_seconds: float = REPORT_SECONDS
+) -> Takeover | None:
+    """Return what this run takes over from another; None if none has left something.
+
+    `fronts` and `report_seconds`: as in `Takeover`.
+    """
+    return None if side.saved is None else Takeover(side, side.saved, fronts, report_seconds=report_seconds)

@@ -25,7 +25,7 @@ from router.core.model.request import ClientId, Request, RequestId, Usage, Worke
 from router.persistence.state_file import FILE_NAME, load
 from router.process.scheduling import SchedulerSide, build_scheduler
 from router.process.takeover import new_takeover, run_file
-from tests.support.running import until
+from tests.support.running import TIMEOUT_S, until
 
 HASHER = PromptHasher(b"0123456789abcdef")
 WORKERS = ("127.0.0.1:1", "127.0.0.1:2")
@@ -92,10 +92,11 @@ class Runs:
         self.channels: list[FrontChannel] = []
         self.count = 0
 
-    async def begin(self, *fronts: int, saves: bool = True) -> None:
+    async def begin(self, *fronts: int, saves: bool = True, patience: float = TIMEOUT_S) -> None:
         """Begin a run; all but the first take over from the one before, and wait for these fronts.
 
-        `saves`: whether it lives long enough to save its state.
+        `saves`: whether it lives long enough to save its state; `patience`: seconds in which the fronts must report,
+        which should be none where one is missing.
         """
         folder = self._folder / "run"
         self.side = build_scheduler(
@@ -113,7 +114,7 @@ class Runs:
             await self._stack.enter_async_context(part)
         saved = self.side.saved
         sessions = [] if saved is None else [front.session for front in saved.fronts]
-        takeover = new_takeover(self.side, sessions if self.in_cluster else fronts)
+        takeover = new_takeover(self.side, sessions if self.in_cluster else fronts, patience)
         if takeover is not None:
             takeover.begin()
         await self.server.__aenter__()
@@ -253,7 +254,7 @@ async def test_a_front_that_is_gone_keeps_nobody_waiting(tmp_path: Path) -> None
         client.close()
         await gone.aclose()
         await runs.kill()
-        await runs.begin(2)
+        await runs.begin(2, patience=0.0)
         host = runs.side.host
         assert not host.scheduler.fleet.held
         assert runs.served() == owed
@@ -280,7 +281,7 @@ async def test_a_front_that_missed_two_leaders_is_charged_once(
         await runs.state.save()
         for _ in range(2):
             await runs.kill()
-            await runs.begin()
+            await runs.begin(patience=0.0)
         assert len([each for each in caplog.messages if "have not reported" in each]) == 1
         assert RequestId("a") in runs.side.host.earlier.unclaimed
         await parted.enter_async_context(channel)
@@ -300,7 +301,7 @@ async def test_a_front_that_is_started_again_has_its_predecessor_forgotten(tmp_p
         await runs.state.save()
         client.close()
         await runs.kill()
-        await runs.begin()
+        await runs.begin(patience=0.0)
         assert RequestId("a") in runs.side.host.earlier.unclaimed
         await runs.front(1)
         await until(lambda: not runs.side.host.earlier.unclaimed)
