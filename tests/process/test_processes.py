@@ -358,10 +358,13 @@ async def test_a_signal_drains_all_processes(tmp_path: Path) -> None:
         async with client_of(router, workers=1) as http:
             running = asyncio.create_task(stream(http, 150))
             calls = await begun(engine, 1)
+            answering = asyncio.create_task(answer_all(engine))  # one front may drain while the other still accepts
 
             async def draining() -> bool:
-                async with http.get("/ready") as response:
-                    return response.status == 503
+                with suppress(aiohttp.ClientError):  # a front that has nothing to do closes what it has accepted
+                    async with http.get("/ready") as response:
+                        return response.status == 503
+                return False
 
             async def refused() -> bool:  # a front that drains may close a connection while a call begins to use it
                 return b"shutting down" in await stream(http, 5)
@@ -372,6 +375,7 @@ async def test_a_signal_drains_all_processes(tmp_path: Path) -> None:
             assert not running.done()
             await asyncio.gather(*map(end, calls))
             assert (await running).endswith(b"data: [DONE]\n\n")
+            answering.cancel()
         code, log = router.end()
     assert code == 0
     assert "Traceback" not in log
@@ -422,7 +426,8 @@ async def test_fronts_refuse_new_calls_while_the_scheduler_stands_still(tmp_path
             router.process.send_signal(signal.SIGCONT)
         answering = asyncio.create_task(answer_all(engine))
         answers = await asyncio.gather(*asked)
-        assert set(answers) == {(429, "2"), (200, None)}
+        assert (429, "2") in answers
+        assert set(answers) <= {(429, "2"), (200, None)}  # those that came before the front knew it have waited
 
         async def counted() -> bool:
             counts = await metric(http, "d2lpm_scheduler_lag_refusals_total")
@@ -431,7 +436,11 @@ async def test_fronts_refuse_new_calls_while_the_scheduler_stands_still(tmp_path
         await eventually(counted)
         await asyncio.gather(*map(end, calls))
         assert all(answer.endswith(b"data: [DONE]\n\n") for answer in await asyncio.gather(*running))
-        assert (await stream(http, 5)).endswith(b"data: [DONE]\n\n")
+
+        async def one_is_answered() -> bool:
+            return (await stream(http, 5)).endswith(b"data: [DONE]\n\n")
+
+        await eventually(one_is_answered)  # the other front may learn a moment later that the scheduler runs
         await check_at_rest(http)
         answering.cancel()
 
@@ -452,7 +461,11 @@ async def test_the_control_plane_is_the_same_at_every_front(tmp_path: Path) -> N
                 assert response.status == 401
             async with http.post(f"/workers/{worker}/drain", headers={"authorization": f"Bearer {key}"}) as response:
                 assert response.status == 200
-            assert {(await get(http, "/ready"))["workers"] for _ in range(8)} == {1}
+            for _ in range(8):
+                # A front answers as the last time, and says so, for a scheduler that is late.
+                while "degraded" in (ready := await get(http, "/ready")):
+                    pass
+                assert ready["workers"] == 1
             async with http.post("/workers", data=b"x" * 100_000) as response:
                 assert response.status == 413
 
