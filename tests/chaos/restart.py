@@ -25,7 +25,18 @@ from workers.dialects.sglang import SglangWire
 
 from .clients import Crowd, Outcome, ask_all, make_clients
 from .leftovers import busy_workers
-from .processes import LOOK, Server, get_json, is_ready, router, running_workers, signal_all, until
+from .processes import (
+    LOOK,
+    Server,
+    get_json,
+    is_ready,
+    is_stopped,
+    router,
+    router_processes,
+    running_workers,
+    signal_all,
+    until,
+)
 from .reading import Ending
 from .violations import exit_code
 
@@ -142,19 +153,26 @@ async def _until_killed(load: Load, proxy: Server, state: Path, http: aiohttp.Cl
     crowd, books = Crowd(proxy.url, time.monotonic), list[Books]()
     asking = asyncio.ensure_future(_ask(crowd, load, None))
     began = time.monotonic()
-    while True:
-        await asyncio.sleep(LOOK)
-        books.append(await _read(http, proxy))
-        if time.monotonic() >= began + load.seconds and _covers(state, load, books[-1].at):
-            signal_all(proxy, SIGSTOP)
-            if _covers(state, load, books[-1].at):
-                break
-            signal_all(proxy, SIGCONT)
-    signal_all(proxy, SIGKILL)
-    await proxy.end()
-    crowd.over.set()
-    await asking
+    try:
+        while True:
+            await asyncio.sleep(LOOK)
+            books.append(await _read(http, proxy))
+            if time.monotonic() >= began + load.seconds and _covers(state, load, books[-1].at):
+                signal_all(proxy, SIGSTOP)
+                await until(partial(_all_stopped, proxy))
+                if _covers(state, load, books[-1].at):
+                    break
+                signal_all(proxy, SIGCONT)
+        signal_all(proxy, SIGKILL)
+    finally:
+        await proxy.end()
+        crowd.over.set()
+        await asking
     return books
+
+
+async def _all_stopped(proxy: Server) -> bool:
+    return all(map(is_stopped, (proxy.pid, *router_processes(proxy.pid).values())))
 
 
 async def _ask(crowd: Crowd, load: Load, seconds: float | None) -> None:
