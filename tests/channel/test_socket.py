@@ -150,6 +150,8 @@ async def test_what_is_sent_in_one_turn_goes_out_in_one_write(tmp_path: Path) ->
     async with socket_scene(tmp_path) as scene:
         end, client = await scene.front(1)
         await asyncio.sleep(0)  # one turn, so that what was sent for the connection is written
+        assert end._probe_timer is not None
+        end._probe_timer.cancel()  # a probe would be written, too
         writes = list[bytes]()
         transport = end._transport
         assert transport is not None

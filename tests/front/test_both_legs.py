@@ -25,6 +25,8 @@ LOADS: Final = json.dumps({"loads": [{"dp_rank": 0, "num_running_reqs": 0, "num_
 BOTH: Final = pytest.mark.parametrize("connector", ["sglang", "mooncake"])
 """In the same way with either connector."""
 FAILED: Final = b'{"error":{"message":"no","code":%d}}'
+SOON: Final = 1.0
+"""A timeout in seconds: long compared with the stalls of a busy machine, in which an answer cannot pass either."""
 
 
 class Legs(NamedTuple):
@@ -304,7 +306,7 @@ async def test_a_decode_worker_that_fails_frees_its_prefill_worker(connector: st
 @BOTH
 async def test_a_prefill_worker_is_not_blamed_for_a_decode_worker_that_stands_still(connector: str) -> None:
     """It waits for the decode worker, too, and its time is over first. The other decode worker gets the call."""
-    settings: dict[str, Any] = {"first_token_timeout": 0.3, "poll_interval": 30}
+    settings: dict[str, Any] = {"first_token_timeout": SOON, "poll_interval": 30}
     async with legs(connector, decode=2, **settings) as fleet, fleet.router.post(chat()) as post:
         pair = await both(fleet)
         fleet.decode[pair.numbers[1]].ignores_polls = True
