@@ -96,7 +96,7 @@ async def test_the_kv_is_released_when_both_have_answered(
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_leg_alone_fails_when_its_time_is_over(http: aiohttp.ClientSession, streamed: bool) -> None:
     """Whole answers are 500, streams report it in an event; until then, the decode leg has a slot and memory."""
-    limits = {"transfer_timeout": 1.0, "max_running": 1}
+    limits = {"transfer_timeout": 3.0, "max_running": 1}
     with (
         worker(dialect="sglang", role="prefill", **limits) as prefill,
         worker(dialect="sglang", role="decode", **limits) as decode,

@@ -103,7 +103,7 @@ async def test_a_refusal_by_the_decode_engine_releases(http: aiohttp.ClientSessi
 
 async def test_what_is_computed_of_a_call_that_was_cut_is_released_after_a_time(http: aiohttp.ClientSession) -> None:
     """Its KV is held like any other prompt's, though nobody can know of it."""
-    with worker(role="prefill", connector="mooncake", transfer_timeout=0.3, step_times="300,0,0") as prefill:
+    with worker(role="prefill", connector="mooncake", transfer_timeout=0.3, step_times="3000,0,0") as prefill:
         first, _ = await legs(http, prefill)
 
         async def holds_something() -> bool:

@@ -310,7 +310,7 @@ async def test_another_process_at_the_same_address_is_no_prefill_engine(http: ai
 
 async def test_a_client_that_leaves_the_decode_engine_releases(http: aiohttp.ClientSession) -> None:
     """A call that is closed while its KV is under way leaves no memory in use on either side."""
-    with worker(role="prefill") as prefill, worker(role="decode", transfer_times="500,0") as decode:
+    with worker(role="prefill") as prefill, worker(role="decode", transfer_times="3000,0") as decode:
         first = await prefilled(http, prefill, TEXT, text(PROMPT))
         body = text(PROMPT, kv_transfer_params=first["kv_transfer_params"])
         leaving = asyncio.create_task(call(http, decode + TEXT, body))
