@@ -17,13 +17,13 @@ from math import inf
 from typing import Final
 
 from router.core.books import Books
+from router.core.cache.cache_model import PinnedRun
 from router.core.clients.fairness import Fairness, Outstanding
-from router.core.fleet.in_flight import InFlight
 from router.core.fleet.worker_state import WorkerState
 from router.core.handoffs import PrefillGate, pooled_outstanding
 from router.core.membership import Membership
-from router.core.model.commands import Decision, Dispatch
-from router.core.model.cost import NOTHING, Charge, LinearCost, Tokens
+from router.core.model.commands import Decision, Deficit, Dispatch
+from router.core.model.cost import NOTHING, Charge, Tokens
 from router.core.model.events import ChargedRequest, Failed, Fault, Resumed, Returned
 from router.core.model.prompt_key import PromptKey
 from router.core.model.request import Leg, Request, Role, Usage, WorkerId
@@ -44,7 +44,6 @@ class Attempts:
         fairness: Fairness,
         membership: Membership,
         gate: PrefillGate,
-        cost: LinearCost,
     ) -> None:
         self._fleet = books.fleet
         self._workers = books.fleet.states
@@ -58,7 +57,6 @@ class Attempts:
         self._turns = fairness.turns
         self._membership = membership
         self._gate = gate
-        self._cost = cost
         self._unstreamed: dict[RequestState, None] = {}
         """Requests whose answers are not streamed and of which nothing has been seen yet."""
         self.next_estimate = inf
@@ -81,10 +79,10 @@ class Attempts:
     ) -> tuple[Attempt, Dispatch]:
         """`part`: as in `Attempt`."""
         request, worker_id, why, passed = choice
-        worker, deficit = self._workers[worker_id], self._policy.deficit(request.client, worker_id)
+        worker = self._workers[worker_id]
         load, limits = worker.load, worker.window.limits
-        attempt = self._open(state, part, worker, leg, partner, now)
-        # The lookup is of the moment of the dispatch: `_open` has brought it up to date before anything changed.
+        attempt, deficit = self._open(state, part, worker, leg, partner, now, sent=request)
+        # The lookup is of the moment of the dispatch: `_predict` has brought it up to date before anything changed.
         decision = Decision(request.client, state.lookup.match, deficit, load, limits, passed)
         cached = attempt.run.predicted_tokens
         return attempt, Dispatch(state.request.id, worker_id, cached, why, decision, leg, partner)
@@ -101,7 +99,7 @@ class Attempts:
             self._ledger.take_back(carried, state.request.model)
         charged = NOTHING if carried is None else carried.charged
         worker = self._workers[event.worker]
-        attempt = self._open(state, part, worker, event.leg, event.partner, now, event.cached_tokens, charged)
+        attempt, _ = self._open(state, part, worker, event.leg, event.partner, now, event.cached_tokens, charged)
         if event.leg is Leg.PREFILL and event.partner is not None:
             state.prefill = attempt
         else:
@@ -117,22 +115,18 @@ class Attempts:
         now: float,
         predicted: int | None = None,
         charged: Tokens = NOTHING,
-    ) -> Attempt:
-        """Open the books of an attempt.
+        sent: Request | None = None,
+    ) -> tuple[Attempt, Deficit]:
+        """Open the books of an attempt. Returns it, and the client's deficits before it, if it is sent now.
 
         `part`: as in `Attempt`; `partner`: as in `Dispatch`. `predicted`: input tokens predicted to be cached; None to
-        predict them now. `charged`: what the policy's counters hold for the attempt already.
+        predict them now. `charged`: what the policy's counters hold for the attempt already. `sent`: the request as the
+        policy chose it; None if an earlier run has sent it.
         """
-        request, worker_id = state.request, worker.worker.id
-        lookup = self._prefixes.up_to_date(state.lookup)
-        size, matched = lookup.size, lookup.match.get(worker_id, 0)
-        run = self._mirror.dispatch(request, worker_id, now, matched, size, worker.expected_prefill_start)
+        request, worker_id, resumed = state.request, worker.worker.id, state.resumed_output
+        run, reserved, likely = self._predict(state, worker, now)
+        expected, size = likely, state.lookup.size
         cached = run.predicted_tokens if predicted is None else min(predicted, size)
-        # Output is predicted at each dispatch and not once on arrival: while a request waits, the predictors learn from
-        # the answers that end, and the more so the longer it waits. The prediction is O(1), so it costs little.
-        outputs, resumed = self._estimates.outputs, state.resumed_output
-        reserved = round(outputs.reserved.remaining(request, resumed))
-        expected = outputs.lengths.remaining(request, resumed)
         # Only the first attempt that is charged pays for the prompt, and none that decodes.
         pays_prompt = state.charged is None and leg is not Leg.DECODE
         bill = self._ledger.open(part, worker_id, size, cached, pays_prompt=pays_prompt)
@@ -141,7 +135,23 @@ class Attempts:
             expected = 1.0
             reserved = reserved if partner is None else 0
         outstanding = Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
-        flight = self._add_load(state, worker, size + resumed - cached, cached, expected, leg, now)
+        uncached = size + resumed - cached
+        most = inf if request.output_limit is None else max(0, request.output_limit - resumed)
+        # A prefill is answered as soon as its token is there.
+        if not (streamed := request.streamed or leg is Leg.PREFILL):
+            self._unstreamed[state] = None
+            self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
+        fetched = max(0, uncached - 1) if leg is Leg.DECODE else 0  # it computes the last token of the prompt
+        flight = worker.add(
+            uncached - fetched,
+            expected,
+            now,
+            streamed=streamed,
+            most_output=1 if leg is Leg.PREFILL else most,
+            answers=request.answers,
+            cached_tokens=cached,
+            fetched_tokens=fetched,
+        )
         if run.prefilling is not None:
             run.prefilling.flight = flight
         if leg is Leg.DECODE and partner is not None:  # it has had its turn, together with its prefill
@@ -149,45 +159,30 @@ class Attempts:
         else:
             since = state.waiting_since if state.handoff is None else state.handoff.since
             self._fairness.request_dispatched(request, worker_id, outstanding, now - since, now)
-        self._policy.request_charged(charge)
+        if sent is None:
+            self._policy.request_charged(charge)
+            deficit = Deficit()
+        else:
+            output = self._estimates.outputs.lengths.remaining(request) if resumed else likely
+            missing = 0 if leg is Leg.DECODE else size - state.lookup.match.get(worker_id, 0)
+            deficit = self._policy.request_sent(sent, charge, missing, output)
         if self._prefixes.changed:
             self.report_match_changes()
         blocks = self._blocks.expect(request, worker_id) if request.blocks else None
-        return Attempt(worker, bill, run, flight, outstanding, blocks, part, leg=leg)
+        return Attempt(worker, bill, run, flight, outstanding, blocks, part, leg=leg), deficit
 
-    def _add_load(
-        self,
-        state: RequestState,
-        worker: WorkerState,
-        uncached_tokens: int,
-        cached_tokens: int,
-        output: float,
-        leg: Leg,
-        now: float,
-    ) -> InFlight:
-        """Add the attempt to its worker's load.
+    def _predict(self, state: RequestState, worker: WorkerState, now: float) -> tuple[PinnedRun, int, float]:
+        """Pin the prompt in the worker's cache. Returns that, and the output tokens to be reserved and to be expected.
 
-        `uncached_tokens`: what the worker has to compute or fetch before it answers; `output`: predicted output tokens.
+        Output is predicted at each dispatch and not once on arrival: while a request waits, the predictors learn from
+        the answers that end, and the more so the longer it waits. The prediction is O(1), so it costs little.
         """
-        request = state.request
-        streamed = request.streamed or leg is Leg.PREFILL  # a prefill is answered as soon as its token is there
-        if not streamed:
-            self._unstreamed[state] = None
-            self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
-        most = inf if request.output_limit is None else max(0, request.output_limit - state.resumed_output)
-        fetched = 0
-        if leg is Leg.DECODE:  # it computes the last token of the prompt
-            fetched = max(0, uncached_tokens - 1)
-        return worker.add(
-            uncached_tokens - fetched,
-            output,
-            now,
-            streamed=streamed,
-            most_output=1 if leg is Leg.PREFILL else most,
-            answers=request.answers,
-            cached_tokens=cached_tokens,
-            fetched_tokens=fetched,
-        )
+        request, worker_id, outputs = state.request, worker.worker.id, self._estimates.outputs
+        lookup = self._prefixes.up_to_date(state.lookup)
+        matched = lookup.match.get(worker_id, 0)
+        run = self._mirror.dispatch(request, worker_id, now, matched, lookup.size, worker.expected_prefill_start)
+        reserved = round(outputs.reserved.remaining(request, state.resumed_output))
+        return run, reserved, outputs.lengths.remaining(request, state.resumed_output)
 
     def start(self, state: RequestState, now: float, *, seen: bool = True) -> None:
         """Note that the prefill is over, and charge what was reserved for it.
@@ -212,7 +207,8 @@ class Attempts:
             else:
                 worker.start(attempt.flight, now, seen=seen)
             if seen:
-                self._mirror.on_first_token(attempt.run, now)
+                if attempt.run.cache.rules.found_when_computed:
+                    self._mirror.on_first_token(attempt.run, now)
                 if state.suspects:
                     self._membership.blame_suspects(state, now)
         if not sent:
@@ -220,7 +216,7 @@ class Attempts:
         attempt.stage = Stage.STARTED
         self._policy.request_started(attempt.part, worker.worker.id)
         tokens = self._ledger.start(attempt.bill)
-        served = self._cost(tokens)
+        served = attempt.bill.cost
         if not self._fleet.held:
             worker.serve(attempt.flight, NOTHING, tokens, served)
         self._fairness.add_service(request, worker.worker.id, served, now)
@@ -434,9 +430,9 @@ class Attempts:
             cached_is_estimate=pays_prompt and usage != said,
             resent=resent,
         )
-        if pays_prompt and usage is not None and usage.cached_tokens is not None:
-            attempt.worker.set_computed_tokens(attempt.flight, charge.after.extend - resent)
-        self._close(state, attempt, charge, now, computed=True)
+        reports = pays_prompt and usage is not None and usage.cached_tokens is not None
+        input_tokens = charge.after.extend - resent if reports else None
+        self._close(state, attempt, charge, now, computed=True, input_tokens=input_tokens)
         state.add_charged(charge.after)
 
     def _resent_tokens(self, state: RequestState, attempt: Attempt, said: Usage | None, output: int | None) -> int:
@@ -453,10 +449,20 @@ class Attempts:
         self._mirror.end(attempt.run, None, (), now, computed=False)
         self._close(state, attempt, self._ledger.refund(attempt.bill), now, computed=False)
 
-    def _close(self, state: RequestState, attempt: Attempt, charge: Charge, now: float, *, computed: bool) -> None:
+    def _close(
+        self,
+        state: RequestState,
+        attempt: Attempt,
+        charge: Charge,
+        now: float,
+        *,
+        computed: bool,
+        input_tokens: int | None = None,
+    ) -> None:
         """Close what is still open: after this, nothing of the attempt is left in any count.
 
-        `computed`: whether the worker computed at least a part, instead of refusing the request.
+        `computed`: whether the worker computed at least a part, instead of refusing the request; `input_tokens`: how
+        much of the input, by the engine's usage.
         """
         request, worker = state.request, attempt.worker
         if attempt is state.attempt:
@@ -470,7 +476,7 @@ class Attempts:
         if attempt.blocks is not None:
             self._blocks.end(attempt.blocks, stored=computed)
         self._fairness.attempt_ended(request, worker.worker.id, attempt.outstanding)
-        worker.remove(attempt.flight, now, computed=computed)
+        worker.remove(attempt.flight, now, computed=computed, input_tokens=input_tokens)
         if computed and attempt.leg is Leg.DECODE:
             self._gate.decode_ended(worker, now)
         if worker.left:

@@ -123,7 +123,7 @@ class Scheduler:
         )
         self.clients = KnownClients(settings.client_limit, self.shares, self.ledger, self.fairness, self.policy)
         self.weights: Mapping[ClientId, float] = self.clients.weights
-        self._attempts = Attempts(books, self.policy, self.fairness, self.membership, self._gate, settings.cost)
+        self._attempts = Attempts(books, self.policy, self.fairness, self.membership, self._gate)
         self._queue_limits = QueueLimits(settings.waiting)
         self._carried = CarriedRequests(
             self.fleet,

@@ -162,15 +162,19 @@ class CacheMirror:
         state = self._caches[worker]
         state.model = request.model
         reads, excludes = self.reads_cache(request, worker), self._excludes_prefilling(request, state)
-        holding = self._tree.holding(worker)
+        holding = self._tree.holdings.get(worker) or self._tree.holding(worker)
+        replays = self._tracking.replays
+        chunk_tokens = self._estimates.tokens_per_chunk(request.model) if replays else 0.0
         run = PinnedRun(request, worker, state, holding, now, matched, prompt_tokens, reads=reads)
+        if replays:
+            run.own_tokens = run.tokens_beside(state.block_tokens, chunk_tokens)
+            state.own_tokens += run.own_tokens
         if excludes:
             self._join_batch(run, now, starts_at(now))
         if reads:
             state.predicted_tokens += run.predicted_tokens
             state.prompt_tokens += prompt_tokens
         state.runs[run] = None
-        replays = self._tracking.replays
         whole = replays and state.rules.whole_nodes
         before = holding.chunks
         for prompt in run.prompts:
@@ -178,8 +182,8 @@ class CacheMirror:
             epoch = holding.epoch  # read before the insertion, which may void all pins, this one among them
             run.pins.append((self._tree.insert(prompt.hashes, worker, now, pin=replays, seal=whole), epoch))
         run.new_chunks = holding.chunks - before
-        self._update_own_tokens(run, state)
-        self._evict_to_capacity(worker, state, holding.chunks)
+        if holding.chunks:
+            self._evict_to_capacity(worker, state, holding.chunks)
         return run
 
     def findable(self, request: Request, worker: WorkerId, matched: int) -> int:
@@ -220,8 +224,7 @@ class CacheMirror:
         if run.prefilling is not None:
             state.batch.remove(run.prefilling)
         state.own_tokens -= run.own_tokens
-        holding = self._tree.holding(run.worker)
-        cache_kept = holding is run.holding
+        cache_kept = self._tree.holdings.get(run.worker) is run.holding
         if usage is not None and run.reads:
             discount = state.calibration.discount
             self._compare_with_prediction(run, state, usage, cache_kept=cache_kept)
@@ -243,11 +246,11 @@ class CacheMirror:
             if not answers and run.prompts:
                 self._insert_unmatchable(run, run.output if usage is None else usage.output_tokens, now)
             if usage is not None and usage.cached_tokens is not None and run.reads and self._tracking.corrects:
-                stored = (
-                    whole_blocks(usage.input_tokens + usage.output_tokens - 1, state.block_tokens) - usage.cached_tokens
-                )
-                state.occupancy.learn(stored, run.new_chunks + run.holding.chunks - before)
-        self._evict_to_capacity(run.worker, state, holding.chunks)
+                cached = (usage.input_tokens + usage.output_tokens - 1) // state.block_tokens * state.block_tokens
+                state.occupancy.learn(cached - usage.cached_tokens, run.new_chunks + run.holding.chunks - before)
+        holding = run.holding if cache_kept else self._tree.holding(run.worker)
+        if holding.chunks:
+            self._evict_to_capacity(run.worker, state, holding.chunks)
 
     def apply_report(self, worker: WorkerId, report: CacheReport, now: float) -> bool:
         """Apply what the engine's metrics say about its cache. Returns whether it has lost all that it held."""
@@ -311,8 +314,7 @@ class CacheMirror:
         """Update what a request holds beside what the tree accounts for. Returns whether that is more than before."""
         if not self._tracking.replays:
             return False
-        held = _blocks_for(run.prompt_tokens + run.output, state.block_tokens)
-        own = max(0.0, held - run.prompt_chunks * self._estimates.tokens_per_chunk(run.model))
+        own = run.tokens_beside(state.block_tokens, self._estimates.tokens_per_chunk(run.model))
         more = own > run.own_tokens
         state.own_tokens += own - run.own_tokens
         run.own_tokens = own
@@ -345,10 +347,10 @@ class CacheMirror:
         actual = min(usage.cached_tokens, usage.input_tokens)
         state.calibration.record(run.predicted_tokens, actual, usage.input_tokens)
         if cache_kept and self._tracking.corrects and len(run.prompts) == 1:
-            chunk = self._estimates.tokens_per_chunk(run.model)
             if run.paths[0]:
                 self._estimates.on_cache_hit(run.model, run.prompts[0], run.paths[0][-1][0], actual)
-            if run.predicted_tokens - actual > chunk + state.block_tokens:
+            missing, block = run.predicted_tokens - actual, state.block_tokens
+            if missing > block and missing > block + (chunk := self._estimates.tokens_per_chunk(run.model)):
                 self._remove_missing(run, state, int(actual / chunk) + 1)
             elif run.paths[0] and (released := run.paths[0][-1][1]) is not None:
                 state.hit_ages.append(run.dispatched_at - released)
@@ -384,11 +386,6 @@ class CacheMirror:
         hits = _increase(before, report, lambda each: each.hit_tokens)
         if state.calibration.silent and hits is not None:
             state.calibration.record_totals(state.predicted_tokens, round(hits), state.prompt_tokens)
-
-
-def _blocks_for(tokens: int, block: int) -> int:
-    """Round tokens up to full blocks."""
-    return -(-tokens // block) * block
 
 
 def _increase(before: CacheReport, after: CacheReport, of: Callable[[CacheReport], float | None]) -> float | None:

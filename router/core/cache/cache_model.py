@@ -270,6 +270,11 @@ class PinnedRun:
         self.pins: list[tuple[Node, object]] = []
         """Per prompt, the node with which it ends, and the epoch in which that was pinned."""
 
+    def tokens_beside(self, block_tokens: int, chunk_tokens: float) -> float:
+        """Return the tokens that it holds by now, in full blocks, beyond what the tree accounts for."""
+        held = -(-(self.prompt_tokens + self.output) // block_tokens) * block_tokens
+        return max(0.0, held - self.prompt_chunks * chunk_tokens)
+
 
 DECAY: Final = 0.98
 """The weight that a past request keeps with each further one: about the last fifty count."""

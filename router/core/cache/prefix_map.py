@@ -145,7 +145,9 @@ class PrefixMap:
             match = self._match_in_tree(lookup) if self._oracle is None else self._oracle(request)
             if request.blocks and (exact := self.blocks.match(request)):
                 match = self._merge(match, exact, size)
-            lookup.match, lookup.match_version = self._only_readable(request, match), version
+            if request.computed_anew_by or self.mirror.uncached:
+                match = self._only_readable(request, match)
+            lookup.match, lookup.match_version = match, version
         return lookup  # the size rests on nothing else
 
     def _match_in_tree(self, lookup: Lookup) -> Mapping[WorkerId, int]:
@@ -166,8 +168,6 @@ class PrefixMap:
 
     def _only_readable(self, request: Request, match: Mapping[WorkerId, int]) -> Mapping[WorkerId, int]:
         """Leave out the workers that would compute the request's prompts in full, whatever they hold."""
-        if not (request.computed_anew_by or self.mirror.uncached):
-            return match
         reads = self.mirror.reads_cache
         return {worker: tokens for worker, tokens in match.items() if reads(request, worker)}
 
@@ -197,7 +197,9 @@ class PrefixMap:
         matched = self.match(request)
         if not self._promised.chunks:
             return matched
-        promised = self._only_readable(request, self._match_in_tokens(request, self._promised))
+        promised = self._match_in_tokens(request, self._promised)
+        if request.computed_anew_by or self.mirror.uncached:
+            promised = self._only_readable(request, promised)
         return {w: max(matched.get(w, 0), promised.get(w, 0)) for w in {**matched, **promised}}
 
     def input_tokens(self, request: Request) -> int:
@@ -364,6 +366,8 @@ class PrefixMap:
         """Return what `watch` would return, without watching the request."""
         if len(request.prompts) == 1:
             held = self._held(request.prompts[0].hashes)
+            if not held.most:
+                return NOTHING_HELD
         else:
             held = HeldChunks(_sum([self.tree.match(prompt.hashes) for prompt in request.prompts]))
         return self._apply_minimum(request, held.among(workers))

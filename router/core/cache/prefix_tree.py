@@ -69,6 +69,8 @@ class PrefixTree:
         self._on_gained = on_gained
         self._root = Node(b"")
         self._holdings: dict[WorkerId, Holding] = {}
+        self.holdings: Final[Mapping[WorkerId, Holding]] = self._holdings
+        """What each worker holds. Read-only."""
         self._largest: list[HoldingSize] = []
         """A heap of the holdings' sizes. For each holding, one entry has at least its current size."""
         self._serial = count()
@@ -89,11 +91,6 @@ class PrefixTree:
     def root(self) -> Node:
         """The empty prefix. Read-only."""
         return self._root
-
-    @property
-    def holdings(self) -> Mapping[WorkerId, Holding]:
-        """What each worker holds. Read-only."""
-        return self._holdings
 
     def held_chunks(self, worker: WorkerId) -> int:
         """Return how many chunks a worker holds."""

@@ -33,6 +33,8 @@ class Bill:
     """Tokens charged so far."""
     trusted: int
     """Input tokens that were not charged because they were predicted to be cached."""
+    cost: float
+    """The cost of these tokens, in cost units."""
     started: bool = False
     """Whether the prefill is over. Before that, the tokens are only reserved."""
 
@@ -84,7 +86,7 @@ class Ledger:
         settled.
         """
         self._limit = cached_in_flight_limit
-        self._cost = cost
+        self._extend, self._cached, self._output = cost.extend, cost.cached, cost.output
         self.usage: Final = UsageDays() if usage is None else usage
         self._accounts: defaultdict[ClientId, Account] = defaultdict(Account)
         self.forgotten = NOTHING
@@ -144,7 +146,8 @@ class Ledger:
             input_tokens = cached_tokens = 0
         trusted = min(cached_tokens, max(0, self._limit - account.trusted))
         tokens = Tokens(input_tokens - trusted, trusted, 0)
-        bill = Bill(account, request.id, request.client, worker, request.model, pays_prompt, tokens, trusted)
+        cost = self._price(tokens)
+        bill = Bill(account, request.id, request.client, worker, request.model, pays_prompt, tokens, trusted, cost)
         account.bills[bill] = None
         account.trusted += trusted
         return bill
@@ -162,7 +165,7 @@ class Ledger:
         before = bill.tokens
         bill.tokens = after = Tokens(before.extend, before.cached, max(before.output, output_tokens))
         bill.account.serve(before, after)
-        return self.charge_since(bill, before)
+        return self._charge(bill, before)
 
     def settle(
         self,
@@ -202,9 +205,20 @@ class Ledger:
         return self._close(bill, NOTHING)
 
     def charge_since(self, bill: Bill, before: Tokens) -> Charge:
-        """Return the change of a bill from these tokens to those that it has now."""
-        after = bill.tokens
-        return Charge(bill.request, bill.client, bill.worker, before, after, self._cost.difference(before, after))
+        """Return the first charge of a bill: its change from these tokens, which an earlier run has charged."""
+        cost = bill.cost - self._price(before)
+        return Charge(bill.request, bill.client, bill.worker, before, bill.tokens, cost)
+
+    def _charge(self, bill: Bill, before: Tokens) -> Charge:
+        """Return the change of a bill to the tokens that it has now, and note what these cost."""
+        after, cost_before = bill.tokens, bill.cost
+        bill.cost = self._price(after)
+        return Charge(bill.request, bill.client, bill.worker, before, after, bill.cost - cost_before)
+
+    def _price(self, tokens: Tokens) -> float:
+        """Return the cost of these tokens as `LinearCost` does, written out because every charge asks for it."""
+        extend, cached, output = tokens
+        return self._extend * extend + self._cached * cached + self._output * output
 
     def _close(self, bill: Bill, after: Tokens) -> Charge:
         account, before = bill.account, bill.tokens
@@ -212,7 +226,7 @@ class Ledger:
         account.trusted -= bill.trusted
         account.serve(before if bill.started else NOTHING, after)
         bill.tokens = after
-        return self.charge_since(bill, before)
+        return self._charge(bill, before)
 
     def check_conservation(self) -> None:
         """Raise AssertionError unless each account has its own client's bills, trusts what these say, and was served

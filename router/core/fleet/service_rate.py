@@ -83,7 +83,8 @@ class ServiceRate:
     """Measured prefill, turnover and service of one worker."""
 
     def __init__(self) -> None:
-        self._now = 0.0
+        self.now = 0.0
+        """The time until which is accounted for. Set from outside while the worker is idle, as that decays nothing."""
         self.seconds_per_token = FIRST_SECONDS_PER_TOKEN
         """Prefill time per uncached input token, as learned so far."""
         self._lessons = 0
@@ -98,8 +99,8 @@ class ServiceRate:
         self._burst = Burst(0.0, 0.0, 0, 0)
         self._unseen = 0
         """Uncached input computed since the latest burst by requests that never showed their start."""
-        self._freed = 0.0
-        """When a request last ended and freed its place for another one."""
+        self.freed = 0.0
+        """When a request last ended: another one without a place in the batch may have it from then on."""
         self.seconds_per_output_token = FIRST_SECONDS_PER_OUTPUT_TOKEN
         """Time between tokens of one answer, measured on streams, and on other answers at their end."""
         # These decay with TURNOVER_HALF_LIFE.
@@ -163,16 +164,14 @@ class ServiceRate:
         steps = max(1.0, self._gained / self.streams)
         return Turnover(self._starts / steps, self._start_tokens / steps, burst)
 
-    def advance(
-        self, now: float, *, streams: int, busy: bool, full: bool, seen_answers: int = 0, prefills: bool = True
-    ) -> None:
-        """Account for the time until `now`, in which `streams` ran and the worker was `busy` and `full` or not.
+    def advance(self, now: float, *, streams: int, full: bool, seen_answers: int = 0, prefills: bool = True) -> None:
+        """Account for the time until `now`, in which `streams` ran and the worker was busy, and `full` or not.
 
-        Idle time decays nothing. `seen_answers`: how many answers streamed, so that each of their tokens was seen.
-        `prefills`: whether the worker may have prefilled anything.
+        `seen_answers`: how many answers streamed, so that each of their tokens was seen. `prefills`: whether the worker
+        may have prefilled anything.
         """
-        seconds, self._now = now - self._now, now
-        if not busy or seconds <= 0.0:
+        seconds, self.now = now - self.now, now
+        if seconds <= 0.0:
             return
         self._decodes_alone = streams > 0 and not prefills
         left = 0.5 ** (seconds / TURNOVER_HALF_LIFE)
@@ -245,7 +244,7 @@ class ServiceRate:
         burst.tokens += tokens
         self._had_place &= had_place
         if not had_place:
-            burst.since = max(burst.since, self._freed)
+            burst.since = max(burst.since, self.freed)
         burst.waiting = waiting
         return burst
 
@@ -254,10 +253,6 @@ class ServiceRate:
         not seen.
         """
         self._unseen += tokens
-
-    def on_place_freed(self, now: float) -> None:
-        """Record that a request ended: another one without a place in the batch may have it from now on."""
-        self._freed = now
 
     def unexplained_tokens(self, burst: Burst) -> int:
         """Return the input tokens that the engine had time to compute until a burst, beyond everything that it is known

@@ -277,11 +277,6 @@ class WorkerState:
         burst.tokens += beyond
         return flight.uncached_tokens + beyond
 
-    def set_computed_tokens(self, flight: InFlight, tokens: int) -> None:
-        """Set how much of a request's input the engine reports as computed, which may explain how long others took."""
-        if flight.burst is not None:
-            flight.burst.tokens += tokens - flight.uncached_tokens
-
     def serve(self, flight: InFlight, before: Tokens, after: Tokens, cost: float) -> None:
         """Add service of a started request: what its bill was before and is now, and the change in cost units."""
         output_tokens = after.output - before.output
@@ -331,15 +326,21 @@ class WorkerState:
                 self._account_until(now)
                 self.service_rate.add_output(output_tokens - flight.answers, seconds * flight.answers)
 
-    def remove(self, flight: InFlight, now: float, *, computed: bool) -> None:
-        """Remove a request that ended. `computed`: whether the engine computed any of it, instead of refusing it."""
+    def remove(self, flight: InFlight, now: float, *, computed: bool, input_tokens: int | None = None) -> None:
+        """Remove a request that ended. `computed`: whether the engine computed any of it, instead of refusing it.
+
+        `input_tokens`: how much of its input the engine reports as computed, which may explain how long others took;
+        None if it does not say.
+        """
         self._account_until(now)
+        if input_tokens is not None and flight.burst is not None:
+            flight.burst.tokens += input_tokens - flight.uncached_tokens
+        self.service_rate.freed = now
         self.in_flight.remove(flight, now)
         if flight.started and (placed := self.in_flight.next_placeless()) is not None and not placed.streamed:
             placed.decoding_since = now + self.service_rate.prefill_seconds(placed.uncached_tokens)
         if self.health.trust is not None:
             self.health.on_end(flight)
-        self.service_rate.on_place_freed(now)
         if computed and not flight.streamed:
             self.service_rate.observe_unseen_end(flight.uncached_tokens)
         self._refresh_load()
@@ -435,12 +436,12 @@ class WorkerState:
         self._now = now
         self._index.rates.outdated[self.worker.id] = None
         in_flight, service_rate, full = self.in_flight, self.service_rate, not self.has_room
-        running = len(in_flight.requests)
-        streams = running - len(in_flight.waiting)
-        seen_answers, prefills = in_flight.seen_answers, bool(in_flight.waiting)
-        service_rate.advance(
-            now, streams=streams, busy=running > 0, full=full, seen_answers=seen_answers, prefills=prefills
-        )
+        if running := len(in_flight.requests):
+            streams = running - len(in_flight.waiting)
+            seen_answers, prefills = in_flight.seen_answers, bool(in_flight.waiting)
+            service_rate.advance(now, streams=streams, full=full, seen_answers=seen_answers, prefills=prefills)
+        else:
+            service_rate.now = now
         if self._unaccounted_seen_tokens:
             service_rate.add_output(self._unaccounted_seen_tokens)
             self._unaccounted_seen_tokens = 0

@@ -114,8 +114,20 @@ class Policy(Protocol):
         """Count a request as dispatched to this worker, which is present: an earlier run has sent it there."""
         return
 
+    def request_sent(self, request: Request, charge: Charge, uncached: int, output: float) -> Deficit:  # noqa: ARG002 - few policies follow what runs
+        """A request that `next` or `resend` has returned is on its way, and this is the first charge for it.
+
+        `uncached`: its input tokens that the worker is not believed to hold; `output`: its predicted output tokens.
+        Returns the client's deficits before the charge.
+        """
+        deficit = self.deficit(charge.client, charge.worker)
+        self.request_charged(charge)
+        return deficit
+
     def request_charged(self, charge: Charge) -> None:
-        """The bill of a dispatched request changed. The first change comes with its dispatch."""
+        """The bill of a dispatched request changed. The first change, at the dispatch, comes by `request_sent`, or here
+        if an earlier run has sent the request.
+        """
 
     def request_started(self, request: Request, worker: WorkerId) -> None:
         """A dispatched request produced its first token."""

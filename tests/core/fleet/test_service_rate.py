@@ -15,7 +15,10 @@ from router.core.fleet.service_rate import (
     ServiceRate,
     Turnover,
 )
-from router.core.model.request import WorkerId
+from router.core.fleet.window import NoWindow
+from router.core.fleet.worker_index import WorkerIndex
+from router.core.fleet.worker_state import WorkerState
+from router.core.model.request import Worker, WorkerId
 
 
 def learned(seconds_per_token: float, starts: int = 200, *, had_place: bool = True) -> ServiceRate:
@@ -24,7 +27,7 @@ def learned(seconds_per_token: float, starts: int = 200, *, had_place: bool = Tr
     now = 0.0
     for _ in range(starts):
         dispatched, now = now, now + 1000 * seconds_per_token
-        service_rate.advance(now, streams=0, busy=True, full=True)
+        service_rate.advance(now, streams=0, full=True)
         service_rate.observe_start(now, dispatched, 1000, had_place=had_place)
         service_rate.count_start(1000)
     return service_rate
@@ -48,7 +51,7 @@ def test_only_requests_with_a_place_show_slow_prefill(had_place: bool, slower: b
     known = []
     for number in range(10):
         now = 100.0 + 5.0 * number
-        service_rate.advance(now, streams=0, busy=True, full=True)
+        service_rate.advance(now, streams=0, full=True)
         service_rate.observe_start(now, now - 5.0, 1000, had_place=had_place)
         known.append(service_rate.prefill_seconds(1000))
     assert (known[-1] > known[0]) == slower
@@ -67,7 +70,7 @@ def test_an_answer_at_once_does_not_show_the_output_rate() -> None:
     """An answer that comes at once was computed before; only a second of streaming shows the rate."""
     service_rate = ServiceRate()
     first = service_rate.seconds_per_output_token
-    service_rate.advance(0.1, streams=1, busy=True, full=False, seen_answers=1)
+    service_rate.advance(0.1, streams=1, full=False, seen_answers=1)
     service_rate.add_output(1000)
     assert service_rate.seconds_per_output_token == first
 
@@ -84,7 +87,7 @@ def test_turnover_is_what_starts_while_every_stream_gains_a_token() -> None:
     """Eight streams gain a token per step of 0.1 s, and two requests of 50 tokens start in each step."""
     service_rate = ServiceRate()
     for step in range(1, 200):
-        service_rate.advance(0.1 * step, streams=8, busy=True, full=True)
+        service_rate.advance(0.1 * step, streams=8, full=True)
         service_rate.add_service(16.0, 8, full=True)
         for _ in range(2):
             service_rate.observe_start(0.1 * step, 0.1 * step - 0.1, 50, had_place=True)
@@ -108,31 +111,33 @@ def test_the_rate_covers_only_the_time_when_full() -> None:
     """
     service_rate = ServiceRate()
     for second in range(1, 30):
-        service_rate.advance(float(second), streams=1, busy=True, full=False)
+        service_rate.advance(float(second), streams=1, full=False)
         service_rate.add_service(100.0, 50, full=False)
     assert service_rate.rate is None
     assert service_rate.least_rate == pytest.approx(100.0, rel=0.05)
     for second in range(30, 60):
-        service_rate.advance(float(second), streams=9, busy=True, full=True)
+        service_rate.advance(float(second), streams=9, full=True)
         service_rate.add_service(700.0, 350, full=True)
     assert service_rate.rate == pytest.approx(700.0, rel=0.05)
 
 
 def test_idle_time_decays_nothing() -> None:
     """The rate is the same after a night without work."""
-    service_rate = learned(1e-4)
-    service_rate.add_service(500.0, 0, full=True)
-    rate = service_rate.rate
-    service_rate.advance(service_rate._now + 40_000.0, streams=0, busy=False, full=False)
+    state = WorkerState(Worker(WorkerId("w"), frozenset(["llama"])), NoWindow(), WorkerIndex())
+    state.service_rate = learned(1e-4)
+    state.service_rate.add_service(500.0, 0, full=True)
+    rate = state.service_rate.rate
+    state.refresh(state.service_rate.now + 40_000.0)
+    state.service_rate.advance(state.service_rate.now + 1e-9, streams=0, full=True)
     assert rate is not None
-    assert service_rate.rate == rate
+    assert state.service_rate.rate == pytest.approx(rate)
 
 
 def test_answers_without_streaming_bound_the_prefill_time() -> None:
     """An unstreamed answer shows that its prompt was computed in at most its time, although no start was seen."""
     service_rate = ServiceRate()
     for second in range(1, 400):
-        service_rate.advance(float(second), streams=0, busy=True, full=False)
+        service_rate.advance(float(second), streams=0, full=False)
         service_rate.observe_unseen_end(50_000)
     assert service_rate.prefill_seconds(50_000) == pytest.approx(1.0, rel=0.1)
 
@@ -140,7 +145,7 @@ def test_answers_without_streaming_bound_the_prefill_time() -> None:
 def test_one_long_prompt_does_not_show_what_a_step_takes() -> None:
     """One prompt may have been computed in several steps; only requests that start together share one step."""
     service_rate = ServiceRate()
-    service_rate.advance(2.0, streams=0, busy=True, full=True)
+    service_rate.advance(2.0, streams=0, full=True)
     service_rate.observe_start(2.0, 0.0, 20_000, had_place=True)
     service_rate.count_start(20_000)
     assert service_rate.turnover.tokens == 0
@@ -150,14 +155,14 @@ def test_one_long_prompt_does_not_show_what_a_step_takes() -> None:
 def test_a_long_prefill_is_not_a_rate_of_zero() -> None:
     """A worker that is full for seconds before it has served anything does not count as infinitely slow."""
     service_rate = ServiceRate()
-    service_rate.advance(5.0, streams=0, busy=True, full=True)
+    service_rate.advance(5.0, streams=0, full=True)
     assert (service_rate.rate, service_rate.least_rate) == (None, None)
 
 
 def test_refunds_make_no_negative_rate() -> None:
     """An engine's usage may refund more than was charged recently."""
     service_rate = ServiceRate()
-    service_rate.advance(5.0, streams=1, busy=True, full=True)
+    service_rate.advance(5.0, streams=1, full=True)
     service_rate.add_service(-10.0, -5, full=True)
     assert (service_rate.rate, service_rate.least_rate) == (None, None)
 
@@ -168,11 +173,11 @@ def test_a_decode_step_is_learned_while_nothing_is_prefilled() -> None:
     least = service_rate.prefill_seconds(LEAST_STEP_TOKENS)
     assert service_rate.decode_seconds == least
     for number in range(100):  # ten steps a second
-        service_rate.advance(0.1 * number, streams=4, busy=True, full=False, prefills=True)
+        service_rate.advance(0.1 * number, streams=4, full=False, prefills=True)
         service_rate.add_service(8.0, 4, full=False)
     assert service_rate.decode_seconds == least
     for number in range(100, 400):  # twenty, of which the last hundred prefill
-        service_rate.advance(10.0 + 0.05 * (number - 100), streams=4, busy=True, full=False, prefills=number >= 300)
+        service_rate.advance(10.0 + 0.05 * (number - 100), streams=4, full=False, prefills=number >= 300)
         service_rate.add_service(8.0, 4, full=False)
     assert service_rate.decode_seconds == pytest.approx(0.05, rel=0.05)
 

@@ -45,8 +45,7 @@ class DeficitCounter:
     rounds: float
     """Refill rounds that the counter has taken in, each counted as the fraction of a quantum that it added."""
     epoch: int
-    """The epoch of the table in which the counter was last brought up to date; `DeficitTable.reset` starts a new
-    epoch."""
+    """The epoch of the table in which the counter was last brought up to date."""
     group: GroupId | None = None
     """The group whose clock counts the rounds; None for clients without a group."""
     workers: WorkerSet | None = None
@@ -67,7 +66,8 @@ class DeficitTable(Generic[K]):
         """Forgotten keys whose counters are kept because they are in debt."""
         self.rounds = 0.0
         """Refill rounds so far, each counted as the fraction of a quantum that it added."""
-        self._epoch = 0
+        self.epoch = 0
+        """Incremented to set every counter to one quantum."""
 
     def __contains__(self, key: K) -> bool:
         return key in self._counters
@@ -88,7 +88,7 @@ class DeficitTable(Generic[K]):
         if self._debtors.keys:
             self._debtors.discard(key)
         if counter is None:
-            self._counters[key] = DeficitCounter(deficit, quantum, self.rounds, self._epoch)
+            self._counters[key] = DeficitCounter(deficit, quantum, self.rounds, self.epoch)
             return False
         return self._set_quantum(counter, quantum)
 
@@ -112,7 +112,7 @@ class DeficitTable(Generic[K]):
 
     def restore(self, key: K, deficit: float, quantum: float) -> None:
         """Load a saved counter, to be kept for its debt alone until its key joins."""
-        self._counters[key] = DeficitCounter(deficit, quantum, self.rounds, self._epoch)
+        self._counters[key] = DeficitCounter(deficit, quantum, self.rounds, self.epoch)
         self._debtors.keep(key)
 
     def forget(self, key: K) -> None:
@@ -140,15 +140,16 @@ class DeficitTable(Generic[K]):
             if counter is not None:
                 yield key, self._current(counter), self._refill_amount(counter)
 
-    def charge(self, key: K, cost: float) -> float:
-        """Subtract `cost` from a counter; a negative cost is a refund. Returns the deficit q; 0 if the key has no
-        counter.
+    def charge(self, key: K, cost: float) -> float | None:
+        """Subtract `cost` from a counter; a negative cost is a refund. Returns the deficit q before that; None if the
+        key has no counter.
         """
         counter = self._counters.get(key)
         if counter is None:
-            return 0.0
-        counter.deficit = self._catch_up(counter) - cost
-        return counter.deficit
+            return None
+        before = self._catch_up(counter)
+        counter.deficit = before - cost
+        return before
 
     def rounds_to_positive(self, key: K, fraction: float = 1.0) -> int:
         """Return the number of refill rounds after which this counter is positive, unless it is charged before.
@@ -191,10 +192,6 @@ class DeficitTable(Generic[K]):
         self.rounds += rounds * fraction
         return rounds
 
-    def reset(self) -> None:
-        """Set every counter to one quantum."""
-        self._epoch += 1
-
     def _clock(self, counter: DeficitCounter) -> float:  # noqa: ARG002 - a group has its own clock
         """Return the refill rounds so far, as counted for this counter."""
         return self.rounds
@@ -210,9 +207,9 @@ class DeficitTable(Generic[K]):
     def _catch_up(self, counter: DeficitCounter) -> float:
         """Apply the reset and the refills that a counter missed; returns its deficit."""
         clock = self.rounds if counter.group is None and counter.workers is None else self._clock(counter)
-        if counter.epoch != self._epoch or counter.rounds != clock:
+        if counter.epoch != self.epoch or counter.rounds != clock:
             counter.deficit = self._current(counter)
-            counter.epoch = self._epoch
+            counter.epoch = self.epoch
             counter.rounds = clock
         return counter.deficit
 
@@ -223,7 +220,7 @@ class DeficitTable(Generic[K]):
         applying both at once.
         """
         amount = self._refill_amount(counter)
-        if counter.epoch != self._epoch:
+        if counter.epoch != self.epoch:
             return amount  # refills since the reset did not raise it further
         return max(counter.deficit, min(counter.deficit + self._missed_rounds(counter) * amount, amount))
 
@@ -358,16 +355,17 @@ class ClientDeficits(DeficitTable[ClientId]):
             if clock.workers == workers:
                 self._clocks[clock] += rounds if clock.group is None else rounds * self._shares.scale(clock.group)
 
-    def charge(self, key: ClientId, cost: float) -> float:
+    def charge(self, key: ClientId, cost: float) -> float | None:
         """Also charges the client's group."""
         counter = self._counters.get(key)
         if counter is None:
-            return 0.0
-        counter.deficit = self._catch_up(counter) - cost
+            return None
+        before = self._catch_up(counter)
+        counter.deficit = before - cost
         if counter.group is not None:
             group_counter = self._group_counters[counter.group]
             group_counter.deficit = self._catch_up(group_counter) - cost
-        return counter.deficit
+        return before
 
     def saved_groups(self) -> Iterator[tuple[GroupId, float, float]]:
         """Yield each group with its deficit and quantum, for `restore_group`. Changes nothing.
@@ -380,12 +378,12 @@ class ClientDeficits(DeficitTable[ClientId]):
 
     def restore_group(self, group: GroupId, deficit: float, quantum: float) -> None:
         """Load a group's counter, so that new client names share the group's debt as they did before the restart."""
-        self._group_counters[group] = DeficitCounter(deficit, quantum, self.rounds, self._epoch)
+        self._group_counters[group] = DeficitCounter(deficit, quantum, self.rounds, self.epoch)
 
     def _register_group(self, group: GroupId, quantum: float) -> None:
         counter = self._group_counters.get(group)
         if counter is None:
-            self._group_counters[group] = DeficitCounter(quantum, quantum, self.rounds, self._epoch)
+            self._group_counters[group] = DeficitCounter(quantum, quantum, self.rounds, self.epoch)
         elif counter.quantum != quantum:
             self._catch_up(counter)
             counter.quantum = quantum
@@ -425,8 +423,10 @@ class WorkerDeficits:
         self._speed = speed
         self._shares = shares
         self._tables: defaultdict[ClientId, DeficitTable[WorkerId]] = defaultdict(DeficitTable)
-        self._complete: dict[ClientId, Collection[WorkerId]] = {}
-        """By client, workers of which each has a counter: most often those of the next request are the same ones."""
+        self.complete: Final[dict[ClientId, Collection[WorkerId]]] = {}
+        """By client, workers of which each has a counter: most often those of the next request are the same ones.
+        Read-only for others.
+        """
 
     def refilled_table(self, request: Request, workers: Collection[WorkerId]) -> DeficitTable[WorkerId]:
         """Return the client's counters, with one for each of these workers, refilled until at least one of these is
@@ -443,9 +443,9 @@ class WorkerDeficits:
     def table(self, request: Request, workers: Collection[WorkerId]) -> DeficitTable[WorkerId]:
         """Return the client's counters, with one for each of these workers, which must never change."""
         table = self._tables[request.client]
-        if self._complete.get(request.client) is workers:
+        if self.complete.get(request.client) is workers:
             return table
-        self._complete[request.client] = workers
+        self.complete[request.client] = workers
         if missing := table.missing(workers):
             highest = max([table.deficit(known) for known in table], default=0.0)
             quantum = self._quantum_of(request)
@@ -457,18 +457,20 @@ class WorkerDeficits:
         """Q^w of the request's client at a worker of mean speed."""
         return self._quantum * self._shares.effective_weight(request)
 
-    def charge(self, client: ClientId, worker: WorkerId, cost: float) -> None:
-        """Subtract this cost from a client's deficit at a worker; a negative cost is a refund."""
-        self._tables[client].charge(worker, cost)
+    def charge(self, client: ClientId, worker: WorkerId, cost: float) -> float | None:
+        """Subtract this cost from a client's deficit at a worker; a negative cost is a refund. Returns the deficit
+        before that, as `deficit` does.
+        """
+        return self._tables[client].charge(worker, cost)
 
     def forget(self, client: ClientId) -> None:
         """Discard a client's counters: they are no debt towards other clients."""
         self._tables.pop(client, None)
-        self._complete.pop(client, None)
+        self.complete.pop(client, None)
 
     def forget_worker(self, worker: WorkerId) -> None:
         """Discard all counters for a worker."""
-        self._complete.clear()
+        self.complete.clear()
         for table in self._tables.values():
             table.drop(worker)
 

@@ -292,11 +292,11 @@ class Eligibility:
             self.rounds.admit(request.client)
         self._active.remove_request(request.client)
 
-    def charge(self, client: ClientId, cost: float) -> bool:
-        """Subtract this cost from a client's deficit; a negative cost is a refund. Returns whether the deficit ceased
-        to be positive.
+    def charge(self, client: ClientId, cost: float) -> float | None:
+        """Subtract this cost from a client's deficit; a negative cost is a refund. Returns the deficit before that;
+        None for an unknown client.
         """
-        deficit = self._deficits.charge(client, cost)
+        before = self._deficits.charge(client, cost)
         if client in self.turns.head_starts and self.turns.use_up(client, cost):
             self._update_priority_class(client)
         if client in self._waiting.routes:
@@ -306,7 +306,7 @@ class Eligibility:
                 self._schedule_refill(client)
             if self.rounds is not None and client in self.rounds.admitted and not self._may_take_turn(client):
                 self.rounds.end_admission(client)
-        return deficit <= 0 < deficit + cost
+        return before
 
     def has_positive_deficit(self, client: ClientId) -> bool:
         """Return whether a client's deficit is positive, whether the client waits or not."""
@@ -331,7 +331,7 @@ class Eligibility:
         So use of an idle machine leaves no debt, and a client that is new has no advantage over known ones.
         """
         if not self._restored:
-            self._deficits.reset()
+            self._deficits.epoch += 1
 
     def forget(self, client: ClientId) -> None:
         """Keep the counter of a client without requests only if it is in debt."""

@@ -78,20 +78,22 @@ class Dlpm(Order):
 
     def request_dispatched(self, request: Request, now: float) -> None:
         self._eligibility.request_dispatched(request)
-        self._awaiting_first_token.add(request, now)
+        if request.streamed:
+            self._awaiting_first_token.sent[request.id] = request.client, now
 
     def resume(self, request: Request, now: float) -> None:
         self._eligibility.resume(request)
-        self._awaiting_first_token.add(request, now)
+        if request.streamed:
+            self._awaiting_first_token.sent[request.id] = request.client, now
 
     def request_charged(self, charge: Charge) -> None:
         self._eligibility.charge(charge.client, charge.cost)
 
     def request_started(self, request: Request) -> None:
-        self._awaiting_first_token.discard(request.id)
+        self._awaiting_first_token.sent.pop(request.id, None)
 
     def request_ended(self, request: Request) -> None:
-        self._awaiting_first_token.discard(request.id)
+        self._awaiting_first_token.sent.pop(request.id, None)
         self._eligibility.request_ended(request)
 
     def deficit(self, client: ClientId) -> float | None:

@@ -140,7 +140,9 @@ class DlpmHome(Policy):
         self._backlog.remove(withdrawn.worker, withdrawn.client, now)
 
     def next(self, now: float) -> Choice | None:
-        self._refill_hold.advance(now)
+        self._refill_hold.now = now
+        if self._refill_hold.holding:
+            self._refill_hold.end_delays()
         if self._newcomer is not None and (choice := self._pass_through(self._newcomer, now)):
             return choice
         if not self._pool.waiting:
@@ -179,8 +181,9 @@ class DlpmHome(Policy):
 
     def _choose_for(self, newcomer: PooledRequest, now: float) -> Choice | None:
         """Choose a worker for a request while no other waits; None if none has room for it."""
+        takers = newcomer.takers(now) if newcomer.homes else newcomer.able
         for worker, relief in self._with_room():
-            if newcomer.may_go(worker, now) and self._view.admits(worker, newcomer.request):
+            if worker in takers and self._view.admits(worker, newcomer.request):
                 return self._choose(newcomer, worker, relief)
         return None
 
@@ -210,17 +213,32 @@ class DlpmHome(Policy):
     def resume(self, request: Request, worker: WorkerId, now: float) -> None:
         self._eligibility.resume(request)
         self._count_sent(request, worker, self._view.able(request), now)
+        size, match = self._view.size_and_match(request)
+        self._refill_hold.request_sent(request, worker, size - match.get(worker, 0), self._view.output_tokens(request))
+
+    def request_sent(self, request: Request, charge: Charge, uncached: int, output: float) -> Deficit:
+        before = self._charge_client(charge)
+        before_here = self._worker_deficits.charge(charge.client, charge.worker, charge.cost)
+        self._refill_hold.request_sent(request, charge.worker, uncached, output)
+        return Deficit(before_here, before)
 
     def request_charged(self, charge: Charge) -> None:
-        cost = charge.cost
-        self._refill_hold.charge(charge.client, cost)
-        if self._eligibility.charge(charge.client, cost):
+        self._charge_client(charge)
+        self._worker_deficits.charge(charge.client, charge.worker, charge.cost)
+
+    def _charge_client(self, charge: Charge) -> float | None:
+        """Count a charge as service of its client. Returns the client's deficit q_i before it."""
+        client, cost = charge.client, charge.cost
+        self._refill_hold.charge(client, cost)
+        before = self._eligibility.charge(client, cost)
+        after = 0.0 if before is None else before - cost
+        if after <= 0 < after + cost:
             self._refill_hold.invalidate()
-        self._worker_deficits.charge(charge.client, charge.worker, cost)
+        return before
 
     def request_started(self, request: Request, worker: WorkerId) -> None:
         if (awaiting := self._awaiting_first_token.get(worker)) is not None:
-            awaiting.discard(request.id)
+            awaiting.sent.pop(request.id, None)
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
         self.request_started(request, worker)
@@ -464,9 +482,10 @@ class DlpmHome(Policy):
         self._eligibility.request_dispatched(request)
 
     def _count_sent(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
-        self._worker_deficits.table(request, able)
-        self._awaiting_first_token[worker].add(request, now)
-        self._refill_hold.request_dispatched(request, worker)
+        if self._worker_deficits.complete.get(request.client) is not able:
+            self._worker_deficits.table(request, able)
+        if request.streamed:
+            self._awaiting_first_token[worker].sent[request.id] = request.client, now
         self._loads.dispatched(worker)
 
 

@@ -162,9 +162,10 @@ class HomePool:
         chunk_tokens = tokens * CHUNK_BYTES / max(sum(map(_size, request.prompts)), 1)
         held = self._view.chunks_held(request, able)
         self._arrivals += 1
-        waiting = PooledRequest(request, self._arrivals, now, tokens, chunk_tokens, able, held)
-        waiting.homes = self._find_homes(waiting)
-        waiting.leaves_home_at = self._home_deadline(waiting)
+        waiting = PooledRequest(request, self._arrivals, now, tokens, chunk_tokens, able, held, leaves_home_at=None)
+        if held.most:
+            waiting.homes = self._find_homes(waiting)
+            waiting.leaves_home_at = self._home_deadline(waiting)
         return waiting
 
     def enter(self, waiting: PooledRequest) -> None:

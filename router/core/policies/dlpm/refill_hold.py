@@ -29,23 +29,16 @@ from router.core.policies.deficit.eligibility import Eligibility
 
 
 class AwaitingFirstToken:
-    """Dispatched requests of one queue without a first token, in order of dispatch."""
+    """Dispatched requests of one queue without a first token, in order of dispatch: those that are streamed, as others
+    never show when they start.
+    """
 
     def __init__(self) -> None:
-        self._sent: dict[RequestId, tuple[ClientId, float]] = {}
-        """By request, its client and the time of its dispatch."""
+        self.sent: Final[dict[RequestId, tuple[ClientId, float]]] = {}
+        """By request, its client and the time of its dispatch. The policy adds and removes them."""
 
     def __len__(self) -> int:
-        return len(self._sent)
-
-    def add(self, request: Request, now: float) -> None:
-        """Add a request that was dispatched now, if it is streamed: other requests never show when they start."""
-        if request.streamed:
-            self._sent[request.id] = request.client, now
-
-    def discard(self, request: RequestId) -> None:
-        """Remove a request that started or ended, if it is here."""
-        self._sent.pop(request, None)
+        return len(self.sent)
 
     def has_eligible_since(self, since: float, priority_class: Callable[[ClientId], int | None]) -> bool:
         """Return whether an eligible client has a request here that was dispatched after `since`.
@@ -53,7 +46,7 @@ class AwaitingFirstToken:
         An engine that orders by longest match would serve every request that a refill admits before that one, for ever.
         So at such an engine CHECKREFILL (DLPM paper, Algorithm 1) waits for it as for a request in the router's queue.
         """
-        return any(at > since and priority_class(client) is not None for client, at in self._sent.values())
+        return any(at > since and priority_class(client) is not None for client, at in self.sent.values())
 
 
 VALUE_RATIO_HALF_LIFE: Final = 5.0
@@ -132,24 +125,22 @@ class RunningCalls:
 class DecayingService:
     """What each client was served lately, in cost units; older service counts less."""
 
-    __slots__ = ("_served", "now")
+    __slots__ = ("_served",)
 
     def __init__(self) -> None:
-        self.now = 0.0
-        """The time of the next calls, in seconds."""
         self._served: dict[ClientId, tuple[float, float]] = {}
         """By client, its service and the time at which it was as much."""
 
-    def add(self, client: ClientId, cost: float) -> None:
+    def add(self, client: ClientId, cost: float, now: float) -> None:
         """Add to a client's service; a negative cost corrects an estimate."""
-        self._served[client] = self.of(client) + cost, self.now
+        self._served[client] = self.of(client, now) + cost, now
 
-    def of(self, client: ClientId) -> float:
+    def of(self, client: ClientId, now: float) -> float:
         """Return what a client was served; 0 if it is not known."""
         if (known := self._served.get(client)) is None:
             return 0.0
         cost, at = known
-        return float(cost * 0.5 ** ((self.now - at) / SERVICE_HALF_LIFE))
+        return float(cost * 0.5 ** ((now - at) / SERVICE_HALF_LIFE))
 
     def forget(self, client: ClientId) -> None:
         """Forget a client."""
@@ -194,7 +185,10 @@ class RefillHold:
         self._periods: dict[frozenset[str], Period] = {}
         """By the set of shared routes of the workers that ask."""
         self._admitted_in: dict[ClientId, Period] = {}
-        self._holding: set[Period] = set()
+        self.now = 0.0
+        """The time of what is charged next, in seconds; set by the policy."""
+        self.holding: set[Period] = set()
+        """The periods whose next refill is delayed; read-only for others."""
         self._service = DecayingService()
         self._invalidations = 0
         """The number of calls of `invalidate`."""
@@ -202,7 +196,7 @@ class RefillHold:
     @property
     def next_deadline(self) -> float:
         """The time at which the next delayed refill may come; infinite if none is delayed."""
-        return min([period.until for period in self._holding], default=inf)
+        return min([period.until for period in self.holding], default=inf)
 
     def worker_joined(self, worker: WorkerId) -> None:
         """Track the calls of a new worker."""
@@ -212,15 +206,12 @@ class RefillHold:
         """Drop the calls of a worker that left."""
         del self._running[worker]
         self._periods.clear()
-        self._holding.clear()
+        self.holding.clear()
         self._admitted_in.clear()
 
-    def request_dispatched(self, request: Request, worker: WorkerId) -> None:
-        """Count a call that was sent to a worker."""
-        view = self._view
-        size, match = view.size_and_match(request)
-        uncached = size - match.get(worker, 0)
-        work = Work(1, uncached, view.output_tokens(request))
+    def request_sent(self, request: Request, worker: WorkerId, uncached: int, output: float) -> None:
+        """Count a call that was sent to a worker, with its uncached input tokens and predicted output tokens."""
+        work = Work(1, uncached, output)
         self._running[worker].add(request, work)
         if (period := self._admitted_in.get(request.client)) is not None:
             period.admitted = period.admitted.plus(work)
@@ -236,14 +227,12 @@ class RefillHold:
         self._invalidations += 1
 
     def charge(self, client: ClientId, cost: float) -> None:
-        """Count what a client was served, in cost units, at the time of the last `advance`."""
-        self._service.add(client, cost)
+        """Count what a client is served `now`, in cost units."""
+        self._service.add(client, cost, self.now)
 
-    def advance(self, now: float) -> None:
-        """Note the time, and drop delays that have ended."""
-        self._service.now = now
-        if self._holding:
-            self._holding = {period for period in self._holding if period.until > now}
+    def end_delays(self) -> None:
+        """Drop the delays that have ended by `now`."""
+        self.holding = {period for period in self.holding if period.until > self.now}
 
     def forget(self, client: ClientId) -> None:
         """Forget a client without requests."""
@@ -254,7 +243,7 @@ class RefillHold:
         """Start a new period: a refill for these routes made these clients eligible."""
         period = self._period(routes)
         period.began, period.admitted, period.until = now, NO_WORK, -inf
-        self._holding.discard(period)
+        self.holding.discard(period)
         for client in clients:
             self._admitted_in[client] = period
 
@@ -267,9 +256,9 @@ class RefillHold:
             period.recheck_at, period.invalidations = now + RECHECK_SECONDS, self._invalidations
             period.until = period.began + self._hold_seconds(period, routes, now)
         if period.until <= now:
-            self._holding.discard(period)
+            self.holding.discard(period)
             return False
-        self._holding.add(period)
+        self.holding.add(period)
         return True
 
     def _period(self, routes: Collection[str]) -> Period:
@@ -302,9 +291,9 @@ class RefillHold:
 
         It is not compared with their mean, which one of them that was served much, its accomplice, could raise.
         """
-        weight, service = self._eligibility.weight, self._service.of
-        limit = service(client) / (AHEAD * weight(client))
-        behind = [own for each, own in others.items() if service(each) < limit * own]
+        weight, service, now = self._eligibility.weight, self._service.of, self.now
+        limit = service(client, now) / (AHEAD * weight(client))
+        behind = [own for each, own in others.items() if service(each, now) < limit * own]
         return sum(behind) >= sum(others.values()) / 2
 
     def _eligible_work(self, workers: Collection[WorkerId]) -> tuple[Work, Mapping[ClientId, float]]:

@@ -196,8 +196,17 @@ class SessionGate(Policy):
             self.places.move(session, worker)
             self._changed = True
 
+    def request_sent(self, request: Request, charge: Charge, uncached: int, output: float) -> Deficit:
+        deficit = self.inner.request_sent(request, charge, uncached, output)
+        self._count(charge)
+        return deficit
+
     def request_charged(self, charge: Charge) -> None:
         self.inner.request_charged(charge)
+        self._count(charge)
+
+    def _count(self, charge: Charge) -> None:
+        """Count a charge as service of its client and its session."""
         client = self._clients.get(charge.client)
         if client is None:
             return
