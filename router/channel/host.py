@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from router.channel.earlier_run import CoveredFront, EarlierRun
 from router.channel.messages import (
@@ -51,6 +51,8 @@ from router.core.model.events import (
     Returned,
     Started,
     Ticked,
+    WorkerJoined,
+    WorkerLeft,
 )
 from router.core.model.request import Leg, Request, RequestId, WorkerId
 from router.core.scheduler import Scheduler
@@ -66,8 +68,12 @@ Deliver = Callable[[SchedulerMessage], None]
 class Observer(Protocol):
     """Observes events and the commands that the scheduler answers them with; changes nothing."""
 
-    event_types: ClassVar[Collection[type[Event]]] = EVENTS
-    """The event types to observe. An event of any type can cause commands."""
+    @property
+    def event_types(self) -> Collection[type[Event]]:
+        """The event types to observe, looked at again whenever a worker has joined or left. An event of any type can
+        cause commands.
+        """
+        return EVENTS
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         """Called after the scheduler has handled `event` and returned `commands`; `now` is the time of the event."""
@@ -244,7 +250,7 @@ class SchedulerHost:
         self._wall_clock = wall_clock
         self._services: FrontServices = NoServices()
         self._observers: list[Observer] = []
-        self._observers_by_type: dict[type[Event], list[Observer]] = {kind: [] for kind in EVENTS}
+        self._observers_by_type: dict[type[Event], list[Observer]] = {}
         """Observers by the event type that they subscribe to."""
         self.attach(*observers)
         self._links: list[FrontLink] = []
@@ -297,15 +303,20 @@ class SchedulerHost:
         commands = self.scheduler.handle(event, now)
         for observer in self._observers_by_type[type(event)]:
             observer.observe(now, event, commands)
+        if type(event) in (WorkerJoined, WorkerLeft):
+            self._subscribe()
         for command in commands:
             self._carry_out(command, now)
 
     def attach(self, *observers: Observer) -> None:
         """Add observers. They are notified after those that were added earlier."""
         self._observers += observers
-        for observer in observers:
-            for kind in observer.event_types:
-                self._observers_by_type[kind].append(observer)
+        self._subscribe()
+
+    def _subscribe(self) -> None:
+        self._observers_by_type = {
+            kind: [observer for observer in self._observers if kind in observer.event_types] for kind in EVENTS
+        }
 
     def connect(self, deliver: Deliver, number: int = 0, session: str = "", replica: str = "") -> FrontLink:
         """Add a front, to which `deliver` sends messages, first of all the present workers.

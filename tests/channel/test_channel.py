@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from random import Random
 
@@ -194,6 +194,27 @@ async def test_an_observer_gets_only_the_event_types_it_subscribes_to() -> None:
     assert [type(event) for event in ends.events] == [Finished, Cancelled]
     assert [type(command) for command in ends.commands if not isinstance(command, WakeAt)] == [Dispatch]
     assert [type(event) for event in scene.recorder.events[1:]] == [Arrived, Arrived, Finished, Cancelled]
+
+
+class LateRecorder(Recorder):
+    """Records ends from the first new worker on."""
+
+    @property
+    def event_types(self) -> Collection[type[Event]]:
+        return (WorkerJoined, Finished) if self.events else (WorkerJoined,)
+
+
+async def test_an_observer_can_want_other_event_types_once_a_worker_joined() -> None:
+    """It gets none of them before, and all after."""
+    scene = ChannelScene()
+    late = LateRecorder()
+    scene.host.attach(late)
+    for name in ("1", "2"):
+        scene.submit(name)
+        scene.client.settle(Finished(RequestId(name)))
+        if name == "1":
+            scene.host.feed(WorkerJoined(Worker(WorkerId("new"), frozenset({"m"}))))
+    assert [type(event) for event in late.events] == [WorkerJoined, Finished]
 
 
 async def test_a_refusal_that_nobody_awaits_is_not_logged_as_an_unretrieved_exception() -> None:

@@ -41,36 +41,35 @@ BUCKET_SECONDS: Final = (
 )
 
 
-class ClientLabels:
-    """Maps any number of clients to a bounded set of labels."""
+class ClientLabels(dict[ClientId, str]):
+    """Maps any number of clients to a bounded set of labels: the names of the first clients asked for, else `other`."""
 
     def __init__(self, limit: int = CLIENT_LIMIT) -> None:
+        super().__init__()
         self._limit = limit
-        self._known: dict[ClientId, str] = {}
 
-    def label(self, client: ClientId) -> str:
-        """Return the client's label: its name for the first clients seen, else `other`."""
-        if client not in self._known and len(self._known) < self._limit:
-            self._known[client] = client
-        return self._known.get(client, OTHER)
+    def __missing__(self, client: ClientId) -> str:
+        if len(self) >= self._limit:
+            return OTHER
+        self[client] = client
+        return client
 
 
-class ModelLabels:
+class ModelLabels(dict[str, str]):
     """Maps models to a bounded set of labels, only those that some worker serves: clients may ask for any name."""
 
     def __init__(self, limit: int = MODEL_LIMIT) -> None:
+        super().__init__()
         self._limit = limit
-        self._known: set[str] = set()
+
+    def __missing__(self, model: str) -> str:
+        return OTHER
 
     def add(self, models: Collection[str]) -> None:
         """Add models that some worker serves."""
         for model in sorted(models):
-            if len(self._known) < self._limit:
-                self._known.add(model)
-
-    def label(self, model: str) -> str:
-        """Return the model's label."""
-        return model if model in self._known else OTHER
+            if len(self) < self._limit:
+                self[model] = model
 
 
 class LabeledCounter(defaultdict[tuple[str, ...], float]):

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -29,6 +29,8 @@ from router.core.model.request import Leg, RequestId, Role, Worker, WorkerId
 from router.telemetry.metrics.counts import DurationHistogram, LabeledCounter
 
 log = logging.getLogger(__name__)
+
+FLEET_CHANGES: Final = (WorkerJoined, WorkerLeft)
 
 
 @dataclass(slots=True)
@@ -63,8 +65,6 @@ class HandoffOutcome(StrEnum):
 class HandoffMetrics(Collector):
     """Observer that follows prompts from their prefill worker to their decode worker, and logs where there is none."""
 
-    event_types: ClassVar[Collection[type[Event]]] = EVENTS
-
     def __init__(self, registry: CollectorRegistry, pool: Sized) -> None:
         """Register with `registry`. `pool`: the requests that are prefilled and wait for a decode worker."""
         self._pool = pool
@@ -93,6 +93,11 @@ class HandoffMetrics(Collector):
         self._undecodable: set[str] = set()
         """The models of which it was logged that they have no decode worker."""
         registry.register(self)
+
+    @property
+    def event_types(self) -> Collection[type[Event]]:
+        """All, as long as there is something to follow."""
+        return EVENTS if self._apart or self._requests or self._handed else FLEET_CHANGES
 
     def collect(self) -> Iterator[Metric]:
         yield from self._outcomes.families()

@@ -146,7 +146,7 @@ class RequestMetrics(Collector):
     def _waiting(self) -> Counter[tuple[str, ...]]:
         """Count the waiting requests by client and model."""
         waiting = [request for request in self._open.values() if request.waiting]
-        return Counter([(self._labels.label(request.client), request.model) for request in waiting])
+        return Counter([(self._labels[request.client], request.model) for request in waiting])
 
     def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         match event:
@@ -198,8 +198,8 @@ class RequestMetrics(Collector):
             self._end(request, reason, now)
 
     def _add(self, request: Request, now: float) -> MeasuredRequest:
-        group = NO_GROUP if request.group is None else self._groups.label(ClientId(request.group))
-        opened = MeasuredRequest(request.client, self._models.label(request.model), group, now)
+        group = NO_GROUP if request.group is None else self._groups[ClientId(request.group)]
+        opened = MeasuredRequest(request.client, self._models[request.model], group, now)
         self._open[request.id] = opened
         return opened
 
@@ -232,7 +232,7 @@ class RequestMetrics(Collector):
         """
         if (ended := self._open.pop(request, None)) is None:
             return
-        client = self._labels.label(ended.client)
+        client = self._labels[ended.client]
         self._requests[client, ended.model, outcome] += 1
         if fault is not None:
             self._failed[ended.model, fault] += 1

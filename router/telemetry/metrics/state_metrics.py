@@ -270,7 +270,7 @@ class StateCollector(Collector):
         yield from _caches(report)
 
     def _clients(self, report: FairnessReport) -> Iterator[Metric]:
-        shown = {c: entry for c, entry in report.clients.items() if self._labels.label(c) != OTHER}
+        shown = {c: entry for c, entry in report.clients.items() if self._labels[c] != OTHER}
         totals = self._totals(report)
         yield from SERVICE.parts(
             ((label, kind), tokens)
@@ -316,7 +316,7 @@ class StateCollector(Collector):
         for client, entry in report.clients.items():
             s = entry.service
             row = (s.extend, s.cached, s.output, s.cost, entry.queued, entry.running, entry.share or 0.0)
-            label = self._labels.label(client)
+            label = self._labels[client]
             totals[label] = [*map(add, totals[label], row)] if label in totals else [*row]
         last, self._last_totals = self._last_totals, {}
         for label, total in totals.items():

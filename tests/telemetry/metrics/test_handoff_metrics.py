@@ -111,3 +111,20 @@ def test_what_becomes_of_hand_offs_is_counted() -> None:
     feed(WorkerLeft(WorkerId("p")))
     feed(Arrived(request("c")))
     assert registry.get_sample_value("d2lpm_decoded_alone_total", {"reason": "no prefill worker"}) == 1
+
+
+def test_events_of_requests_are_observed_only_beside_workers_with_a_part() -> None:
+    """From the first such worker on, until the last is gone and no request is left that came beside it."""
+    scene = Scene("dlpm_home", workers=())
+    metrics = HandoffMetrics(CollectorRegistry(), scene.scheduler.handoffs)
+
+    def follows(event: Event) -> bool:
+        metrics.observe(scene.now, event, scene.scheduler.handle(event, scene.now))
+        return Arrived in metrics.event_types
+
+    request = Request(RequestId("a"), ClientId("ada"), MODEL, (key("a"),), 10)
+    assert not follows(WorkerJoined(Worker(WorkerId("w"), frozenset({MODEL}))))
+    assert follows(WorkerJoined(Worker(WorkerId("d"), frozenset({MODEL}), role=Role.DECODE)))
+    assert follows(Arrived(request))
+    assert follows(WorkerLeft(WorkerId("d")))
+    assert not follows(Finished(request.id))

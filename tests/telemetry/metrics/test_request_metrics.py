@@ -85,7 +85,7 @@ async def test_a_scrape_before_any_call_parses() -> None:
 def test_the_number_of_client_labels_is_limited() -> None:
     """The first clients keep their own label; the others share one."""
     labels = ClientLabels(limit=2)
-    assert [labels.label(ClientId(c)) for c in ("a", "b", "c", "a", "d")] == ["a", "b", OTHER, "a", OTHER]
+    assert [labels[ClientId(c)] for c in ("a", "b", "c", "a", "d")] == ["a", "b", OTHER, "a", OTHER]
 
 
 def test_a_counter_never_falls() -> None:
@@ -187,7 +187,7 @@ def test_only_models_that_a_worker_serves_have_a_label() -> None:
     assert counted == [(OTHER, 3), ("m", 1)]
     labels = ModelLabels(limit=1)
     labels.add(["b", "a"])
-    assert [labels.label("a"), labels.label("b")] == ["a", OTHER]
+    assert [labels["a"], labels["b"]] == ["a", OTHER]
 
 
 def test_a_request_is_counted_once_however_it_ends() -> None:
