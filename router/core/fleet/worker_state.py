@@ -229,18 +229,20 @@ class WorkerState:
                 self._start(earlier, guessed=True)
             # An engine that serves in order of arrival begins with others only in the last step.
             in_one_step = None if self.worker.reorders else self.worker.batch_tokens
-            waiting = self.in_flight.prefilled_beside(flight, in_one_step)
+            waiting, rate = self.in_flight.prefilled_beside(flight, in_one_step), self.service_rate
+            self.in_flight.start(flight, now, guessed=False)
+            self._most_kv_tokens = max(self._most_kv_tokens, self.in_flight.kv_tokens)
             if self._unaccounted_seen_tokens:
-                self.service_rate.add_output(self._unaccounted_seen_tokens)
+                rate.add_output(self._unaccounted_seen_tokens)
                 self._unaccounted_seen_tokens = 0
-            flight.burst = self.service_rate.observe_start(
-                now,
-                flight.dispatched,
-                flight.uncached_tokens,
-                had_place=flight.had_place,
-                waiting=waiting,
+            tokens = flight.uncached_tokens
+            flight.burst = rate.observe_start(
+                now, flight.dispatched, tokens, had_place=flight.had_place, waiting=waiting
             )
-        self._start(flight, guessed=False)
+            rate.count_start(tokens)
+            self.window.on_start(rate.turnover)
+        else:
+            self._start(flight, guessed=False)
         self._refresh_load()
 
     def resume_start(self, flight: InFlight, now: float, *, seen: bool) -> None:
@@ -286,10 +288,10 @@ class WorkerState:
             charged.cached + after.cached - before.cached,
             charged.output + output_tokens,
         )
-        if output_tokens:
-            self.in_flight.count_output(flight, output_tokens)
+        flight.output += output_tokens
         if flight in self.in_flight.aside:
             return
+        self.in_flight.context_tokens += output_tokens
         self._unaccounted_cost += cost
         self._unaccounted_tokens += output_tokens
         if flight.first_token_seen:
@@ -424,10 +426,10 @@ class WorkerState:
         self._refresh_load()
 
     def _start(self, flight: InFlight, *, guessed: bool) -> None:
+        """Mark a request as started whose first token was not seen."""
         self.in_flight.start(flight, self._now, guessed=guessed)
         self._most_kv_tokens = max(self._most_kv_tokens, self.in_flight.kv_tokens)
-        if flight.burst is None:
-            self.service_rate.add_unseen_prefill(flight.uncached_tokens)
+        self.service_rate.add_unseen_prefill(flight.uncached_tokens)
         self.service_rate.count_start(flight.uncached_tokens)
         self.window.on_start(self.service_rate.turnover)
 
