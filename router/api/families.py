@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 import orjson
 
 from router.api.answer.event_reader import EventReader
-from router.api.answer.stream_reader import Answer, EngineError, StreamReader, read_json
+from router.api.answer.stream_reader import Answer, Ending, EngineError, StreamReader, read_json
 from router.api.body.call import COMPLETIONS, Call, Head
 from router.api.body.error_bodies import ErrorShape
 from router.api.body.json_object import load, put_members
@@ -21,7 +21,7 @@ from router.api.endpoints.chat import parse_chat
 from router.api.endpoints.completions import parse_completion
 from router.api.endpoints.other import parse_other
 from router.api.endpoints.plain import read_plain
-from router.core.model.prompt_key import PromptHasher, PromptKey
+from router.core.model.prompt_key import PromptHasher
 from router.core.model.request import Usage
 from router.errors import BadRequest
 
@@ -55,8 +55,8 @@ class Reader(Protocol):
     def close(self) -> bytes:
         """End the stream and return what to send to the client."""
 
-    def answer_keys(self) -> tuple[PromptKey, ...]:
-        """One key per choice: of prompt and answer, as the next turn's prompt would begin."""
+    def ending(self) -> Ending:
+        """Return what the scheduler learns from a complete answer."""
 
     @property
     def broken(self) -> bool: ...
@@ -73,8 +73,6 @@ class Reader(Protocol):
     def aborted(self) -> bool: ...
     @property
     def complete(self) -> bool: ...
-    @property
-    def ended_turn(self) -> bool | None: ...
 
 
 class Family(NamedTuple):

@@ -93,7 +93,8 @@ class SchedulerClient:
         """`clock` returns seconds and never goes backwards. `connect` must be called before anything is sent."""
         self.clock = clock
         self._send: Callable[[FrontMessage], None] = _not_connected
-        self._behind: Callable[[], bool] = _never_behind
+        self.behind: Callable[[], bool] | None = None
+        """Whether the scheduler lags too far to be sent new calls; None for never. To be asked by `check_lag`."""
         self.lag_refusals = 0
         """Calls refused because the scheduler lags."""
         self._assignments: dict[RequestId, asyncio.Future[Assignment]] = {}
@@ -116,11 +117,11 @@ class SchedulerClient:
         `behind`: whether the scheduler lags too far to be sent new calls; None for never.
         """
         self._send = send
-        self._behind = behind or _never_behind
+        self.behind = behind
 
     def check_lag(self) -> None:
         """Raise Refused if the scheduler lags too far to be sent a new call."""
-        if self._behind():
+        if self.behind is not None and self.behind():
             self.lag_refusals += 1
             message = "The router is overloaded; try again later."
             raise Refused(message, retry_after=LAG_RETRY_SECONDS, reason="rejected-scheduler-lag")
@@ -261,10 +262,6 @@ class SchedulerClient:
                 stream.reported = progressed[request] = tokens
         if progressed:
             self._send_event(Progressed(progressed))
-
-
-def _never_behind() -> bool:
-    return False
 
 
 def _not_connected(message: FrontMessage) -> None:

@@ -58,7 +58,9 @@ class AnswerStream:
             if complete:
                 break
             writer = exchange.stream_writer() if counted and not self.unsent else None
-        self.unsent += self.close()
+        if self._rewriter is not None:
+            self.unsent += reader.feed(self._rewriter.close())
+        self.unsent += reader.close()
 
     async def read(self, writer: StreamWriter | None = None) -> bytes | None:
         """Return what the client gets of the next block; None at the end of the answer.
@@ -105,8 +107,3 @@ class AnswerStream:
     def _rewrite(self, block: bytes) -> bytes:
         assert self._rewriter is not None
         return self._reader.feed(self._rewriter.feed(block))
-
-    def close(self) -> bytes:
-        """Return what the client gets at the end of the stream."""
-        rest = b"" if self._rewriter is None else self._reader.feed(self._rewriter.close())
-        return rest + self._reader.close()

@@ -147,11 +147,12 @@ class UnreadBytes:
     the answer waits for the client, and so does the engine.
     """
 
-    __slots__ = ("_hold", "_sent", "_transport", "owner")
+    __slots__ = ("_sent", "_transport", "hold", "owner")
 
     def __init__(self, budget: ByteBudget, transport: asyncio.WriteTransport, owner: str) -> None:
         """`owner`: whose part of the budget counts, until `charge_to` changes it."""
-        self._hold = budget.hold(owner)
+        self.hold = budget.hold(owner)
+        """What is counted; for others to read only."""
         self.owner = owner
         self._transport = transport
         self._sent = 0
@@ -159,19 +160,19 @@ class UnreadBytes:
 
     def charge_to(self, owner: str) -> None:
         """Count against this owner, who made the call in flight."""
-        self._hold.transfer(owner)
+        self.hold.transfer(owner)
         self.owner = owner
 
     def start(self) -> None:
         """Start counting, because the client reads too slowly, unless already started."""
-        if not self._hold.amount:
+        if not self.hold.amount:
             self._sent = self._transport.get_write_buffer_size()
-            self._hold.set(self._sent)
+            self.hold.set(self._sent)
 
     def try_add(self, amount: int) -> bool:
         """Count `amount` bytes to be sent now. Returns False if there is no room: then wait for the client."""
-        self._hold.set(self._transport.get_write_buffer_size())
-        if not self._hold.try_add(amount):
+        self.hold.set(self._transport.get_write_buffer_size())
+        if not self.hold.try_add(amount):
             return False
         self._sent += amount
         return True
@@ -183,4 +184,4 @@ class UnreadBytes:
 
     def stop(self) -> None:
         """Stop counting, because the client has read nearly all or is gone."""
-        self._hold.set(0)
+        self.hold.set(0)

@@ -59,7 +59,10 @@ class Exchange:
         self.address: str | None = scope["client"][0] if scope.get("client") else None
         self.record: CallRecord | None = scope.get(SCOPE_KEY)
         """What becomes of the call is noted here; None if nobody wants to know."""
-        self.request_id = _usable_id(self.headers.get(b"x-request-id")) or new_request_id()
+        given = _usable_id(self.headers.get(b"x-request-id"))
+        self.id_given = given is not None
+        """Whether the client gave the id, so that another call may have it."""
+        self.request_id = given or new_request_id()
         """Sent with every answer. The client's own, if it gave one that is usable and that no other call has."""
         self.begun = False
         """Whether the status line is sent. After that, an error can only be sent inside the stream."""
@@ -109,35 +112,25 @@ class Exchange:
         if int(declared) > limit:
             raise BodyTooLarge(limit)
         hold.check(int(declared))
-        block, more = await self._next_block()
-        hold.add(len(block))
-        if len(block) > limit:
-            raise BodyTooLarge(limit)
-        return await self._read_rest(block, limit, hold) if more else block
-
-    async def _read_rest(self, first: bytes, limit: int, hold: Hold) -> bytes:
-        """Read the rest of a body that arrives in several blocks, and return the whole body."""
-        received, pieces, size = bytearray(first), [], len(first)
-        more = True
+        received, pieces, size, more = bytearray(), list[bytes](), 0, True
         while more:
-            block, more = await self._next_block()
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            block: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
             hold.add(len(block))
-            received += block  # not a list: as list items, blocks of two bytes would take twenty times as much memory
             size += len(block)
             if size > limit:
                 raise BodyTooLarge(limit)
+            if not more and size == len(block):
+                return block  # all of it, as nearly always
+            received += block  # not a list: as list items, blocks of two bytes would take twenty times as much memory
             if len(received) >= PIECE_BYTES:
                 pieces.append(bytes(received))
                 received.clear()
         pieces.append(bytes(received))
         return pieces[0] if len(pieces) == 1 else await asyncio.to_thread(b"".join, pieces)
-
-    async def _next_block(self) -> tuple[bytes, bool]:
-        """Return the next block of the body, and whether more follow. Raises ClientGone."""
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        return message.get("body", b""), message.get("more_body", False)
 
     def while_connected(self) -> "WhileConnected":
         """Return a context manager that raises ClientGone inside the `with` as soon as the client disconnects.

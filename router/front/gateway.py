@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Final
 
 from router.api.answer.usage import TOKEN_COUNT_LIMIT
@@ -37,6 +38,7 @@ from router.front.byte_budget import ByteBudget, Hold
 from router.front.drain import Drain
 from router.front.exchange import ClientGone, Exchange, new_request_id
 from router.front.handoff.upkeep import Handoffs
+from router.front.outgoing import OutgoingCall
 from router.front.parsing import BodyParser, Isolation, ParseSlots, Sender
 from router.front.relay import Relay, RelaySettings
 from router.front.session_labels import UNLABELLED, SessionLabels
@@ -50,6 +52,7 @@ SPLIT_PATHS: Final = frozenset({CHAT, COMPLETIONS})
 """The paths at which a call can say where its prompt was computed. If decode workers cannot compute prompts, all calls
 to these paths are computed in two parts, whatever they ask for."""
 RETRY_KEY_BYTES: Final = 16
+_key = attrgetter("key")
 
 BlockKeys = Callable[[str, bytes, str], Awaitable[tuple[BlockKey, ...]]]
 """Takes the path, body and model of a call; returns one key per prompt, or none."""
@@ -133,7 +136,8 @@ class Gateway:
 
     async def _admit(self, family: Family, exchange: Exchange, response: str | None) -> None:
         """Serve a call if its client may make one now. `response`: the stored response that it is about, if any."""
-        self._scheduler_client.check_lag()
+        if self._scheduler_client.behind is not None:
+            self._scheduler_client.check_lag()
         with self._admission.ticket() as ticket:
             if response is None:
                 await self._admission.admit_head(ticket, exchange.headers, exchange.address)
@@ -167,10 +171,12 @@ class Gateway:
         arrived = self._scheduler_client.clock()
         sender = Sender(exchange.headers, exchange.address, hold.owner)
         call, served = await self._parser.parse(family, exchange.head, body, sender, exchange.deployment)
-        keys = tuple([prompt.key for prompt in call.prompts])
-        # Estimated at four bytes per token of text. The engine's usage corrects the rate limit later.
-        tokens = sum([key.size // 4 if key.tokens is None else key.tokens for key in keys])
-        held = len(call.body) + sum([len(key.hashes) for key in keys])
+        keys: tuple[PromptKey, ...] = tuple(map(_key, call.prompts))
+        held, tokens = len(call.body), 0
+        for key in keys:
+            held += len(key.hashes)
+            # Estimated at four bytes per token of text. The engine's usage corrects the rate limit later.
+            tokens += key.size // 4 if key.tokens is None else key.tokens
         identity = ticket.identity or await self._admission.identify(exchange.headers, call.user, exchange.address)
         if exchange.record is not None:
             exchange.record.note_call(identity.client, call.model)
@@ -180,12 +186,14 @@ class Gateway:
             owner = self._response_owner(exchange)
             keeper = await self._responses.keeper(call, owner, ticket)
             worker = await self._responses.worker_of_previous(call, owner)
-        hold.set(held)
+        if held != hold.amount:
+            hold.set(held)
         blocks: tuple[BlockKey, ...] = ()
         if served.block_sizes and family.tokenizable:
             blocks = await self._block_keys(call.path, call.body, call.model)
         request = self._request(exchange, call, keys, served, identity, blocks, worker)
         overhead = self._scheduler_client.clock() - arrived
+        outgoing = OutgoingCall(call, request.id, exchange, hold, self._scheduler_client)
         relay = Relay(
             request,
             call,
@@ -195,6 +203,7 @@ class Gateway:
             self._slots,
             self._scheduler_client,
             self._connections,
+            outgoing,
             overhead,
             self._handoffs,
             keeper,
@@ -214,7 +223,7 @@ class Gateway:
         blocks: tuple[BlockKey, ...],
         worker: WorkerId | None,
     ) -> Request:
-        if RequestId(exchange.request_id) in self._scheduler_client:
+        if exchange.id_given and RequestId(exchange.request_id) in self._scheduler_client:
             exchange.request_id = new_request_id()
         retry_key = exchange.headers.get(b"idempotency-key")
         label = UNLABELLED if self._session_labels is None else self._session_labels.read(exchange, call)

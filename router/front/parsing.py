@@ -118,7 +118,10 @@ class BodyParser:
         if deployment is not None:
             body = with_deployment(body, head.content_type, deployment)
         call = family.parse(head, body, self._hasher, ids=self._ids)
-        _check_names(call)
+        for param, name in (("model", call.model), ("user", call.user or "")):
+            if len(name) > NAME_BYTES or len(name.encode()) > NAME_BYTES:
+                message = f"`{param}` is longer than {NAME_BYTES} bytes."
+                raise BadRequest(message, param=param, code="string_above_max_length")
         if (model := self._connections.aliases.get(call.model)) is None:
             return call
         return family.parse(head, rename(body, call.content_type, model), self._hasher, ids=self._ids)
@@ -130,14 +133,6 @@ class BodyParser:
             return isolation.cache_scope_of(self._identifier.identify(sender.headers, user, sender.address))
 
         return with_cache_salt(body, cache_scope, isolation.secret)
-
-
-def _check_names(call: Call) -> None:
-    """Raise BadRequest if the name of the model or the user exceeds `NAME_BYTES`."""
-    for param, name in (("model", call.model), ("user", call.user or "")):
-        if len(name) > NAME_BYTES or len(name.encode()) > NAME_BYTES:
-            message = f"`{param}` is longer than {NAME_BYTES} bytes."
-            raise BadRequest(message, param=param, code="string_above_max_length")
 
 
 def is_light(body: bytes, content_type: str) -> bool:

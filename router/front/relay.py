@@ -79,11 +79,12 @@ class Relay:
         slots: ParseSlots,
         scheduler_client: SchedulerClient,
         connections: WorkerConnections,
+        outgoing: OutgoingCall,
         overhead: float,
         handoffs: Handoffs,
         keeper: ResponseKeeper | None = None,
     ) -> None:
-        """`hold`: counts the bytes held for this call; `slots`: used to read a long answer.
+        """`hold`: counts the bytes held for this call; `slots`: used to read a long answer; `outgoing`: sends the call.
 
         `overhead`: seconds that the router has spent on the call before it is queued; `handoffs`: looks after what is
         between prefill and decode workers; `keeper`: takes care of the response if the engine stores
@@ -100,7 +101,7 @@ class Relay:
         self._overhead = overhead
         self._keeper = keeper
         self._record = exchange.record
-        self._outgoing = OutgoingCall(call, request.id, exchange, hold, scheduler_client)
+        self._outgoing = outgoing
         self._prefill: Prefill | None = None
         """The prefill of the call at a worker of its own, once there was one."""
         self._handoffs = handoffs
@@ -197,8 +198,7 @@ class Relay:
 
     def _settle_complete(self, reader: Reader) -> None:
         """Report the end of a streamed answer that is complete."""
-        usage, ended_turn = reader.usage, reader.ended_turn
-        self._settle(Finished(self._request.id, usage, reader.answer_keys(), ended_turn))
+        self._settle(Finished(self._request.id, *reader.ending()))
 
     async def _next_assignment(
         self, pending: "asyncio.Future[Assignment]", heartbeat: float, failed: FailedAttempt | None
@@ -460,7 +460,7 @@ class Relay:
         """
         reader = self._reader = self._reader or self._new_reader(assignment)
         if isinstance(reader, StreamReader):
-            reader.fingerprint = worker.fingerprint
+            reader.last_chunks.fingerprint = worker.fingerprint
         rewriter = None if (rest := self._outgoing.continuation) is None else Rewriter(rest)
         stream = AnswerStream(upstream, reader, rewriter, self._hold)
         legs = self._legs
@@ -483,7 +483,7 @@ class Relay:
                 await self._exchange.stream(headers, stream.unsent)
             return failed
         if isinstance(reader, StreamReader):
-            worker.fingerprint = reader.fingerprint
+            worker.fingerprint = reader.last_chunks.fingerprint
         self._settle_complete(reader)
         await self._exchange.stream(headers, stream.unsent, last=True)
         return None

@@ -17,7 +17,7 @@ GRACE_SECONDS: Final = 1.0
 class FairTimer:
     """A one-shot timer. If it fires late, it waits for a grace period once more before it calls back."""
 
-    __slots__ = ("_callback", "_handle", "_loop", "_seconds", "when")
+    __slots__ = ("_callback", "_loop", "_seconds", "cancel", "when")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]) -> None:
         """Call `callback` in this many seconds, unless the timer is cancelled before."""
@@ -26,15 +26,12 @@ class FairTimer:
         self._callback = callback
         self._set(seconds)
 
-    def cancel(self) -> None:
-        """Cancel the callback."""
-        self._handle.cancel()
-
     def _set(self, seconds: float) -> None:
         self.when = self._loop.time() + seconds
         """When the timer expires, on the loop's clock. Kept here because uvloop's handle does not report it once the
         time has come."""
-        self._handle = self._loop.call_later(seconds, self._fire)
+        self.cancel = self._loop.call_later(seconds, self._fire).cancel
+        """Cancels the callback. Called once for nearly every timer, so it is the handle's own method."""
 
     def _fire(self) -> None:
         if fired_late(self._loop, self.when):

@@ -285,11 +285,11 @@ def facts(reader: Reader) -> tuple[object, ...]:
     check_usage(reader.usage)
     check_failure(reader.error)
     assert reader.output_tokens() >= 0
-    answers = reader.answer_keys()
+    answers = reader.ending().answer_keys
     assert all(key.size for key in answers)
     return (
         *(reader.has_delivered, reader.started, reader.finished, reader.complete, reader.aborted, reader.broken),
-        *(reader.error, reader.usage, reader.output_tokens(), answers, reader.answer_keys()),
+        *(reader.error, reader.usage, reader.output_tokens(), answers, reader.ending().answer_keys),
     )
 
 

@@ -203,7 +203,7 @@ def facts(reader: StreamReader) -> None:
     assert reader.output_tokens() >= 0
     usage = reader.usage
     assert usage is None or (usage.input_tokens >= 0 and usage.output_tokens >= 0 and (usage.cached_tokens or 0) >= 0)
-    assert all(key.size for key in reader.answer_keys())
+    assert all(key.size for key in reader.ending().answer_keys)
     assert isinstance(reader.text, str | None)
     assert isinstance(reader.continuable, bool)
     assert reader.error is None or isinstance(reader.error.message, str)

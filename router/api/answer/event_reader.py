@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, Final
 
 from router.api.answer.sse import BLANK, EVENT_LIMIT, EventSplitter, event_data, is_event
-from router.api.answer.stream_reader import EngineError, read_error
+from router.api.answer.stream_reader import Ending, EngineError, read_error
 from router.api.answer.usage import whole_usage
 from router.api.body.call import Call
 from router.api.body.json_object import load, text_or_empty
@@ -118,7 +118,11 @@ class EventReader:
         """The usage that the engine reported last; None if it has reported none."""
         return self._usage
 
-    def answer_keys(self) -> tuple[PromptKey, ...]:
+    def ending(self) -> Ending:
+        """Return what the scheduler learns from the answer."""
+        return Ending(self._usage, self._answer_keys(), self.ended_turn)
+
+    def _answer_keys(self) -> tuple[PromptKey, ...]:
         """One key if another turn can follow the answer, else none."""
         return ()
 

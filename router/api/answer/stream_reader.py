@@ -7,7 +7,7 @@ sees only the usage that it asked for itself (`client_view`).
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -37,13 +37,25 @@ class EngineError:
     """Often an HTTP status code."""
 
 
+class Ending(NamedTuple):
+    """What the scheduler learns from a complete answer."""
+
+    usage: Usage | None
+    answer_keys: tuple[PromptKey, ...]
+    """One key per choice: of prompt and answer, as the next turn's prompt would begin."""
+    ended_turn: bool | None
+    """Whether the answer ended the turn; see `Finished`."""
+
+
 class StreamReader:
     """Follows one streamed answer: passes events on first, and reads them later, many at a time."""
 
     def __init__(self, call: Call, event_limit: int = EVENT_LIMIT) -> None:
         self._splitter = EventSplitter(event_limit)
         self._splice = UsageSplice(call)
-        self._last_chunks = LastChunks(call)
+        self.last_chunks: Final = LastChunks(call)
+        """Set `last_chunks.fingerprint` to what an earlier answer of the worker has shown; afterwards it is what this
+        one has."""
         self._expected = call.choices * len(call.prompts)
         self._choices = Choices(call, "delta")
         self._tally = UsageTally(call.choices)
@@ -87,17 +99,17 @@ class StreamReader:
             else:
                 passed = self._deliver(run.client_bytes)
         elif plain := plain_data(block):
-            passed = self._pass_plain(plain)
+            passed = self._pass_plain(plain if common is None else common.split_runs(plain))
         else:
             passed = self._pass_events(block)
         if len(self._unread) >= UNREAD_LIMIT:
             self._read()
         return passed
 
-    def _pass_plain(self, data: list[bytes]) -> bytes:
-        """Queue plain events with these data for reading, and return what the client sees of them."""
+    def _pass_plain(self, parts: Iterable[bytes | ChunkRun]) -> bytes:
+        """Queue plain events for reading, given as their data or in runs, and return what the client sees of them."""
         passed = []
-        for part in data if self._common_chunks is None else self._common_chunks.split_runs(data):
+        for part in parts:
             if self.broken:
                 break
             if isinstance(part, ChunkRun):
@@ -154,7 +166,7 @@ class StreamReader:
         if not chunk.get("choices"):
             return self._release(chunk) + self._deliver(visible)
         if any(choice.get("finish_reason") is not None for choice in chunk["choices"]):
-            early = self._last_chunks.complete_early(visible)
+            early = self.last_chunks.complete_early(visible)
             if early is None and self._hold_last(visible):
                 return b""
             visible = visible if early is None else early
@@ -162,13 +174,13 @@ class StreamReader:
 
     def _hold_last(self, events: bytes) -> bool:
         """Keep the last chunks of choices until the next chunk shows the fingerprint; return False if they go now."""
-        return self._held is None and self._last_chunks.hold(events)
+        return self._held is None and self.last_chunks.hold(events)
 
     def _release(self, after: dict[str, Any]) -> bytes:
         """Return the last chunks of choices that waited for the chunk `after` them."""
-        if not (after or self._last_chunks.waiting):
+        if not (after or self.last_chunks.waiting):
             return b""
-        released = self._last_chunks.release(after)
+        released = self.last_chunks.release(after)
         self.has_delivered = self.has_delivered or bool(released)
         return released
 
@@ -186,16 +198,6 @@ class StreamReader:
         reasons = [each.get("finish_reason") for each in choices or ()]
         if "abort" in reasons or (not choices and read_error(chunk) is not None):
             self._held = []
-
-    @property
-    def fingerprint(self) -> str | None:
-        """The worker's fingerprint, by this answer once it has shown it; empty if it has none, None if unknown."""
-        return self._last_chunks.fingerprint
-
-    @fingerprint.setter
-    def fingerprint(self, known: str | None) -> None:
-        """Set what an earlier answer of the worker has shown."""
-        self._last_chunks.fingerprint = known
 
     @property
     def held(self) -> bytes:
@@ -243,16 +245,10 @@ class StreamReader:
         self._read()
         return "abort" in self._choices.finish_reasons.values()
 
-    @property
-    def ended_turn(self) -> bool | None:
-        """Whether the answer ended the turn; see `Finished`."""
+    def ending(self) -> Ending:
+        """Return what the scheduler learns from the answer so far."""
         self._read()
-        return self._choices.ended_turn
-
-    def answer_keys(self) -> tuple[PromptKey, ...]:
-        """One key per choice so far: of prompt and answer, as the next turn's prompt would begin."""
-        self._read()
-        return self._choices.keys()
+        return Ending(self._tally.final or self._tally.usage, self._choices.keys(), self._choices.ended_turn)
 
     def _read(self) -> None:
         """Read the chunks queued since the last call."""

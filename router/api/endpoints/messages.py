@@ -181,7 +181,7 @@ class MessageReader(EventReader):
     def _engine_error(self, fields: dict[str, Any]) -> EngineError:
         return failure_of(fields)
 
-    def answer_keys(self) -> tuple[PromptKey, ...]:
+    def _answer_keys(self) -> tuple[PromptKey, ...]:
         """Return the key of prompt and message, or of the prompt alone if reasoning would be left out of the next
         prompt.
         """

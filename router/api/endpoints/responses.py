@@ -139,7 +139,7 @@ class ResponseReader(EventReader):
     def _engine_error(self, fields: dict[str, Any]) -> EngineError:
         return failure_of(fields)
 
-    def answer_keys(self) -> tuple[PromptKey, ...]:
+    def _answer_keys(self) -> tuple[PromptKey, ...]:
         """Return the key of prompt and response, or of the prompt alone if reasoning would be left out of the next
         prompt.
         """

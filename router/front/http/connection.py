@@ -111,7 +111,7 @@ class ClientConnection(HttpToolsProtocol):
         self._hold = self._connections.budget.hold(self._address)
         self._unread = UnreadBytes(self._connections.budget, self.transport, self._address)
         if self._connections.add(self, self._address):
-            self._update_deadline()
+            self._deadlines.expect(Awaiting.HEAD, self._on_deadline)
         else:
             self._finished = True
             self._send_error(Refused("Too many connections are open.", retry_after=1.0, reason="rejected-connections"))
@@ -122,8 +122,10 @@ class ClientConnection(HttpToolsProtocol):
         self._connections.remove(self, self._address)
         self._finished = True
         self._early_bytes = self._partial_head = b""
-        self._hold.set(0)
-        self._unread.stop()
+        if self._hold.amount:
+            self._hold.set(0)
+        if self._unread.hold.amount:
+            self._unread.stop()
         self._deadlines.cancel()
         if self._active is not None:
             self._disconnect_app(self._active)

@@ -101,7 +101,7 @@ class Connections(Collector):
             and self._by_address.amount_of(address) > limits.connections_per_address
         ):
             return False
-        if len(self) > limits.connections:
+        if len(self._open) > limits.connections:
             most = self._by_address.largest_holder()
             if most is None or self._by_address.amount_of(most) <= self._by_address.amount_of(address):
                 return False
@@ -110,7 +110,7 @@ class Connections(Collector):
             evicted = next(iter(self._idle[most]))
             self.mark_busy(evicted, most)
             evicted.cut()
-        self.mark_idle(connection, address)
+        self._idle.setdefault(address, {})[connection] = None
         return True
 
     def mark_idle(self, connection: CountedConnection, address: str) -> None:

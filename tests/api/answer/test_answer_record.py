@@ -77,8 +77,8 @@ def test_answer_extends_the_key_to_the_next_turn(messages: list[dict[str, Any]],
     for at in range(0, len(stream), block):
         reader.feed(stream[at : at + block])
     whole = {"choices": [{"index": index, "message": message} for index, message in enumerate(messages)]}
-    assert reader.answer_keys() == read_json(call, orjson.dumps(whole)).answer_keys
-    for key, message in zip(reader.answer_keys(), messages, strict=True):
+    assert reader.ending().answer_keys == read_json(call, orjson.dumps(whole)).answer_keys
+    for key, message in zip(reader.ending().answer_keys, messages, strict=True):
         assert key == chat_key([*TURN, message])
         assert chat_key([*TURN, message, *NEXT]).hashes.startswith(key.hashes)
 
@@ -92,7 +92,7 @@ def test_completion_extends_its_prompt(texts: list[str], size: int) -> None:
     for index, text in enumerate(texts):
         for piece in pieces(text, size) or [""]:
             reader.feed(event(index, text=piece))
-    for key, prompt, text in zip(reader.answer_keys(), prompts, texts, strict=True):
+    for key, prompt, text in zip(reader.ending().answer_keys, prompts, texts, strict=True):
         later = parse_completion(HEAD, orjson.dumps({"model": "m", "prompt": prompt + text}), HASHER)
         assert key == later.prompts[0].key
 
@@ -106,7 +106,10 @@ def test_answer_that_will_not_come_back_as_it_is_has_the_prompts_key(delta: dict
     call = parse_chat(HEAD, chat_body(TURN, n=2), HASHER)
     reader = StreamReader(call)
     reader.feed(event(0, delta=delta) + event(0, delta={"content": "Sunny."}) + event(1, delta={"content": "Sunny."}))
-    assert reader.answer_keys() == (call.prompts[0].key, chat_key([*TURN, {"role": "assistant", "content": "Sunny."}]))
+    assert reader.ending().answer_keys == (
+        call.prompts[0].key,
+        chat_key([*TURN, {"role": "assistant", "content": "Sunny."}]),
+    )
 
 
 def test_token_prompt_is_not_extended_by_text() -> None:
@@ -114,7 +117,7 @@ def test_token_prompt_is_not_extended_by_text() -> None:
     call = parse_completion(HEAD, orjson.dumps({"model": "m", "prompt": [1, 2, 3], "stream": True}), HASHER)
     reader = StreamReader(call)
     reader.feed(event(0, text="four"))
-    assert reader.answer_keys() == (call.prompts[0].key,)
+    assert reader.ending().answer_keys == (call.prompts[0].key,)
 
 
 def test_very_long_answers_are_not_kept() -> None:
@@ -123,11 +126,11 @@ def test_very_long_answers_are_not_kept() -> None:
     reader = StreamReader(call)
     for _ in range(ANSWER_LIMIT // 2**19 + 1):
         reader.feed(event(0, text="y" * 2**19))
-    assert reader.answer_keys() == (call.prompts[0].key,)
+    assert reader.ending().answer_keys == (call.prompts[0].key,)
 
 
 def test_choices_that_were_not_asked_for_have_no_key() -> None:
     """An index beyond the choices of the call belongs to no prompt."""
     reader = StreamReader(parse_chat(HEAD, chat_body(TURN), HASHER))
     reader.feed(event(7, delta={"content": "a"}) + event(-1, delta={"content": "a"}))
-    assert reader.answer_keys() == ()
+    assert reader.ending().answer_keys == ()

@@ -104,7 +104,7 @@ def test_counts_do_not_depend_on_the_cuts(stream: tuple[bytes, bytes, bytes], pl
                 reader.feed(sent[start:end])
             before = reader.output_tokens(), reader.usage, reader.started
             reader.feed(final + DONE)
-            facts.add((before, reader.output_tokens(), reader.usage, reader.finished, reader.answer_keys()))
+            facts.add((before, reader.output_tokens(), reader.usage, reader.finished, reader.ending().answer_keys))
     assert len(facts) == 1
 
 
@@ -291,7 +291,7 @@ def test_no_chunk_can_break_the_reader(chunk: dict[str, Any], streamed: bool) ->
         if streamed:
             reader = read(call, b"data: " + data + b"\n\n")
             assert reader.output_tokens() >= 0
-            assert len(reader.answer_keys()) <= 1
+            assert len(reader.ending().answer_keys) <= 1
         else:
             with suppress(WorkerBroke):
                 assert len(read_json(call, data).answer_keys) <= 1
@@ -341,7 +341,7 @@ def test_invalid_json_in_the_common_form_is_passed_on(delta: bytes) -> None:
     reader = StreamReader(chat())
     assert reader.feed(chunk + b',"usage":%b}\n\n' % usage) == chunk + b"}\n\n"
     assert reader.output_tokens() == (0 if usage == b"{nothing}" else 1)
-    assert len(reader.answer_keys()) == 1
+    assert len(reader.ending().answer_keys) == 1
 
 
 def test_all_bytes_after_a_failure_are_held_back() -> None:
@@ -400,14 +400,14 @@ def test_a_choice_that_ends_early_does_not_wait_for_a_known_fingerprint(known: s
     """Its last chunk goes on at once with what an earlier answer has shown; the last choice's waits for the usage."""
     call = parse_chat(HEAD, b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"stream":true,"n":2}', HASHER)
     reader = StreamReader(call)
-    reader.fingerprint = known
+    reader.last_chunks.fingerprint = known
     passed = reader.feed(event(text_choice("a", 0, "stop"), usage=counted(1)))
     assert orjson.loads(passed.removeprefix(b"data: ")) == orjson.loads(
         event(text_choice("a", 0, "stop"), **mark).removeprefix(b"data: ")
     )
     assert reader.feed(event(text_choice("b", 1, "stop"), usage=counted(2))) == b""
     assert b'"stop"' in reader.feed(event(usage=FINAL, system_fingerprint="vllm-2"))
-    assert reader.fingerprint == "vllm-2"
+    assert reader.last_chunks.fingerprint == "vllm-2"
 
 
 def test_the_fingerprint_replaces_a_null() -> None:

@@ -43,7 +43,7 @@ def test_a_chat_ends_its_turn_unless_it_calls_a_tool(reason: str, message: dict[
     assert read_json(CHAT, json.dumps(choice("message", reason, **message)).encode()).ended_turn is ended
     reader = StreamReader(CHAT)
     reader.feed(event(choice("delta", reason, **message)) + b"data: [DONE]\n\n")
-    assert reader.ended_turn is ended
+    assert reader.ending().ended_turn is ended
 
 
 @pytest.mark.parametrize(("reason", "ended"), [("end_turn", True), ("tool_use", False), ("max_tokens", None)])
@@ -53,7 +53,7 @@ def test_a_message_says_why_it_stopped(reason: str, ended: bool | None) -> None:
     assert read_message(MESSAGE, json.dumps(whole).encode()).ended_turn is ended
     reader = MessageReader(MESSAGE)
     reader.feed(event({"type": "message_delta", "delta": {"stop_reason": reason}, "usage": {"output_tokens": 1}}))
-    assert reader.ended_turn is ended
+    assert reader.ending().ended_turn is ended
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_a_complete_response_ends_its_turn_unless_it_calls_a_function(
     assert read_response(RESPONSE, json.dumps(response).encode()).ended_turn is ended
     reader = ResponseReader(RESPONSE)
     reader.feed(event({"type": f"response.{status}", "response": response}))
-    assert reader.ended_turn is ended
+    assert reader.ending().ended_turn is ended

@@ -48,7 +48,7 @@ def test_a_message_that_cannot_be_sent_again_has_the_prompts_key() -> None:
         event(b"message_stop", b'"x":0'),
     ):
         assert reader.feed(each) == each
-    assert (reader.complete, reader.usage, reader.answer_keys()) == (True, Usage(5, 6), (call.prompts[0].key,))
+    assert (reader.complete, reader.usage, reader.ending().answer_keys) == (True, Usage(5, 6), (call.prompts[0].key,))
 
 
 def test_a_response_that_cannot_be_sent_again_has_the_prompts_key() -> None:
@@ -60,7 +60,7 @@ def test_a_response_that_cannot_be_sent_again_has_the_prompts_key() -> None:
     reader = ResponseReader(call)
     last = event(b"response.completed", b'"response":%b' % fields)
     assert reader.feed(last) == last
-    assert (reader.complete, reader.usage, reader.answer_keys()) == (True, Usage(5, 6), (call.prompts[0].key,))
+    assert (reader.complete, reader.usage, reader.ending().answer_keys) == (True, Usage(5, 6), (call.prompts[0].key,))
 
 
 @pytest.mark.parametrize("value", [b"7", b"{}", DEEPEST], ids=["number", "object", "deep"])

@@ -85,7 +85,7 @@ def test_the_answers_key_is_that_of_the_next_turn() -> None:
     reader.feed(event("message_delta", delta={}, usage={"output_tokens": 6}) + event("message_stop"))
     assert (reader.complete, reader.usage) == (True, Usage(5, 6, None))
     whole = read_message(call, orjson.dumps({"content": content, "usage": {"input_tokens": 5, "output_tokens": 6}}))
-    assert reader.answer_keys() == whole.answer_keys
+    assert reader.ending().answer_keys == whole.answer_keys
     (key,) = whole.answer_keys
     assert parse([HELLO, {"role": "assistant", "content": content}, HELLO]).prompts[0].key.hashes.startswith(key.hashes)
     assert len(key.hashes) >= len(call.prompts[0].key.hashes)
@@ -102,9 +102,9 @@ def test_a_long_answer_is_assembled_as_it_arrives() -> None:
         text += f"{number} "
         if number % 50 == 0:
             content = [{"type": "text", "text": text}]
-            assert reader.answer_keys() == read_message(call, orjson.dumps({"content": content})).answer_keys
+            assert reader.ending().answer_keys == read_message(call, orjson.dumps({"content": content})).answer_keys
     assert (
-        reader.answer_keys()
+        reader.ending().answer_keys
         == read_message(call, orjson.dumps({"content": [{"type": "text", "text": text}]})).answer_keys
     )
     assert len(reader._unread) < 64
