@@ -54,6 +54,8 @@ class AnswerStream:
             if not counted and of_this_worker.started and not waits:
                 counted = True
                 upstream.begin_stream()
+                if exchange.record is not None:
+                    exchange.record.note_first_token()
                 on_first_token()
             if complete:
                 break

@@ -466,7 +466,7 @@ class Relay:
         legs = self._legs
         if legs is not None:
             legs.follow(reader.output_tokens)
-        on_first_token = partial(self._report_started, reader)
+        on_first_token = partial(self._scheduler_client.start_stream, self._request.id, reader.output_tokens)
         try:
             await stream.relay(self._exchange, headers, on_first_token, None if legs is None else self._holds_back)
         except (WorkerBroke, WorkerHung):
@@ -487,12 +487,6 @@ class Relay:
         self._settle_complete(reader)
         await self._exchange.stream(headers, stream.unsent, last=True)
         return None
-
-    def _report_started(self, reader: Reader) -> None:
-        """Report the first token of a stream, and from then on its output as this reader counts it."""
-        if self._record is not None:
-            self._record.note_first_token()
-        self._scheduler_client.start_stream(self._request.id, reader.output_tokens)
 
     def _holds_back(self) -> bool:
         """Return whether the answer must wait for its first token: without one, it may be that of a failed prefill."""

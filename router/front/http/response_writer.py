@@ -18,6 +18,9 @@ from router.front.byte_budget import UnreadBytes
 JOINED_BYTES: Final = 64 * 1024
 """Largest block that is joined with the head. Copying more costs as much as a second system call."""
 
+CallSoon = Callable[[Callable[[], None]], asyncio.Handle | None]
+"""`call_soon` of an event loop."""
+
 
 class CorkedTransport(asyncio.Transport):
     """Wraps the transport of the socket and can hold back one write.
@@ -25,7 +28,7 @@ class CorkedTransport(asyncio.Transport):
     A held write is sent with the next write, or at the end of the current turn of the event loop.
     """
 
-    def __init__(self, transport: asyncio.Transport, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, transport: asyncio.Transport, call_soon: CallSoon) -> None:
         """`call_soon`: the event loop's."""
         super().__init__()
         self._transport = transport
@@ -33,6 +36,8 @@ class CorkedTransport(asyncio.Transport):
         self.holds_next = False
         """Whether to hold the next write until another follows, or until the loop's next turn."""
         self._held = b""
+        self._release_soon: asyncio.Handle | None = None
+        """Sends the held write in the loop's next turn. Dropped once it has, as the two refer to each other."""
         # Bound directly, because some are called several times per request.
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
         self.is_closing = transport.is_closing  # type: ignore[method-assign]
@@ -43,6 +48,9 @@ class CorkedTransport(asyncio.Transport):
         """Write `data`, joined with the held write if there is one, or hold it."""
         if self._held:
             held, self._held = self._held, b""
+            if self._release_soon is not None:
+                self._release_soon.cancel()
+                self._release_soon = None
             if len(data) <= JOINED_BYTES:
                 data = b"".join((held, data))
             else:
@@ -50,7 +58,7 @@ class CorkedTransport(asyncio.Transport):
         elif self.holds_next:
             self.holds_next = False
             self._held = bytes(data)
-            self._call_soon(self._release)
+            self._release_soon = self._call_soon(self._release)
             return
         self._transport.write(data)
 
@@ -79,6 +87,7 @@ class CorkedTransport(asyncio.Transport):
         self._transport.abort()
 
     def _release(self) -> None:
+        self._release_soon = None
         held, self._held = self._held, b""
         if held and not self.is_closing():
             self._transport.write(held)
