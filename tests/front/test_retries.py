@@ -50,7 +50,7 @@ async def test_another_worker_answers(stream: bool, act: Act) -> None:
     ):
         # A try that fails is charged by its time, at most the limit: here one token, however slow the machine is.
         async with router.post(chat(stream=stream, max_tokens=1)) as post:
-            call, other = await called_first(one, two)
+            call, _, other = await called_first(one, two)
             await act(call)
             await (await other.call()).answer()
             response = await post.response()
@@ -72,7 +72,7 @@ async def test_an_answer_without_content_is_retried(stream: bool, act: Act) -> N
         running_router(one.url, two.url, policy="rr+fcfs") as router,
         router.post(chat(stream=stream)) as post,
     ):
-        call, other = await called_first(one, two)
+        call, _, other = await called_first(one, two)
         await act(call)
         await (await other.call()).answer()
         assert b"yes" in await post.read()
@@ -87,7 +87,7 @@ async def test_a_client_error_is_not_retried(stream: bool) -> None:
         running_router(one.url, two.url, policy="rr+fcfs") as router,
         router.post(chat(stream=stream)) as post,
     ):
-        call, other = await called_first(one, two)
+        call, _, other = await called_first(one, two)
         await call.respond(400, b'{"error":{"message":"too long"}}')
         assert (await post.response()).status == 400
         assert other.calls.empty()
@@ -101,7 +101,7 @@ async def test_the_last_failure_is_passed_on_when_no_tries_are_left() -> None:
         running_router(one.url, two.url, policy="rr+fcfs", tries=2) as router,
         router.post(chat()) as post,
     ):
-        call, other = await called_first(one, two)
+        call, _, other = await called_first(one, two)
         await internal_error(call)
         await (await other.call()).respond(500, b'{"error": {"message": "the second"}}')
         assert (await post.response()).status == 500
@@ -117,7 +117,7 @@ async def test_a_worker_that_hangs_is_given_up() -> None:
     ):
         for stream in (True, False):
             async with router.post(chat(stream=stream, max_tokens=1)) as post:
-                call, other = await called_first(one, two)
+                call, _, other = await called_first(one, two)
                 await call.wait_closed()
                 await (await other.call()).answer()
                 assert b"yes" in await post.read()

@@ -305,10 +305,10 @@ async def either(engines: Sequence[ScriptedEngine]) -> tuple[Call, int]:
     return first.result(), waits.index(first)
 
 
-async def called_first(*engines: ScriptedEngine) -> tuple[Call, ScriptedEngine]:
-    """Wait for the next call to either of two engines, and return it with the engine that did not get it.
+async def called_first(*engines: ScriptedEngine) -> tuple[Call, ScriptedEngine, ScriptedEngine]:
+    """Wait for the next call to either of two engines, and return it with the engine that got it and the other one.
 
     Round robin begins with the one whose polls were answered first, which may be either.
     """
     call, number = await either(engines)
-    return call, engines[1 - number]
+    return call, engines[number], engines[1 - number]

@@ -15,7 +15,7 @@ from router.core.fleet.health import DEFAULT_RULES
 from router.errors import NoWorker
 from router.upstream.http_client import MAX_UNREAD_BYTES, WorkerClient
 from tests.support.running import RunningRouter, chat, running_router, until
-from tests.support.scripted_engine import DONE, Call, ScriptedEngine, chunk, event, scripted_engine, usage
+from tests.support.scripted_engine import DONE, Call, ScriptedEngine, called_first, chunk, event, scripted_engine, usage
 
 Act = Callable[[Call], Awaitable[None]]
 STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
@@ -340,12 +340,12 @@ async def test_the_queue_of_a_dead_worker_moves_to_another() -> None:
 async def test_a_worker_that_has_recovered_is_used_again() -> None:
     """An unhealthy worker gets no new calls, keeps its running one, and is used again once it is healthy."""
     async with (
-        scripted_engine() as one,
-        scripted_engine() as two,
-        running_router(one.url, two.url, policy="rr+fcfs") as router,
+        scripted_engine() as first,
+        scripted_engine() as second,
+        running_router(first.url, second.url, policy="rr+fcfs") as router,
     ):
         async with router.post(chat(stream=True)) as post:
-            running = await one.call()
+            running, one, two = await called_first(first, second)
             one.poll_answers["/health"] = (503, b"")
             await until(lambda: one.url not in healthy(router))
             assert {await answered_by(router, one, two) for _ in range(3)} == {two}

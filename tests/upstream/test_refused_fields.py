@@ -152,7 +152,7 @@ async def test_a_worker_that_dies_over_its_refusal_loses_no_call() -> None:
         running_router(one.url, two.url, policy="rr+fcfs") as router,
     ):
         async with router.post(chat(stream=True)) as post:
-            call, other = await called_first(one, two)
+            call, _, other = await called_first(one, two)
             await call.raw(b"HTTP/1.1 400 X\r\ncontent-length: 900\r\n\r\nreturn_token_ids")
             call.reset()
             await (await other.call()).answer("yes")
@@ -173,7 +173,7 @@ async def test_a_chat_continues_by_its_text_if_there_are_no_token_ids() -> None:
             running_router(one.url, two.url, policy="rr+fcfs") as router,
             router.post(chat(stream=True, max_tokens=9)) as post,
         ):
-            call, other = await called_first(one, two)
+            call, _, other = await called_first(one, two)
             assert "return_token_ids" not in call.json
             await call.begin()
             await call.write(chunk("one ", usage=usage(9, 1)))

@@ -390,8 +390,7 @@ async def test_a_hung_worker_is_skipped() -> None:
         running_router(first.url, second.url, policy="rr+fcfs", silence_timeout=1.0) as router,
         router.post(chat(stream=True)) as hanging,
     ):
-        call, two = await called_first(first, second)
-        one = first if two is second else second
+        call, one, two = await called_first(first, second)
         one.ignores_polls = True
         state = router.scheduler.fleet[WorkerId(one.url.removeprefix("http://"))]
         await until(lambda: state.silent)

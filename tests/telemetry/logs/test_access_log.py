@@ -58,7 +58,7 @@ async def test_a_retried_call_counts_its_tries(caplog: pytest.LogCaptureFixture)
         running_router(one.url, two.url, policy="rr+fcfs", access_log=True) as router,
     ):
         async with router.post(chat()) as post:
-            call, other = await called_first(one, two)
+            call, _, other = await called_first(one, two)
             call.reset()
             await (await other.call()).answer()
             await post.read()

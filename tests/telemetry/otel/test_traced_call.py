@@ -91,7 +91,7 @@ async def test_a_retried_stream_is_one_call_with_two_attempts(collector: Collect
         running_router(one.url, two.url, policy="rr+fcfs", otel=True) as router,
     ):
         async with router.post(chat(stream=True)) as post:
-            call, other = await called_first(one, two)
+            call, _, other = await called_first(one, two)
             call.reset()
             await (await other.call()).answer()
             await post.read()
@@ -139,7 +139,7 @@ async def test_a_worker_gets_its_attempt_as_parent(collector: Collector) -> None
         running_router(one.url, two.url, policy="rr+fcfs", otel=True) as router,
     ):
         async with router.post(chat(), **sent) as post:
-            first, other = await called_first(one, two)
+            first, _, other = await called_first(one, two)
             first.reset()
             second = await other.call()
             await second.answer()
