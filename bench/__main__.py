@@ -39,6 +39,7 @@ LAB: Final[Mapping[str, str]] = {
     "profile": "bench.lab.micro.profile",
     "ranks": "bench.lab.balance.live",
     "request-path": "bench.lab.micro.request_path",
+    "router-cost": "bench.lab.neighbour.router_cost",
     "trace": "bench.lab.picture.trace",
     "window": "bench.lab.micro.window_live",
 }

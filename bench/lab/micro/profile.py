@@ -10,23 +10,18 @@ tables can differ by a third; so compare two versions in turn, by their totals.
 import argparse
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from opcode import opmap
 from types import FrameType
 from typing import Final, NamedTuple
 
-from bench.lab.micro.canned_peers import CHUNKS
+from bench.lab.micro.canned_peers import CHUNKS, canned_workers, drive
 from bench.lab.micro.own_router import ROUTER, run_router
 
 LIBRARIES: Final = os.sep + "site-packages" + os.sep
-PEERS: Final = (sys.executable, "-m", "bench.lab.micro.canned_peers")
-WORKERS: Final = 4
 SAMPLE_SECONDS: Final = 0.001
 """CPU seconds between two samples. Kernels round it up to their tick, often 4 ms."""
 LOOP: Final = "event loop, sockets"
@@ -120,7 +115,7 @@ class Measured(NamedTuple):
 def measure(load: Load, seconds: float, more: Sequence[str] = ()) -> Measured:
     """Run the router under one load and measure it for this long. `more`: flags of the router."""
     sampler, results = Sampler(), list[Measured]()
-    with _workers(load.gap_ms) as ports:
+    with canned_workers(load.gap_ms) as ports:
         flags = [word for each in ports for word in ("--worker", f"http://127.0.0.1:{each}")]
         signal.signal(signal.SIGPROF, sampler)
         signal.setitimer(signal.ITIMER_PROF, SAMPLE_SECONDS, SAMPLE_SECONDS)
@@ -132,32 +127,14 @@ def measure(load: Load, seconds: float, more: Sequence[str] = ()) -> Measured:
 
 
 def _measure_client(port: int, load: Load, seconds: float, sampler: Sampler) -> Measured:
-    """Run the client; count samples and CPU time from its first line to its second."""
-    arguments = ["client", str(port), str(load.streams), str(seconds)]
-    with subprocess.Popen([*PEERS, *arguments], stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout is not None
-        client.stdout.readline()
-        before, sampler.on = time.process_time(), True
-        done, _, _ = client.stdout.readline().partition(" ")
-        cpu_seconds, sampler.on = time.process_time() - before, False
-    if not done.isdigit() or not int(done):
-        raise ValueError("no chat was answered")
-    return Measured(int(done), cpu_seconds, sampler.samples)
+    """Run the client, and count samples while it measures."""
 
+    def at_begin_and_end() -> float:
+        sampler.on = not sampler.on
+        return time.process_time()
 
-@contextmanager
-def _workers(gap_ms: int) -> Iterator[list[int]]:
-    """Start the workers; yield their ports."""
-    with ExitStack() as stack:
-        ports = []
-        for _ in range(WORKERS):
-            command = [*PEERS, "worker", str(gap_ms)]
-            worker = stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
-            )
-            assert worker.stdout is not None
-            ports.append(int(worker.stdout.readline()))
-        yield ports
+    driven = drive(port, load.streams, seconds, at_begin_and_end)
+    return Measured(driven.calls, driven.cpu_seconds, sampler.samples)
 
 
 def table(burst: Measured, paced: Measured) -> Iterator[str]:

@@ -224,8 +224,8 @@ def _measured(planned: Plan, who: Contestant, level: Neighbours, seed: int) -> M
     """Run once with fresh workers."""
     with fleet(FLEET, (*planned.worker, "--measure", "--speed", str(planned.speed))) as workers:
         if who.command:
-            with started(who.name, who.command, workers) as url:
-                ended = _drive(planned, [url], level, seed)
+            with started(who.name, who.command, workers) as router:
+                ended = _drive(planned, [router.url], level, seed)
         else:
             ended = _drive(planned, workers, level, seed)
         engines = [engine_queue(worker) for worker in workers]

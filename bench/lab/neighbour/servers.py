@@ -7,11 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from tempfile import TemporaryFile
-from typing import IO, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 from urllib.request import ProxyHandler, Request, build_opener
 
 import orjson
@@ -38,6 +38,16 @@ _LOOPBACK: Final = build_opener(ProxyHandler({}))
 
 class ServerError(Exception):
     """A process does not serve; the text is one line for the user."""
+
+
+class Ask(NamedTuple):
+    """A call by which a process shows that it serves."""
+
+    path: str
+    body: Mapping[str, Any]
+
+
+COMPLETION: Final = Ask(completions.PATH, {"model": MODEL, "prompt": "hello", "max_tokens": 1})
 
 
 class EngineQueue(NamedTuple):
@@ -84,14 +94,16 @@ def expanded(command: Sequence[str], port: int, other_port: int, workers: Sequen
 
 
 @contextmanager
-def started(name: str, command: Sequence[str], workers: Sequence[str] = ()) -> Iterator[str]:
-    """Start a process, wait until it answers a call, yield its URL, and stop it on exit.
+def started(
+    name: str, command: Sequence[str], workers: Sequence[str] = (), ask: Ask = COMPLETION
+) -> "Iterator[Server]":
+    """Start a process, wait until it answers a call, yield it, and stop it on exit.
 
     Raises ServerError.
     """
     with _launched(name, command, workers) as server:
-        server.wait()
-        yield server.url
+        server.wait(ask)
+        yield server
 
 
 @contextmanager
@@ -100,7 +112,7 @@ def fleet(count: int, flags: Sequence[str]) -> Iterator[Sequence[str]]:
     with ExitStack() as stack:
         servers = [stack.enter_context(_launched("a worker", [*WORKER, *flags])) for _ in range(count)]
         for server in servers:
-            server.wait()
+            server.wait(COMPLETION)
         yield [server.url for server in servers]
 
 
@@ -115,7 +127,7 @@ def engine_queue(worker: str) -> EngineQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class Server:
     """A running process."""
 
     name: str
@@ -124,10 +136,10 @@ class _Server:
     said: IO[bytes]
     """Its output."""
 
-    def wait(self) -> None:
+    def wait(self, ask: Ask) -> None:
         """Wait until the process answers a call. Raises ServerError."""
         deadline = time.monotonic() + START_SECONDS
-        while not _serves(self.url):
+        while not _serves(self.url, ask):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.said.seek(0)
                 last = self.said.read().decode(errors="replace").split("\n")[-2:]
@@ -136,7 +148,7 @@ class _Server:
 
 
 @contextmanager
-def _launched(name: str, command: Sequence[str], workers: Sequence[str] = ()) -> Iterator[_Server]:
+def _launched(name: str, command: Sequence[str], workers: Sequence[str] = ()) -> Iterator[Server]:
     port, other_port = _free_ports(2)
     line = expanded(command, port, other_port, workers)
     # Settings in the user's environment would change what is compared here.
@@ -149,15 +161,14 @@ def _launched(name: str, command: Sequence[str], workers: Sequence[str] = ()) ->
         except OSError as error:
             raise ServerError(f"{name} does not start: {error.strerror}: {line[0]}") from None
         try:
-            yield _Server(name, f"http://127.0.0.1:{port}", process, said)
+            yield Server(name, f"http://127.0.0.1:{port}", process, said)
         finally:
             _end(process)
 
 
-def _serves(url: str) -> bool:
+def _serves(url: str, ask: Ask) -> bool:
     """True if a call is answered: a router that has not found its workers yet listens, but rejects calls."""
-    body = orjson.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 1})
-    request = Request(url + completions.PATH, body, {"Content-Type": "application/json"})
+    request = Request(url + ask.path, orjson.dumps(ask.body), {"Content-Type": "application/json"})
     try:
         with _LOOPBACK.open(request, timeout=ASK_SECONDS) as answer:
             return bool(answer.status == 200)

@@ -9,7 +9,6 @@ the waiting schedulers included, but not the store's. A ratio is the median of t
 
 import argparse
 import asyncio
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,13 +19,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
+from bench.lab.micro.canned_peers import CHUNKS, PEERS, WORKERS
 from bench.report.columns import aligned
 from tests.chaos.many_streams import TICK
 from tests.chaos.processes import Server, cpu_ticks, router, router_processes
 from tests.cluster.replicas.replicas import running_cluster
 
-PEERS: Final = (sys.executable, "-m", "bench.lab.micro.canned_peers")
-WORKERS: Final = 4
 CLIENT_STREAMS: Final = 64
 """Chats that one process of the load keeps open, at most."""
 FRONT: Final = "front"
@@ -108,7 +106,7 @@ async def running_setups(folder: Path, plan: Plan) -> AsyncIterator[Setups]:
 @asynccontextmanager
 async def _canned_worker(gap_ms: int) -> AsyncIterator[str]:
     """Run a worker whose answers are made beforehand; yield its URL."""
-    process = await asyncio.create_subprocess_exec(*PEERS, "worker", str(gap_ms), stdin=PIPE, stdout=PIPE)
+    process = await asyncio.create_subprocess_exec(*PEERS, "worker", str(gap_ms), str(CHUNKS), stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -121,7 +119,9 @@ async def _canned_worker(gap_ms: int) -> AsyncIterator[str]:
 async def load(servers: Sequence[Server], streams: int, seconds: float) -> Load:
     """Put the replicas of a setup under load: each has its part of the open chats, which follow one another."""
     clients = [
-        await asyncio.create_subprocess_exec(*PEERS, "client", str(server.port), str(some), str(seconds), stdout=PIPE)
+        await asyncio.create_subprocess_exec(
+            *PEERS, "client", str(server.port), str(some), str(seconds), str(CHUNKS), stdout=PIPE
+        )
         for server, part in zip(servers, parts(streams, len(servers)), strict=True)
         for some in parts(part, -(-part // CLIENT_STREAMS))
     ]
