@@ -36,6 +36,13 @@ class Flood(Combined):
     light: RatedWorkload
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AidedFlood(Flood):
+    """A flood beside a client that keeps refills back for it: with few long calls it stays eligible, and is slowed."""
+
+    accomplice: RatedWorkload
+
+
 LIGHT: Final = Unrelated(client_count=2, input=300, output=50, concurrency=1, think=1.0)
 POLITE: Final = SharedPrefix(
     client_count=200,
@@ -83,6 +90,7 @@ there; the mean, of minutes, comes from people.
 CROWDS: Final[Mapping[str, Workload]] = {
     "crowd": Crowd(crowd=POLITE, light=LIGHT),
     "flood": Flood(heavy=COLD, honest=CHATS, light=LIGHT),
+    "aided-flood": AidedFlood(heavy=COLD, honest=CHATS, light=LIGHT, accomplice=replace(COLD, concurrency=1)),
     "chat-flood": Flood(
         heavy=replace(CHATS, client_count=1, concurrency=200), honest=replace(CHATS, concurrency=24), light=LIGHT
     ),

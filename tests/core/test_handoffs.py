@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.health import HealthRules
 from router.core.fleet.window import FixedWindow, NoWindow
-from router.core.model.commands import Refusal
+from router.core.model.commands import Deficit, Refusal
 from router.core.model.cost import Charge, LinearCost
 from router.core.model.events import (
     Cancelled,
@@ -36,7 +36,18 @@ from router.core.model.events import (
     WorkerAnswered,
     WorkerJoined,
 )
-from router.core.model.request import BarrierId, ClientId, Connector, Leg, RequestId, Role, Usage, Worker, WorkerId
+from router.core.model.request import (
+    BarrierId,
+    ClientId,
+    Connector,
+    Leg,
+    Request,
+    RequestId,
+    Role,
+    Usage,
+    Worker,
+    WorkerId,
+)
 from router.core.model.saved import DailyUsage
 from router.core.policies.base import Policy
 from router.core.policies.context import PolicyContext
@@ -576,6 +587,10 @@ class Counted:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._policy, name)
+
+    def request_sent(self, request: Request, charge: Charge, uncached: int, output: float) -> Deficit:
+        self.charged[charge.client] += charge.cost
+        return self._policy.request_sent(request, charge, uncached, output)
 
     def request_charged(self, charge: Charge) -> None:
         self.charged[charge.client] += charge.cost

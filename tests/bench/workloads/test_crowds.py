@@ -55,7 +55,7 @@ def test_the_size_of_a_crowd_is_a_parameter() -> None:
     assert names == [*(f"crowd-{number}" for number in range(1, 8)), "light"]
 
 
-@pytest.mark.parametrize("name", ["flood", "chat-flood", "documents-flood", "cancellers", "kv-holders"])
+@pytest.mark.parametrize("name", ["flood", "aided-flood", "chat-flood", "documents-flood", "cancellers", "kv-holders"])
 def test_a_flood_has_honest_and_light_clients_beside(name: str) -> None:
     """Beside any kind of heavy client, four clients use their share and two ask for little."""
     workload = WORKLOADS[name]
@@ -63,6 +63,7 @@ def test_a_flood_has_honest_and_light_clients_beside(name: str) -> None:
     kinds = Counter(client.name.partition("-")[0] for client in workload.clients(0))
     assert (kinds["honest"], kinds["light"]) == (4, 2)
     assert kinds["heavy"] == workload.heavy.client_count
+    assert kinds["accomplice"] == (name == "aided-flood")
 
 
 def test_cancellers_cancel_calls_that_are_not_answered_in_time() -> None:
