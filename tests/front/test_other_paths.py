@@ -88,10 +88,9 @@ async def test_a_waiting_call_gets_nothing_before_its_answer() -> None:
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, heartbeat=0.01) as router,
         router.post(chat(stream=True)) as first,
-        router.post(chat(stream=True)) as second,
     ):
         running = await engine.call()
-        async with router.post(b'{"stream":true}', UNKNOWN_PATH) as post:
+        async with router.post(chat(stream=True)) as second, router.post(b'{"stream":true}', UNKNOWN_PATH) as post:
             await router.until_waiting(2)
             content = (await second.response()).content
             assert (await content.readuntil(b"\n\n") + await content.readuntil(b"\n\n")).startswith(b": waiting")
