@@ -38,7 +38,7 @@ class Flood(Combined):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AidedFlood(Flood):
-    """A flood beside a client that keeps refills back for it: with few long calls it stays eligible, and is slowed."""
+    """A flood, and an accomplice with few long calls, beside whose service that of the flood stands out less."""
 
     accomplice: RatedWorkload
 
