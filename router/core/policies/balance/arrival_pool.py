@@ -15,7 +15,11 @@ K = TypeVar("K", WorkerId, str)
 
 
 class ArrivalPool(HomePool):
-    """A `HomePool` that keeps its requests in order of arrival instead of by longest match, while that is asked for."""
+    """A `HomePool` that keeps its requests in order of arrival instead of by longest match, while that is asked for.
+
+    Then each request is in the queues of its homes or, once any worker may take it, only in that of its route: among
+    the requests that a worker may take, those at home there do not go first.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class ArrivalPool(HomePool):
         self._eligibility = eligibility
         self._ordered = False
         self._at_home: dict[WorkerId, ArrivalQueue] = {}
+        """By worker, the requests that wait for it because they are at home there."""
         self._free: dict[str, ArrivalQueue] = {}
         """By route, the requests that any worker may take."""
 
@@ -59,16 +64,22 @@ class ArrivalPool(HomePool):
         return queues
 
     def _enter_home(self, waiting: PooledRequest, worker: WorkerId) -> None:
-        if self._ordered:
-            self._enter(self._at_home, worker, waiting)
-        else:
+        if not self._ordered:
             super()._enter_home(waiting, worker)
+        elif waiting.leaves_home_at is not None:
+            self._enter(self._at_home, worker, waiting)
 
     def _leave_home(self, waiting: PooledRequest, worker: WorkerId) -> None:
-        if self._ordered:
-            _leave(self._at_home, worker, waiting)
-        else:
+        if not self._ordered:
             super()._leave_home(waiting, worker)
+        elif waiting.leaves_home_at is not None:
+            _leave(self._at_home, worker, waiting)
+
+    def _release(self, waiting: PooledRequest) -> None:
+        if self._ordered:
+            for worker in waiting.homes:
+                _leave(self._at_home, worker, waiting)
+        super()._release(waiting)
 
     def _enter_free(self, waiting: PooledRequest) -> None:
         if self._ordered:

@@ -130,7 +130,7 @@ class ArrivalQueue:
             arrivals.requests.append((waiting.arrival, waiting))
             self._by_client.enter(client, self)
             if own_class is not None:
-                self._place(arrivals, own_class, _least_key(own_class, waiting.arrival))
+                self._place(arrivals, own_class, self._key(arrivals, own_class))
             return
         insort(arrivals.requests, (waiting.arrival, waiting))
         if arrivals.requests[0][1] is waiting:
@@ -164,7 +164,13 @@ class ArrivalQueue:
         """Let a client that waits here be found in its new priority class."""
         arrivals = self._clients[client]
         if arrivals.places[priority_class] is None:
-            self._place(arrivals, priority_class, _least_key(priority_class, arrivals.requests[0][0]))
+            self._place(arrivals, priority_class, self._key(arrivals, priority_class))
+
+    def _key(self, arrivals: ClientArrivals, priority_class: int) -> int:
+        """Return by what a client comes among those of its class now: later, it never comes earlier by it."""
+        if priority_class in ROUND_ROBIN_CLASSES:
+            return self._eligibility.last_turn(arrivals.client)
+        return arrivals.requests[0][0]
 
     def _place(self, arrivals: ClientArrivals, priority_class: int, key: int) -> None:
         place = arrivals.places[priority_class] = (key, arrivals.number, arrivals)
@@ -178,11 +184,10 @@ class ArrivalQueue:
         """Yield the clients of a priority class: where they take turns, by their last turn, else by their first
         request. No request may come or go meanwhile.
         """
-        places, eligibility = self._places[priority_class], self._eligibility
-        by_turn, number = priority_class in ROUND_ROBIN_CLASSES, 0
+        places, eligibility, number = self._places[priority_class], self._eligibility, 0
         while number < len(places):
             known, _, arrivals = places[number]
-            key = eligibility.last_turn(arrivals.client) if by_turn else arrivals.requests[0][0]
+            key = self._key(arrivals, priority_class)
             if eligibility.waiting_priority_class(arrivals.client) != priority_class:
                 del places[number]
                 arrivals.places[priority_class] = None
@@ -257,11 +262,6 @@ def oldest(
         return [*map(_request, found[0])]
     distinct = {arrival: waiting for each in found for arrival, waiting in each}
     return [distinct[arrival] for arrival in sorted(distinct)[:count]]
-
-
-def _least_key(priority_class: int, arrival: int) -> int:
-    """Return the least key of a client's place, whose first request arrived then, in a list of its class."""
-    return 0 if priority_class in ROUND_ROBIN_CLASSES else arrival
 
 
 def _first_arrived(clients: Iterator[ClientArrivals], count: int, before: int) -> list[Arrived]:

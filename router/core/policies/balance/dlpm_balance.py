@@ -29,7 +29,9 @@ _passed: Final = attrgetter("passed")
 
 
 class DlpmBalance(DlpmHome):
-    """Keeps what `DlpmHome` keeps; while any workers step together, its queues are in order of arrival."""
+    """Keeps what `DlpmHome` keeps; while any workers step together, its queues are in order of arrival, and no client
+    gets a counter per worker.
+    """
 
     def __init__(self, context: PolicyContext) -> None:
         self._balance: Final = context.parameters.of(DlpmBalanceParameters)
@@ -62,7 +64,10 @@ class DlpmBalance(DlpmHome):
         return super()._take(choice, now)
 
     def _count_sent(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
-        super()._count_sent(request, worker, able, now)
+        if self._balances:  # nothing is copied, so no deficit at a worker counts
+            self._note_sent(request, worker, now)
+        else:
+            super()._count_sent(request, worker, able, now)
         self._ranks.note_dispatch(worker)
 
     def _update_order(self) -> None:

@@ -484,6 +484,10 @@ class DlpmHome(Policy):
     def _count_sent(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
         if self._worker_deficits.complete.get(request.client) is not able:
             self._worker_deficits.table(request, able)
+        self._note_sent(request, worker, now)
+
+    def _note_sent(self, request: Request, worker: WorkerId, now: float) -> None:
+        """Count a request as sent in all but its client's deficits."""
         if request.streamed:
             self._awaiting_first_token[worker].sent[request.id] = request.client, now
         self._loads.dispatched(worker)

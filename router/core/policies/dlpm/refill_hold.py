@@ -18,6 +18,7 @@ if the client for whom it is was served more lately than most of those that it w
 """
 
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from math import inf
 from operator import add, sub
 from typing import Final, NamedTuple
@@ -298,12 +299,13 @@ class RefillHold:
 
     def _eligible_work(self, workers: Collection[WorkerId]) -> tuple[Work, Mapping[ClientId, float]]:
         """Return the running work of clients with a positive deficit, and these clients' weights."""
+        calls = [self._running[worker].clients for worker in workers if worker in self._running]
+        has_positive_deficit, weight = self._eligibility.has_positive_deficit, self._eligibility.weight
+        clients = dict.fromkeys(chain.from_iterable(calls))  # a client has calls on many workers
+        eligible = {client: weight(client) for client in clients if has_positive_deficit(client)}
         work = NO_WORK
-        eligible: dict[ClientId, float] = {}
-        for worker in workers:
-            if (running := self._running.get(worker)) is not None:
-                for client, each in running.clients.items():
-                    if self._eligibility.has_positive_deficit(client):
-                        work = work.plus(each)
-                        eligible[client] = self._eligibility.weight(client)
+        for by_client in calls:
+            for client, each in by_client.items():
+                if client in eligible:
+                    work = work.plus(each)
         return work, eligible

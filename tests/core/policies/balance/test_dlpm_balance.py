@@ -106,3 +106,14 @@ def test_the_queues_follow_when_ranks_begin_or_cease_to_step_together() -> None:
     scene.arrive("ada", "z" * 9)
     scene.serve(running[1])
     assert scene.order[4:] == [held]
+
+
+def test_deficits_at_workers_are_kept_only_where_they_decide() -> None:
+    """Among ranks in step nothing is copied, so a client has a deficit at a worker only after they step alone."""
+    scene = group(DlpmBalanceParameters())
+    scene.arrive("ada", "a")
+    assert scene.deficit("ada").placement is None
+    scene.join("w1")
+    scene.join("w2")
+    scene.arrive("ada", "b")
+    assert scene.deficit("ada").placement is not None
