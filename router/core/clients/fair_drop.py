@@ -30,9 +30,11 @@ class LongestQueueDrop(Generic[K]):
         self.total = 0
         self._held: dict[K, HolderAmount] = {}
         self._heap: list[tuple[float, K]] = []
-        """Negative amounts by weight. For each holder, one entry is at least its current amount;
-        entries may be stale.
+        """Negative amounts by weight. For each holder that is not in `_grown`, one entry is at least its current
+        amount; entries may be stale.
         """
+        self._grown: dict[K, None] = {}
+        """The holders that got more since the heap was last used: it is used only where room runs out."""
 
     def __len__(self) -> int:
         """Return the number of holders with a positive amount."""
@@ -58,10 +60,7 @@ class LongestQueueDrop(Generic[K]):
         held.amount += amount
         held.weight = weight
         self.total += amount
-        heappush(self._heap, (-(held.amount / weight), holder))
-        if len(self._heap) > 2 * len(self._held) + 16:
-            self._heap = [(-self.weighted_amount(each), each) for each in self._held]
-            heapify(self._heap)
+        self._grown[holder] = None
 
     def remove(self, holder: K, amount: int) -> None:
         """Subtract from a holder's amount."""
@@ -72,9 +71,12 @@ class LongestQueueDrop(Generic[K]):
         self.total -= amount
         if not held.amount:
             del self._held[holder]
+            self._grown.pop(holder, None)
 
     def largest_holder(self) -> K | None:
         """Return the holder with the most by weight, the first by name among equals; None if there are no holders."""
+        if self._grown:
+            self._take_in_grown()
         while self._heap:
             level, holder = self._heap[0]
             actual = -self.weighted_amount(holder)
@@ -85,3 +87,13 @@ class LongestQueueDrop(Generic[K]):
             else:
                 heappop(self._heap)
         return None
+
+    def _take_in_grown(self) -> None:
+        """Bring the heap up to date with the holders that got more."""
+        if len(self._heap) + len(self._grown) > 2 * len(self._held) + 16:
+            self._heap = [(-self.weighted_amount(each), each) for each in self._held]
+            heapify(self._heap)
+        else:
+            for holder in self._grown:
+                heappush(self._heap, (-self.weighted_amount(holder), holder))
+        self._grown.clear()

@@ -141,12 +141,18 @@ class Eligibility:
         for client in self._eligible:
             self._update_priority_class(client)
 
+    def may_get_head_start(self, client: ClientId) -> bool:
+        """Return whether the next request of a client may give it a head start, so that `add_waiting` must know what
+        the request costs.
+        """
+        return client not in self._waiting.routes or (self.rounds is not None and client not in self.in_flight)
+
     def add_waiting(self, request: Request, cost: float = 0.0) -> None:
         """Add a waiting request. A new client starts with one quantum, Q^u times its weight; a client that begins to
         wait keeps at most what a round adds, and likewise at its second turn if its deficit has been positive since.
 
-        `cost`: the cost of the request's input now, in cost units. If that is more than a head start, the client is not
-        fresh.
+        `cost`: the cost of the request's input now, in cost units, if the client `may_get_head_start`. If that is more
+        than a head start, the client is not fresh.
 
         A member of a group that becomes active has at most its share of the group's deficit.
         """

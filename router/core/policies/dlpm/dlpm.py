@@ -52,7 +52,8 @@ class Dlpm(Order):
     def push(self, request: Request) -> None:
         if not self._queue and not self._awaiting_first_token:
             self._eligibility.reset()
-        self._eligibility.add_waiting(request, self._input_cost(request))
+        matters = self._eligibility.may_get_head_start(request.client)
+        self._eligibility.add_waiting(request, self._input_cost(request) if matters else 0.0)
         self._queue.push(request)
 
     def remove(self, request: RequestId) -> Request:

@@ -103,7 +103,10 @@ class DlpmHome(Policy):
     @property
     def next_deadline(self) -> float:
         """The earlier of the next deadline of the pool and the end of a delayed refill."""
-        return min(self._pool.next_deadline, self._refill_hold.next_deadline) if self._pool.waiting else inf
+        if not self._pool.waiting:
+            return inf
+        deadline = self._pool.next_deadline
+        return min(deadline, self._refill_hold.next_deadline) if self._refill_hold.holding else deadline
 
     def enqueue(self, request: Request, now: float) -> None:
         self._queue_newcomer(now)
@@ -117,7 +120,8 @@ class DlpmHome(Policy):
 
     def _add_to_pool(self, placed: PooledRequest, now: float) -> None:
         request = placed.request
-        self._eligibility.add_waiting(request, self._input_cost(request))
+        matters = self._eligibility.may_get_head_start(request.client)
+        self._eligibility.add_waiting(request, self._input_cost(request) if matters else 0.0)
         self._pool.enter(placed)
         self._backlog.add(request.worker, request.client, now)
 
