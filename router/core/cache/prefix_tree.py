@@ -75,10 +75,12 @@ class PrefixTree:
         """A heap of the holdings' sizes. For each holding, one entry has at least its current size."""
         self._serial = count()
         self._chunks = 0
-        self._matched: tuple[bytes, int, dict[WorkerId, int], PathEnd] = (b"", -1, {}, (self._root, 0, 0))
+        self._matched: tuple[bytes, int, dict[WorkerId, int]] = (b"", -1, {})
         """The latest match: its hashes, the value of `changes`, and the result. One decision often asks for it
         again.
         """
+        self._found: tuple[bytes, int, PathEnd] = (b"", -1, (self._root, 0, 0))
+        """The same for the end of a path, also if only that was sought."""
         self.changes = 0
         """Rises with whatever may change a match, or the nodes to which it leads."""
 
@@ -102,7 +104,7 @@ class PrefixTree:
 
         O(nodes on the path), plus O(workers) at each node where some of them end.
         """
-        last, changes, found, _ = self._matched
+        last, changes, found = self._matched
         if last is hashes and changes == self.changes:
             return found
         found = {}
@@ -122,7 +124,8 @@ class PrefixTree:
                 break
         found.update(dict.fromkeys(holders, at // HASH_BYTES))
         found.update(cut)
-        self._matched = hashes, self.changes, found, (node, shared, at)
+        self._matched = hashes, self.changes, found
+        self._found = hashes, self.changes, (node, shared, at)
         return found
 
     def touches(self, hashes: bytes, worker: WorkerId) -> list[tuple[int, float | None]]:
@@ -335,9 +338,12 @@ class PrefixTree:
             heapify(self._largest)
 
     def _find(self, hashes: bytes) -> PathEnd:
-        """Return where the path of this prefix ends, without a search if it was the latest match."""
-        last, changes, _, end = self._matched
-        return end if last is hashes and changes == self.changes else self._root.find(hashes)
+        """Return where the path of this prefix ends, without a search if it was sought last."""
+        last, changes, end = self._found
+        if last is not hashes or changes != self.changes:
+            end = self._root.find(hashes)
+            self._found = hashes, self.changes, end
+        return end
 
     def _grow(self, path: PathEnd, hashes: bytes, *, seal: bool) -> Node:
         """Return the node with which these hashes end, found as far as `path`; a new node has no holder yet."""

@@ -35,36 +35,46 @@ addition.
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from math import floor, inf
 from typing import Final, NamedTuple
 
 from router.core.model.request import ClientId, RequestId
 
 MINUTE: Final = 60.0
 """Length of the window in seconds. One second more may be counted, because values of one second are kept together."""
+NO_SECOND: Final[list[float]] = []
 
 
 class MinuteSums:
     """Two sums over the same events."""
 
-    __slots__ = ("_first", "_second", "_seconds")
+    __slots__ = ("_first", "_last", "_next", "_second", "_seconds")
 
     def __init__(self) -> None:
         self._seconds: deque[list[float]] = deque()
         """Each second with an addition, and what was added to both sums in it."""
+        self._last = NO_SECOND
+        """The last of them, until `_next`, when another one begins."""
+        self._next = -inf
         self._first = self._second = 0.0
 
     def add(self, first: float, second: float, now: float) -> None:
         """Add to both sums. `now` must not decrease."""
-        at = int(now)
-        seconds = self._seconds
-        if seconds and (last := seconds[-1])[0] == at:
-            last[1] += first
-            last[2] += second
-        else:
-            self._forget(now)
-            seconds.append([at, first, second])
+        if now >= self._next:
+            self._begin(now)
+        last = self._last
+        last[1] += first
+        last[2] += second
         self._first += first
         self._second += second
+
+    def _begin(self, now: float) -> None:
+        """Begin a new second."""
+        self._forget(now)
+        at = floor(now)
+        self._next = at + 1.0
+        self._last = [at, 0.0, 0.0]
+        self._seconds.append(self._last)
 
     def totals(self, now: float) -> tuple[float, float]:
         """Return both sums over the last minute."""
@@ -79,6 +89,7 @@ class MinuteSums:
             self._second -= second
         if not seconds:  # drop accumulated rounding errors
             self._first = self._second = 0.0
+            self._last, self._next = NO_SECOND, -inf
 
 
 class MinuteMaximum:

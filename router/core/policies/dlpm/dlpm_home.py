@@ -151,8 +151,7 @@ class DlpmHome(Policy):
             return choice
         if not self._pool.waiting:
             return None
-        self._pool.take_in_changes(now)
-        self._pool.release_from_home(now)
+        self._pool.pass_time(now)
         choice = self._choose_next(now)
         return None if choice is None else self._take(choice, now)
 

@@ -208,12 +208,16 @@ class HomePool:
         elif self._next_changes == inf:
             self._next_changes = -inf
 
-    def take_in_changes(self, now: float) -> None:
-        """Take in some of the matches that changed, if many did and it is time for that."""
+    def pass_time(self, now: float) -> None:
+        """Take in some of the matches that changed, if many did and it is time for that, and let the requests leave
+        home that have waited there long enough.
+        """
         if self._next_changes <= now:
             # With at least a part of them, they cannot pile up, however many come.
             self._take_in_changes(max(CHANGES_AT_ONCE, len(self._changes) // 128))
             self._next_changes = now + CHANGES_SECONDS if self._changes else inf
+        if self._home_deadlines and self._home_deadlines[0].at <= now:
+            self._release_from_home(now)
 
     def _take_in_changes(self, most: int) -> None:
         for _ in range(min(most, len(self._changes))):
@@ -256,7 +260,7 @@ class HomePool:
                 self._rematch(waiting)
         del self._homes[worker]
 
-    def release_from_home(self, now: float) -> None:
+    def _release_from_home(self, now: float) -> None:
         """Let requests that have waited long enough for their home go to any worker."""
         while self._home_deadlines and self._home_deadlines[0].at <= now:
             leaving = heappop(self._home_deadlines)
