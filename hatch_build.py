@@ -6,6 +6,9 @@ no compiler. A compiled wheel has a shared library beside each compiled file; Py
 Some files stay as they are. Dataclasses that msgspec or pydantic reads: mypyc keeps no annotation like `int | None` and
 no docstring. Classes and protocols that interpreted files extend: an interpreted class cannot extend a compiled one.
 And classes that extend those of uvicorn or prometheus_client.
+
+The `__init__` of a dataclass and of a NamedTuple is interpreted in a compiled file, too. So what is made there for
+every request is a class with an `__init__` of its own.
 """
 
 from pathlib import Path

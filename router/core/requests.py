@@ -6,7 +6,7 @@ made once, at the dispatch, and passed by reference until the attempt ends; no b
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -35,24 +35,36 @@ class Stage(Enum):
     """Its prefill is over and charged."""
 
 
-@dataclass(slots=True, eq=False)
 class Attempt:
     """One visit of a request to a worker, from its dispatch to its end, with its record in each book."""
 
-    worker: WorkerState
-    bill: Bill
-    run: PinnedRun
-    """What it pins in the worker's cache."""
-    flight: InFlight
-    """Its share of the worker's load."""
-    outstanding: Outstanding
-    """What it was expected to cost at its dispatch."""
-    blocks: ExpectedBlocks | None
-    """The token blocks that the worker will store for it; None if they are not known or not followed."""
-    part: Request
-    """What the worker computes of the request, as the policy knows it."""
-    stage: Stage = Stage.SENT
-    leg: Leg = Leg.WHOLE
+    __slots__ = ("bill", "blocks", "flight", "leg", "outstanding", "part", "run", "stage", "worker")
+
+    def __init__(
+        self,
+        worker: WorkerState,
+        bill: Bill,
+        run: PinnedRun,
+        flight: InFlight,
+        outstanding: Outstanding,
+        blocks: ExpectedBlocks | None,
+        part: Request,
+        leg: Leg,
+    ) -> None:
+        self.worker = worker
+        self.bill = bill
+        self.run = run
+        """What it pins in the worker's cache."""
+        self.flight = flight
+        """Its share of the worker's load."""
+        self.outstanding = outstanding
+        """What it was expected to cost at its dispatch."""
+        self.blocks = blocks
+        """The token blocks that the worker will store for it; None if they are not known or not followed."""
+        self.part = part
+        """What the worker computes of the request, as the policy knows it."""
+        self.stage: Stage = Stage.SENT
+        self.leg = leg
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,41 +78,58 @@ class Handoff:
     """What is still to be computed of the request."""
 
 
-@dataclass(slots=True, eq=False)
 class RequestState:
     """A request from its arrival to its end, across all its attempts."""
 
-    request: Request
-    waiting_since: float
-    """When the request began to wait, for its first dispatch or for a retry, in seconds."""
-    lookup: Lookup = field(repr=False)
-    """Its size and match."""
-    attempt: Attempt | None = None
-    """The present visit to a worker; None while the request waits."""
-    prefill: Attempt | None = None
-    """The visit to a prefill worker during that to the decode worker which waits for the prompt; else None."""
-    handoff: Handoff | None = None
-    """What a prefill worker keeps of the request, in the pool and during the attempt that decodes it; else None."""
-    answered: bool = False
-    """Whether the answer has begun, as far as is known, since the request last began to wait for it."""
-    charged: Tokens | None = None
-    """Tokens charged for earlier attempts; None while the prompt is not charged."""
-    failed_workers: tuple[WorkerId, ...] = ()
-    """The workers that returned the request, except those that had no room."""
-    tries: int = 0
-    """How many of these had accepted the request: a failed connection attempt costs nothing and is not counted."""
-    kept_in_vain: WorkerId | None = None
-    """The prefill worker whose prompt a decode worker had when it answered an error: it may have been gone. The next
-    prefill is at another worker if one has room."""
-    suspects: tuple[WorkerId, ...] = ()
-    """Those of the failed workers that are to blame if another worker completes the request."""
+    __slots__ = (
+        "answered",
+        "attempt",
+        "charged",
+        "charged_output",
+        "failed_workers",
+        "handoff",
+        "kept_in_vain",
+        "lookup",
+        "paid",
+        "prefill",
+        "request",
+        "resumed_output",
+        "suspects",
+        "tries",
+        "waiting_since",
+    )
 
-    charged_output: int = 0
-    """Output tokens charged for earlier attempts."""
-    resumed_output: int = 0
-    """Output tokens from which the next worker continues; an answer that is not streamed begins again."""
-    paid: UndeliveredCall | None = None
-    """The call that this one repeats, whose front died."""
+    def __init__(self, request: Request, waiting_since: float, lookup: Lookup) -> None:
+        self.request = request
+        self.waiting_since = waiting_since
+        """When the request began to wait, for its first dispatch or for a retry, in seconds."""
+        self.lookup = lookup
+        """Its size and match."""
+        self.attempt: Attempt | None = None
+        """The present visit to a worker; None while the request waits."""
+        self.prefill: Attempt | None = None
+        """The visit to a prefill worker during that to the decode worker which waits for the prompt; else None."""
+        self.handoff: Handoff | None = None
+        """What a prefill worker keeps of the request, in the pool and during the attempt that decodes it; else None."""
+        self.answered = False
+        """Whether the answer has begun, as far as is known, since the request last began to wait for it."""
+        self.charged: Tokens | None = None
+        """Tokens charged for earlier attempts; None while the prompt is not charged."""
+        self.failed_workers: tuple[WorkerId, ...] = ()
+        """The workers that returned the request, except those that had no room."""
+        self.tries = 0
+        """How many of these had accepted the request: a failed connection attempt costs nothing and is not counted."""
+        self.kept_in_vain: WorkerId | None = None
+        """The prefill worker whose prompt a decode worker had when it answered an error: it may have been gone. The
+        next prefill is at another worker if one has room."""
+        self.suspects: tuple[WorkerId, ...] = ()
+        """Those of the failed workers that are to blame if another worker completes the request."""
+        self.charged_output = 0
+        """Output tokens charged for earlier attempts."""
+        self.resumed_output = 0
+        """Output tokens from which the next worker continues; an answer that is not streamed begins again."""
+        self.paid: UndeliveredCall | None = None
+        """The call that this one repeats, whose front died."""
 
     @property
     def is_delivered(self) -> bool:

@@ -9,7 +9,6 @@ or an eviction names the requests that it concerns, at a cost that does not depe
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -29,21 +28,23 @@ Oracle = Callable[[Request], Mapping[WorkerId, int]]
 """Replaces `PrefixMap.match` in simulations."""
 
 
-@dataclass(slots=True, eq=False)
 class Lookup:
     """A request's size and match, each kept while nothing changes on which it rests. A live request carries its own."""
 
-    request: Request
-    size: int = 0
-    size_version: int = -1
-    """The version of the estimates from which the size was computed; -1 before that."""
-    match: Mapping[WorkerId, int] = field(default_factory=dict)
-    match_version: int = -1
-    """The same for the match, as the sum of all that is counted of changes on which it rests."""
-    in_tree: Mapping[WorkerId, int] = field(default_factory=dict)
-    """The match by the tree alone, of a request that is watched."""
-    in_tree_for: tuple[Mapping[WorkerId, int], MatchWorth, int] | None = None
-    """The chunks that workers held then, what they were worth, and the version of the estimates."""
+    __slots__ = ("in_tree", "in_tree_for", "match", "match_version", "request", "size", "size_version")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.size = 0
+        self.size_version = -1
+        """The version of the estimates from which the size was computed; -1 before that."""
+        self.match: Mapping[WorkerId, int] = {}
+        self.match_version = -1
+        """The same for the match, as the sum of all that is counted of changes on which it rests."""
+        self.in_tree: Mapping[WorkerId, int] = {}
+        """The match by the tree alone, of a request that is watched."""
+        self.in_tree_for: tuple[Mapping[WorkerId, int], MatchWorth, int] | None = None
+        """The chunks that workers held then, what they were worth, and the version of the estimates."""
 
 
 class RequestWatch(NamedTuple):

@@ -89,14 +89,16 @@ class GapMeter:
         )
 
 
-@dataclass(slots=True)
 class Outstanding:
     """What one client has in flight in one queue, in tokens and requests."""
 
-    expected_output: int = 0
-    cached: int = 0
-    extend: int = 0
-    requests: int = 1
+    __slots__ = ("cached", "expected_output", "extend", "requests")
+
+    def __init__(self, expected_output: int = 0, cached: int = 0, extend: int = 0, requests: int = 1) -> None:
+        self.expected_output = expected_output
+        self.cached = cached
+        self.extend = extend
+        self.requests = requests
 
     def within(self, most: "Outstanding") -> bool:
         """Return whether no field exceeds that of `most`."""

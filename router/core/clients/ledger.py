@@ -18,25 +18,49 @@ from router.core.model.request import ClientId, Request, RequestId, Usage, Worke
 from router.core.model.saved import DailyUsage, UsageRows
 
 
-@dataclass(slots=True, eq=False)
 class Bill:
     """The bill of one attempt: of a request at one worker."""
 
-    account: "Account" = field(repr=False)
-    request: RequestId
-    client: ClientId
-    worker: WorkerId
-    model: str
-    pays_prompt: bool
-    """Whether it charges for the prompt, which one bill of a request does."""
-    tokens: Tokens
-    """Tokens charged so far."""
-    trusted: int
-    """Input tokens that were not charged because they were predicted to be cached."""
-    cost: float
-    """The cost of these tokens, in cost units."""
-    started: bool = False
-    """Whether the prefill is over. Before that, the tokens are only reserved."""
+    __slots__ = (
+        "account",
+        "client",
+        "cost",
+        "model",
+        "pays_prompt",
+        "request",
+        "started",
+        "tokens",
+        "trusted",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        account: "Account",
+        request: RequestId,
+        client: ClientId,
+        worker: WorkerId,
+        model: str,
+        pays_prompt: bool,
+        tokens: Tokens,
+        trusted: int,
+        cost: float,
+    ) -> None:
+        self.account = account
+        self.request = request
+        self.client = client
+        self.worker = worker
+        self.model = model
+        self.pays_prompt = pays_prompt
+        """Whether it charges for the prompt, which one bill of a request does."""
+        self.tokens = tokens
+        """Tokens charged so far."""
+        self.trusted = trusted
+        """Input tokens that were not charged because they were predicted to be cached."""
+        self.cost = cost
+        """The cost of these tokens, in cost units."""
+        self.started = False
+        """Whether the prefill is over. Before that, the tokens are only reserved."""
 
     def usage_on(self, day: int, estimated: Tokens) -> DailyUsage:
         """Return the usage for which the bill charges, on a day. `estimated`: which of its tokens are estimates."""

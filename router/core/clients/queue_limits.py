@@ -38,13 +38,16 @@ class Surplus(NamedTuple):
     reason: Refusal
 
 
-class Waiter(NamedTuple):
-    """A waiting request."""
+class Waiter:
+    """A waiting request. Never changes."""
 
-    deadline: float
-    client: ClientId
-    body_bytes: int
-    weight: float
+    __slots__ = ("body_bytes", "client", "deadline", "weight")
+
+    def __init__(self, deadline: float, client: ClientId, body_bytes: int, weight: float) -> None:
+        self.deadline = deadline
+        self.client = client
+        self.body_bytes = body_bytes
+        self.weight = weight
 
 
 class QueueLimits:
@@ -79,14 +82,13 @@ class QueueLimits:
     def enter(self, request: Request, now: float, weight: float) -> None:
         """Add a waiting request of a client with this weight. Call `surplus` to learn whether it may stay."""
         deadline = now + self._limits.time_to_live
-        self._waiters[request.id] = Waiter(deadline, request.client, request.body_bytes, weight)
-        self._hold(request.id)
+        waiter = self._waiters[request.id] = Waiter(deadline, request.client, request.body_bytes, weight)
+        self._hold(request.id, waiter)
 
     def leave(self, request: RequestId, now: float, *, served: bool) -> None:
         """Remove a request, if it waits. `served`: whether it counts for the drain rate."""
-        if request in self._waiters:
-            self._drop(request)
-            del self._waiters[request]
+        if (waiter := self._waiters.pop(request, None)) is not None:
+            self._drop(request, waiter)
         if served:
             self._departures.append(now)
 
@@ -113,10 +115,10 @@ class QueueLimits:
             fits = largest is not None and exceeded.weighted_amount(largest) > exceeded.weighted_amount(client)
             if fits and largest is not None:
                 newest = next(reversed(self._by_client[largest]))
-                self._drop(newest)
+                self._drop(newest, self._waiters[newest])
                 displaced.append(newest)
         for request in reversed(displaced):
-            self._hold(request)
+            self._hold(request, self._waiters[request])
         return (
             [Surplus(each, Refusal.DISPLACED) for each in displaced] if fits else [Surplus(arrival, Refusal.QUEUE_FULL)]
         )
@@ -145,22 +147,22 @@ class QueueLimits:
             return self._requests
         return self._bytes if _exceeds(self._bytes.total, self._limits.body_bytes) else None
 
-    def _hold(self, request: RequestId) -> None:
+    def _hold(self, request: RequestId, waiter: Waiter) -> None:
         """Count a waiting request as its client's newest."""
-        _, client, body_bytes, weight = self._waiters[request]
+        client, weight = waiter.client, waiter.weight
         self._by_client.setdefault(client, {})[request] = None
         self._requests.add(client, 1, weight)
-        self._bytes.add(client, body_bytes, weight)
+        self._bytes.add(client, waiter.body_bytes, weight)
 
-    def _drop(self, request: RequestId) -> None:
+    def _drop(self, request: RequestId, waiter: Waiter) -> None:
         """Stop counting a waiting request."""
-        _, client, body_bytes, _ = self._waiters[request]
+        client = waiter.client
         client_requests = self._by_client[client]
         del client_requests[request]
         if not client_requests:
             del self._by_client[client]
         self._requests.remove(client, 1)
-        self._bytes.remove(client, body_bytes)
+        self._bytes.remove(client, waiter.body_bytes)
 
 
 def _exceeds(amount: int, limit: int | None) -> bool:

@@ -126,12 +126,15 @@ for their own prefill.
 """
 
 
-class Wait(NamedTuple):
-    """A request without a first token."""
+class Wait:
+    """A request without a first token. Never changes."""
 
-    since: float
-    answered: int
-    """Requests of its client that had been answered when the wait began."""
+    __slots__ = ("answered", "since")
+
+    def __init__(self, since: float, answered: int) -> None:
+        self.since = since
+        self.answered = answered
+        """Requests of its client that had been answered when the wait began."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,6 @@ at their word (`output_length`). A request that goes on is predicted to grow as 
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import accumulate, count, takewhile
 from math import inf
 from operator import add, mul
@@ -32,19 +31,21 @@ LEAST_MORE: Final = 16.0
 """Minimum of the tokens still to come, whatever the maximum: the clock is only that of the average stream."""
 
 
-@dataclass(slots=True, eq=False)
 class KvHold:
     """What one request holds of the cache, and the prediction of it, in tokens."""
 
-    tokens: int
-    """Tokens held when it begins to grow."""
-    growth: float
-    most: float
-    """Maximum growth, if it outlives the prediction."""
-    end: float = 0.0
-    """When it is expected to end, on the clock of the engine's steps."""
-    base: float = 0.0
-    """Tokens held until then, minus the clock's time."""
+    __slots__ = ("base", "end", "growth", "most", "tokens")
+
+    def __init__(self, tokens: int, growth: float, most: float) -> None:
+        self.tokens = tokens
+        """Tokens held when it begins to grow."""
+        self.growth = growth
+        self.most = most
+        """Maximum growth, if it outlives the prediction."""
+        self.end = 0.0
+        """When it is expected to end, on the clock of the engine's steps."""
+        self.base = 0.0
+        """Tokens held until then, minus the clock's time."""
 
 
 class KvPeakForecast:
@@ -142,42 +143,72 @@ class KvPeakForecast:
         )
 
 
-@dataclass(slots=True, eq=False)
 class InFlight:
     """An attempt as its worker's load counts it, from its dispatch to its end."""
 
-    number: int
-    """Sequence number of its dispatch at this worker."""
-    dispatched: float
-    uncached_tokens: int
-    streamed: bool
-    had_place: bool
-    """Whether the batch had a place for it at its dispatch, so that it waited only for prefill until it started."""
-    started: bool = False
-    guessed: bool = False
-    """Whether its start is only a guess."""
-    output: int = 0
-    """Output tokens so far."""
-    earlier_output: int = 0
-    """Those of them that an earlier run has seen."""
-    burst: Burst | None = None
-    """The burst of starts that it belongs to, if its start was seen."""
-    answers: int = 1
-    """Number of answers that it asks for."""
-    cached_tokens: int = 0
-    """Input tokens that the engine need not compute, because its cache holds them."""
-    fetched_tokens: int = 0
-    """Input tokens that the engine need not compute, because it fetches them from a prefill worker."""
-    first_token_seen: bool = False
-    """Whether its first token was seen, so that every token is."""
-    first_token_at: float = inf
-    """When that was; infinite before."""
-    decoding_since: float = inf
-    """When its answers are believed to begin, if its start does not show; infinite while it has no
-    place in the batch.
-    """
-    hold: KvHold = field(init=False, repr=False)
-    """What it is predicted to hold of the worker's cache."""
+    __slots__ = (
+        "answers",
+        "burst",
+        "cached_tokens",
+        "decoding_since",
+        "dispatched",
+        "earlier_output",
+        "fetched_tokens",
+        "first_token_at",
+        "first_token_seen",
+        "guessed",
+        "had_place",
+        "hold",
+        "number",
+        "output",
+        "started",
+        "streamed",
+        "uncached_tokens",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        dispatched: float,
+        uncached_tokens: int,
+        streamed: bool,
+        had_place: bool,
+        answers: int,
+        cached_tokens: int,
+        fetched_tokens: int,
+    ) -> None:
+        self.number = number
+        """Sequence number of its dispatch at this worker."""
+        self.dispatched = dispatched
+        self.uncached_tokens = uncached_tokens
+        self.streamed = streamed
+        self.had_place = had_place
+        """Whether the batch had a place for it at its dispatch, so that it waited only for prefill until it started."""
+        self.started = False
+        self.guessed = False
+        """Whether its start is only a guess."""
+        self.output = 0
+        """Output tokens so far."""
+        self.earlier_output = 0
+        """Those of them that an earlier run has seen."""
+        self.burst: Burst | None = None
+        """The burst of starts that it belongs to, if its start was seen."""
+        self.answers = answers
+        """Number of answers that it asks for."""
+        self.cached_tokens = cached_tokens
+        """Input tokens that the engine need not compute, because its cache holds them."""
+        self.fetched_tokens = fetched_tokens
+        """Input tokens that the engine need not compute, because it fetches them from a prefill worker."""
+        self.first_token_seen = False
+        """Whether its first token was seen, so that every token is."""
+        self.first_token_at = inf
+        """When that was; infinite before."""
+        self.decoding_since = inf
+        """When its answers are believed to begin, if its start does not show; infinite while it has no
+        place in the batch.
+        """
+        self.hold: KvHold
+        """What it is predicted to hold of the worker's cache."""
 
     @property
     def context_tokens(self) -> int:

@@ -7,7 +7,6 @@ by the streams that ran, are the steps; and what starts at one moment was comput
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from router.core.model.request import WorkerId
@@ -61,22 +60,26 @@ class Turnover(NamedTuple):
     """Uncached input tokens of the latest step, without its first request, which may have taken several steps."""
 
 
-@dataclass(slots=True)
 class Burst:
     """Requests whose first tokens came at one moment, and what the engine may have computed until then."""
 
-    since: float
-    """Nothing of them was computed before this time: others were, or they had not been sent or had no place in the
-    batch.
-    """
-    end: float
-    """Time of their last first token."""
-    tokens: int
-    """Their uncached input: predicted, or as the engine reports if it does."""
-    unseen: int
-    """Uncached input of others whose start did not show and that were computed in the same time, at least in part."""
-    waiting: int = 0
-    """Uncached input of others that may have been computed in part in the same time and still waited at the end."""
+    __slots__ = ("end", "since", "tokens", "unseen", "waiting")
+
+    def __init__(self, since: float, end: float, tokens: int, unseen: int) -> None:
+        self.since = since
+        """Nothing of them was computed before this time: others were, or they had not been sent or had no place in the
+        batch.
+        """
+        self.end = end
+        """Time of their last first token."""
+        self.tokens = tokens
+        """Their uncached input: predicted, or as the engine reports if it does."""
+        self.unseen = unseen
+        """Uncached input of others whose start did not show and that were computed in the same time, at least in
+        part.
+        """
+        self.waiting = 0
+        """Uncached input of others that may have been computed in part in the same time and still waited at the end."""
 
 
 class ServiceRate:

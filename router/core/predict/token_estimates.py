@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import ceil, inf
 from sys import byteorder
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.core.model.prompt_key import CHUNK_BYTES, HASH_BYTES, PromptKey
 from router.core.model.request import Request, Usage
@@ -29,13 +29,16 @@ Place = tuple[float, float]
 """A number of chunks, and the tokens up to their end."""
 
 
-class Measure(NamedTuple):
-    """A prompt's size."""
+class Measure:
+    """A prompt's size. Never changes."""
 
-    tokens: int
-    """Tokens of the whole prompt; at least 1."""
-    places: Sequence[Place]
-    """In order, including the beginning and the end of the prompt."""
+    __slots__ = ("places", "tokens")
+
+    def __init__(self, tokens: int, places: Sequence[Place]) -> None:
+        self.tokens = tokens
+        """Tokens of the whole prompt; at least 1."""
+        self.places = places
+        """In order, including the beginning and the end of the prompt."""
 
     def held(self, chunks: int) -> int:
         """Return the tokens in the first `chunks`, at least one short of the whole: an engine always computes the last

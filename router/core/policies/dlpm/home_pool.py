@@ -6,7 +6,6 @@ multiple of the time that its prefix takes to compute: then any worker may take 
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import repeat
 from math import ceil, inf
@@ -30,27 +29,49 @@ CHANGES_SECONDS: Final = 0.002
 """Time from taking in some of more changed matches to taking in the next ones."""
 
 
-@dataclass(slots=True)
 class PooledRequest:
     """A request in the pool."""
 
-    request: Request
-    arrival: int
-    since: float
-    tokens: int
-    """Estimated input tokens at its arrival."""
-    chunk_tokens: float
-    """Estimated tokens per chunk of the request."""
-    able: Mapping[WorkerId, int]
-    """The workers that may serve it, each with its number in the order in which they joined."""
-    matched: HeldChunks
-    """What these workers held of it at the last change that mattered to its homes or its place among others."""
-    homes: dict[WorkerId, None] = field(default_factory=dict)
-    """The workers that hold most of its prefix; empty if it would lose little on any worker."""
-    leaves_home_at: float | None = inf
-    """The time from which any worker may take it; None if any may already."""
-    passed: int = 0
-    """How often a later request went ahead of it because that one balanced the workers' loads better."""
+    __slots__ = (
+        "able",
+        "arrival",
+        "chunk_tokens",
+        "homes",
+        "leaves_home_at",
+        "matched",
+        "passed",
+        "request",
+        "since",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        arrival: int,
+        since: float,
+        tokens: int,
+        chunk_tokens: float,
+        able: Mapping[WorkerId, int],
+        matched: HeldChunks,
+    ) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.since = since
+        self.tokens = tokens
+        """Estimated input tokens at its arrival."""
+        self.chunk_tokens = chunk_tokens
+        """Estimated tokens per chunk of the request."""
+        self.able = able
+        """The workers that may serve it, each with its number in the order in which they joined."""
+        self.matched = matched
+        """What these workers held of it at the last change that mattered to its homes or its place among others."""
+        self.homes: dict[WorkerId, None] = {}
+        """The workers that hold most of its prefix; empty if it would lose little on any worker."""
+        self.leaves_home_at: float | None = None
+        """The time from which any worker may take it; None if any may already."""
+        self.passed = 0
+        """How often a later request went ahead of it because that one balanced the workers' loads better."""
 
     @property
     def away_match(self) -> int:
@@ -162,7 +183,7 @@ class HomePool:
         chunk_tokens = tokens * CHUNK_BYTES / max(sum(map(_size, request.prompts)), 1)
         held = self._view.chunks_held(request, able)
         self._arrivals += 1
-        waiting = PooledRequest(request, self._arrivals, now, tokens, chunk_tokens, able, held, leaves_home_at=None)
+        waiting = PooledRequest(request, self._arrivals, now, tokens, chunk_tokens, able, held)
         if held.most:
             waiting.homes = self._find_homes(waiting)
             waiting.leaves_home_at = self._home_deadline(waiting)

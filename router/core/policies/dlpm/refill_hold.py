@@ -20,8 +20,7 @@ if the client for whom it is was served more lately than most of those that it w
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 from math import inf
-from operator import add, sub
-from typing import Final, NamedTuple
+from typing import Final
 
 from router.core.model.cost import LinearCost
 from router.core.model.request import ClientId, Request, RequestId, WorkerId, own_route
@@ -67,22 +66,25 @@ RECHECK_SECONDS: Final = 0.02
 requests wait, every event asks for it."""
 
 
-class Work(NamedTuple):
-    """Work that requests cause in engines."""
+class Work:
+    """Work that requests cause in engines. Never changes."""
 
-    requests: float = 0.0
-    extend: float = 0.0
-    """Input tokens to compute."""
-    output: float = 0.0
-    """Predicted output tokens."""
+    __slots__ = ("extend", "output", "requests")
+
+    def __init__(self, requests: float = 0.0, extend: float = 0.0, output: float = 0.0) -> None:
+        self.requests = requests
+        self.extend = extend
+        """Input tokens to compute."""
+        self.output = output
+        """Predicted output tokens."""
 
     def plus(self, other: "Work") -> "Work":
         """Add field by field."""
-        return Work(*map(add, self, other))
+        return Work(self.requests + other.requests, self.extend + other.extend, self.output + other.output)
 
     def minus(self, other: "Work") -> "Work":
         """Subtract field by field."""
-        return Work(*map(sub, self, other))
+        return Work(self.requests - other.requests, self.extend - other.extend, self.output - other.output)
 
     @property
     def tokens(self) -> float:
