@@ -1,6 +1,6 @@
 """A worker's streamed answer on its way to the client."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from router.api.continuation import Rewriter
 from router.api.families import Reader
@@ -36,11 +36,12 @@ class AnswerStream:
         headers: Headers,
         on_first_token: Callable[[], None],
         held_back: Callable[[], bool] | None = None,
+        before_block: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Pass the answer on until its end. The last block stays in `unsent` if the end has arrived with it.
 
         `on_first_token`: called after the block with the first token is sent; `held_back`: whether nothing may be sent
-        yet. Raises what `read` raises.
+        yet; `before_block`: awaited before a block is sent, until the first token. Raises what `read` raises.
         """
         reader, upstream = self._reader, self._upstream
         of_this_worker = reader if self._rewriter is None else self._rewriter
@@ -49,6 +50,8 @@ class AnswerStream:
             self.unsent += ready
             waits, complete = held_back is not None and held_back(), upstream.exhausted
             if self.unsent and not complete and not waits:
+                if before_block is not None:
+                    await before_block()
                 block, self.unsent = self.unsent, b""
                 await exchange.stream(headers, block)
             if not counted and of_this_worker.started and not waits:

@@ -466,15 +466,19 @@ class Relay:
         legs = self._legs
         if legs is not None:
             legs.follow(reader.output_tokens)
+        until_known = None if self._keeper is None else self._keeper.until_known
         on_first_token = partial(self._scheduler_client.start_stream, self._request.id, reader.output_tokens)
         try:
-            await stream.relay(self._exchange, headers, on_first_token, None if legs is None else self._holds_back)
+            held_back = None if legs is None else self._holds_back
+            await stream.relay(self._exchange, headers, on_first_token, held_back, until_known)
         except (WorkerBroke, WorkerHung):
             if not reader.complete:
                 raise
             stream.unsent += self._missing_end(reader)
         if reader.broken and reader.complete:
             stream.unsent += self._missing_end(reader)
+        if until_known is not None:
+            await until_known()
         failed = stream_failure(reader, headers)
         if failed is None and legs is not None:
             failed = await legs.failed_prefill()

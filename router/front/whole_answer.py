@@ -73,6 +73,7 @@ class WholeAnswer:
         self._trust_answer()
         if not self._notify_keeper(answer, assignment):
             self._settle(Finished(self._request, answer.usage, answer.answer_keys, answer.ended_turn))
+        await self._until_known()
         await self._exchange.respond(upstream.status, headers, body)
         return None
 
@@ -90,6 +91,11 @@ class WholeAnswer:
             return False
         self._keeper.mark_running()
         return True
+
+    async def _until_known(self) -> None:
+        """Wait until every front finds the response, if there is one."""
+        if self._keeper is not None:
+            await self._keeper.until_known()
 
     async def _relay_long(
         self,
@@ -120,6 +126,7 @@ class WholeAnswer:
             self._settle(Finished(self._request, answer.usage, answer.answer_keys, answer.ended_turn))
         else:
             self._settle(Failed(self._request, True, answer.usage, Fault.ERROR))
+        await self._until_known()
         await self._exchange.end()
         return None
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 import aiohttp
 import uvicorn
 
+from router.channel.client import SchedulerClient
 from router.channel.host import SchedulerHost
 from router.config.settings import Settings
 from router.core.model.prompt_key import PromptHasher
@@ -115,6 +116,11 @@ class RunningRouter:
         return self._inside("the background responses of a front").front.background
 
     @property
+    def scheduler_client(self) -> SchedulerClient:
+        """The front's side of the channel."""
+        return self._inside("the channel").front.scheduler_client
+
+    @property
     def scheduler_host(self) -> SchedulerHost:
         """What feeds the scheduler."""
         return self._inside("the scheduler").side.host
@@ -191,7 +197,7 @@ class RunningRouter:
         assert not scheduler.attempts
         scheduler.ledger.check_conservation()
         assert self.scheduler_host.at_rest
-        assert self._inside("the channel").front.scheduler_client.at_rest
+        assert self.scheduler_client.at_rest
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -1,13 +1,17 @@
 """Takes care of the response that a call creates: remembers its worker, and follows it in the background."""
 
 import asyncio
+from typing import Final
 
 from router.api.body.call import Call
 from router.auth.admission import AdmissionTicket
 from router.channel.client import SchedulerClient
-from router.channel.messages import Assignment, ResponseStored
-from router.core.model.request import ClientId, RequestId
+from router.channel.messages import Assignment, FindResponse, ResponseStored
+from router.core.model.request import ClientId, RequestId, WorkerId
 from router.front.stored.background import BackgroundResponses, BackgroundRun
+
+KNOWN_SECONDS: Final = 10.0
+"""Seconds for which an answer waits at most until the scheduler, or its next run, knows of its response."""
 
 
 class ResponseKeeper:
@@ -29,6 +33,8 @@ class ResponseKeeper:
         self._background = background
         self._response: str | None = None
         self._assignment: Assignment | None = None
+        self._known: asyncio.Future[WorkerId | None] | None = None
+        """The answer to a question that the scheduler handles after the report of the response."""
         self._running = False
         self._task: asyncio.Task[object] | None = None
         self.cut = False
@@ -46,9 +52,19 @@ class ResponseKeeper:
         self._response, self._assignment = response, assignment
         if self._call.storage.stored:
             self._scheduler_client.report(ResponseStored(response, self._owner, assignment.worker))
+            self._known = self._scheduler_client.ask(FindResponse(response, self._owner))
         if self.outlives_client and self._call.streamed:
             self._task = asyncio.current_task()
             self._background.add_stream(response, self._cut)
+
+    async def until_known(self) -> None:
+        """Wait until the scheduler knows of the response, for `KNOWN_SECONDS` at most.
+
+        To be awaited before the client gets the id: it may get or cancel the response at once, through another front.
+        """
+        known, self._known = self._known, None
+        if known is not None and not known.done():
+            await asyncio.wait([known], timeout=KNOWN_SECONDS)
 
     def mark_running(self) -> None:
         """Record that the engine has answered the call and goes on computing the response."""
