@@ -10,26 +10,22 @@ import os
 import platform
 import signal
 import socket
-import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from secrets import token_hex
-from typing import Final, Literal
+from typing import Literal
 
 from router.config.settings import Settings
-from router.errors import ConfigError
 from router.process.plan import ProcessPlan
 from router.process.server import GRACE_SECONDS
 from router.process.supervision.child_process import COMMAND, ChildProcess, start_process
 from router.process.supervision.keeper import Keeper, LivenessRules, described
+from router.process.supervision.socket_folder import socket_folder
 from router.process.supervision.standby import Standby
 from router.runtime.command_line import INTERRUPTED
 
 log = logging.getLogger(__name__)
-
-LONGEST_FOLDER: Final = 96
-"""Bytes of the path of the folder of sockets. The kernel takes 107 for that of a socket, macOS 103."""
 
 
 def process_count(settings: Settings) -> int:
@@ -54,22 +50,6 @@ def supervise(settings: Settings, listeners: Sequence[socket.socket], fronts: in
     """
     with socket_folder() as folder:
         return asyncio.run(Supervisor(settings, listeners, fronts, folder, on_ready).run())
-
-
-@contextmanager
-def socket_folder(parent: str | None = None) -> Iterator[str]:
-    """Create a folder that only this user can enter, and remove it in the end.
-
-    `parent`: where; None for the usual place of temporary folders. Raises ConfigError.
-    """
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="d2lpm-", dir=parent, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise ConfigError(f"there is no folder for the sockets between the processes: {error.strerror}") from None
-    with folder as path:
-        if len(os.fsencode(path)) > LONGEST_FOLDER:
-            raise ConfigError(f"{path} is too long for the sockets between the processes: set TMPDIR to a shorter path")
-        yield path
 
 
 class Supervisor:
