@@ -27,7 +27,8 @@ class DeficitParameters:
     patience: int = 32
     """How often other requests may go ahead of one that does not fit a worker's window before room is kept for it."""
     oldest_every: int = 16
-    """Serve a client's oldest waiting request, ignoring prefix match, once every N turns (0 = never)."""
+    """Look at a client's oldest waiting request once every N turns, or in as many as it has requests waiting, if these
+    are more. One that is the oldest at two looks goes next, ignoring prefix match (0 = never)."""
     engine_lpm_seconds: float = 10.0
     """Seconds for which a request that a worker has not started delays a refill, if the worker's engine orders by
     longest match itself."""

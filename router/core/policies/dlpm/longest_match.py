@@ -5,13 +5,13 @@ served: lower goes first, and None is not eligible. Among clients of one class t
 earlier arrival. The choice is always exact, at a cost that grows neither with the waiting requests nor with the waiting
 clients: changes of a match are reported, and stale heap entries are discarded when they reach the head.
 
-By match alone, a request with no similar request before it would wait as long as its client sends others. So once in a
-while a client's oldest request goes.
+By match alone, a request with no similar request before it would wait as long as its client sends others. So one that
+stays its client's oldest for many turns goes next, whatever its match.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple, Protocol
 
 from router.core.model.commands import PassedOver
@@ -65,19 +65,18 @@ Leader = tuple[tuple[int, int, int, int], WaitingEntry]
 """A client's priority class and rank, without what is unique in one queue only, and its first request. (A plain tuple,
 because many are made.)"""
 _rank_of = itemgetter(0)
+_arrival_of = attrgetter("arrival")
 
 
 class ClientQueue:
     """The waiting requests of one client, while it has any."""
 
-    __slots__ = ("_first", "_order", "client", "gone", "offered", "ranks", "waiting")
+    __slots__ = ("_first", "_order", "client", "offered", "ranks", "waiting")
 
     def __init__(self, client: ClientId) -> None:
         self.client = client
         self.waiting = 0
         """The number of waiting requests."""
-        self.gone = 0
-        """The number of requests that were removed since the client began to wait."""
         self._order: list[WaitingEntry] = []
         """Entries in order of arrival. Some are gone, and so are all before index `_first`. (An empty deque takes 600
         bytes.)"""
@@ -172,10 +171,16 @@ class TurnTimes(Protocol):
 
 
 class QueuesByClient:
-    """The queues, one or several, in which each client waits: only those take in its new priority class."""
+    """The queues, one or several, in which each client waits: only those take in its new priority class. And its turns
+    at them together, to see which request stays its oldest for long.
+    """
 
     def __init__(self) -> None:
         self._queues: dict[ClientId, dict[ClassedQueue, None]] = {}
+        self.turns: Final[dict[ClientId, int]] = {}
+        """By client, its turns since its oldest request was last looked at."""
+        self.oldest: Final[dict[ClientId, RequestId]] = {}
+        """By client, the request that was its oldest then."""
         self.changes: Final = PriorityChanges()
 
     def __len__(self) -> int:
@@ -191,6 +196,8 @@ class QueuesByClient:
         del queues[queue]
         if not queues:
             del self._queues[client]
+            self.turns.pop(client, None)
+            self.oldest.pop(client, None)
 
     def update_priority(self, client: ClientId, priority_class: int | None) -> None:
         """Let the queues take in the new priority class of a client; None if it is not eligible."""
@@ -221,22 +228,24 @@ class LongestMatchQueue:
         """`watch` returns a request's current match in chunks and starts to report its changes to `match_changed`.
 
         A request that does not fit is passed over `max_passes` times; then room is kept for it. In one of
-        `oldest_every` turns of a client its oldest request goes, whatever its match; with 0 in none. `turns` orders the
+        `oldest_every` turns of a client, or of as many as it has requests waiting if these are more, its oldest request
+        is looked at; if that is the same as the last time, it goes. 0: it is never looked at. `turns` orders the
         classes of `ROUND_ROBIN_CLASSES`; a turn becomes earlier only by a longer match. `by_client`: shared by the
-        queues that learn together of new priority classes.
+        queues that are looked at together.
         """
         self._watch = watch
         self._unwatch = unwatch
         self._priority_class = priority_class
         self._max_passes = max_passes
-        self._oldest_every = oldest_every
+        self.oldest_every: Final = oldest_every
+        """In one of how many turns of a client its oldest request is looked at; see `__init__`."""
         self._turns = turns
         self._entries: dict[RequestId, WaitingEntry] = {}
         self._unmatched: dict[RequestId, WaitingEntry] = {}
         """Requests that were not compared yet. A request that waits alone is served without a match."""
         self._client_queues: dict[ClientId, ClientQueue] = {}
         self._firsts: tuple[list[ClientRank], ...] = tuple([] for _ in range(PRIORITY_CLASSES))
-        self._by_client = QueuesByClient() if by_client is None else by_client
+        self.by_client: Final = QueuesByClient() if by_client is None else by_client
         self._leaders: list[Leader] = []
         """What was found when `leaders` were last sought."""
         self._leaders_sought = 0
@@ -271,7 +280,7 @@ class LongestMatchQueue:
         client_queue = self._client_queues.get(client)
         if client_queue is None:
             client_queue = self._client_queues[client] = ClientQueue(client)
-            self._by_client.enter(client, self)
+            self.by_client.enter(client, self)
         self.pushes += 1
         self.newest = request
         entry = WaitingEntry(request, self.pushes if arrival is None else arrival, self.pushes, client_queue)
@@ -289,11 +298,10 @@ class LongestMatchQueue:
             self._unwatch(request)
             entry.rank = None
         client_queue = entry.client_queue
-        client_queue.gone += 1
         client_queue.waiting -= 1
         if not client_queue.waiting:
             del self._client_queues[client_queue.client]
-            self._by_client.leave(client_queue.client, self)
+            self.by_client.leave(client_queue.client, self)
             client_queue.close()
             if not self._entries:
                 self._forget_removed()
@@ -316,7 +324,7 @@ class LongestMatchQueue:
 
     def update_priority(self, client: ClientId, priority_class: int | None) -> None:
         """Take in the new priority class of a client; None if it is not eligible."""
-        self._by_client.update_priority(client, priority_class)
+        self.by_client.update_priority(client, priority_class)
 
     def take_in_class(self, client: ClientId, priority_class: int) -> None:
         """Let a client that waits here be found in its new priority class."""
@@ -345,7 +353,7 @@ class LongestMatchQueue:
         self._compare_new()
         if count > self._leaders_sought or not self._leaders_are_current():
             self._leaders, self._leaders_sought = self._find_leaders(count), count
-            self._leaders_at, self._classes_at = self.changes, self._by_client.changes.count
+            self._leaders_at, self._classes_at = self.changes, self.by_client.changes.count
             if self._turns is not None:
                 self._turns_at = self._turns.clock
         return self._leaders[:count]
@@ -356,7 +364,7 @@ class LongestMatchQueue:
 
     def _classes_are_current(self) -> bool:
         """Return whether no client that waits here got another priority class."""
-        changes = self._by_client.changes
+        changes = self.by_client.changes
         if self._classes_at != changes.count:
             changed = changes.since(self._classes_at)
             if changed is None or not self._client_queues.keys().isdisjoint(changed):
@@ -447,15 +455,9 @@ class LongestMatchQueue:
         """Return whether other requests may go ahead of this one."""
         return entry.passed < self._max_passes
 
-    def request_to_serve(self, first: WaitingEntry, fits: Fits) -> Request | None:
-        """Return the request to serve when this one is first: now and then its client's oldest, if that fits; otherwise
-        this one.
-        """
-        if self._oldest_every and first.client_queue.gone % self._oldest_every == self._oldest_every - 1:
-            oldest = first.client_queue.oldest.request
-            if fits(oldest):
-                return oldest
-        return first.request if fits(first.request) else None
+    def client_queue(self, client: ClientId) -> ClientQueue | None:
+        """Return the requests of a client that wait here; None if it has none."""
+        return self._client_queues.get(client)
 
     def _rank(self, entry: WaitingEntry, unmatched: int) -> None:
         """Set the rank of a request among its client's requests."""
@@ -522,8 +524,7 @@ def _choose(
     for count in looks:
         leaders = _first_of(queues, count)
         for queue, (_, entry) in leaders[len(misfits) :]:
-            request = queue.request_to_serve(entry, fits)
-            if request is not None:
+            if (request := _request_to_serve(entry, fits, queues)) is not None:
                 return request
             if not queue.may_be_passed(entry) or len(misfits) == MAX_PASSED:
                 return None
@@ -531,6 +532,27 @@ def _choose(
         if len(leaders) < count:
             return None
     return None
+
+
+def _request_to_serve(first: WaitingEntry, fits: Fits, queues: Sequence[LongestMatchQueue]) -> Request | None:
+    """Return the request to serve when this one is first: the oldest of its client in these queues, if it has been that
+    for long and fits; otherwise this one. Counts the turn; None if none fits.
+    """
+    client, by_client, oldest_every = first.request.client, queues[0].by_client, queues[0].oldest_every
+    turn = by_client.turns.get(client, 0) + 1
+    if oldest_every and turn >= oldest_every:
+        here = [each for queue in queues if (each := queue.client_queue(client)) is not None]
+        if turn >= sum([each.waiting for each in here]):
+            oldest = min([each.oldest for each in here], key=_arrival_of).request
+            if by_client.oldest.get(client) != oldest.id:
+                by_client.oldest[client], by_client.turns[client], turn = oldest.id, 0, 1
+            elif fits(oldest):
+                by_client.turns[client] = 0
+                return oldest
+    if not fits(first.request):
+        return None
+    by_client.turns[client] = turn
+    return first.request
 
 
 def _first_of(queues: Sequence[LongestMatchQueue], count: int) -> list[tuple[LongestMatchQueue, Leader]]:

@@ -336,14 +336,18 @@ def test_at_an_engine_that_serves_in_order_no_refill_waits() -> None:
     assert scene.order == [heavy, cold, more]
 
 
-def test_a_client_does_not_starve_its_own_uncached_requests() -> None:
-    """Of one client's requests the longest match goes first, but now and then the oldest."""
-    parameters = DlpmParameters(quantum=1e9, oldest_every=4)
+@pytest.mark.parametrize(("every", "turn"), [(4, 11), (8, 15)])
+def test_a_client_does_not_starve_its_own_uncached_requests(every: int, turn: int) -> None:
+    """Of one client's requests the longest match goes first, but one that is the oldest at two looks goes next: they
+    are as many turns apart as set, or as it has requests waiting.
+    """
+    parameters = DlpmParameters(quantum=1e9, oldest_every=every)
     scene = Scene("rr+dlpm", parameters, settings=ONE_AT_A_TIME)
     scene.arrive("ada", "document")
     cold = scene.arrive("ada", "else")
-    for letter in "abcdefgh":
+    for letter in "abcde":
         scene.arrive("ada", "document" + letter)
-    for _ in range(4):
+    for number in range(turn):
         scene.serve(scene.order[-1])
-    assert scene.order[4] == cold
+        scene.arrive("ada", f"document{number}")
+    assert scene.order.index(cold) == turn

@@ -395,6 +395,24 @@ def test_impossible_parameters_are_rejected(parameters: dict[str, float]) -> Non
             family(**parameters)  # type: ignore[arg-type]
 
 
+def test_a_client_starves_no_request_of_its_own_that_has_no_home() -> None:
+    """A client that always has cached requests waiting at both workers has its uncached one served, too."""
+    scene = new_scene(quantum=1e9)
+    for document in "de":
+        scene.serve(scene.arrive("ada", document * len(DOCUMENT)))
+    for number in range(4):
+        for document in "de":
+            scene.arrive("ada", document * len(DOCUMENT) + str(number))
+    cold = scene.arrive("ada", "something else")
+    ended = 2
+    while cold not in scene.order and len(scene.order) < 100:
+        document = "d" if scene.worker_of(scene.order[ended]) == "w1" else "e"
+        scene.finish(scene.order[ended])
+        ended += 1
+        scene.arrive("ada", document * len(DOCUMENT) + "more")
+    assert scene.order.index(cold) == 34
+
+
 def test_a_new_worker_starts_with_new_prompts() -> None:
     """A new worker gets a new prompt, and prompts with a prefix that every worker held before still go where it is
     held.
