@@ -95,8 +95,8 @@ def resume_mode_of(fields: Fields, *, streamed: bool, answers: int) -> ResumeMod
 
 def _is_text(messages: object) -> bool:
     """Return whether the messages contain only text: no images or other files."""
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else ""
+    for message in objects(messages):
+        content = message.get("content")
         if not isinstance(content, str) and any(part.get("type", "text") != "text" for part in objects(content)):
             return False
     return True

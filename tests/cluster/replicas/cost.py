@@ -19,7 +19,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
-from bench.lab.micro.canned_peers import CHUNKS, PEERS, WORKERS
+from bench.lab.micro.canned_peers import CHUNKS, PEERS, canned_workers
 from bench.report.columns import aligned
 from tests.chaos.many_streams import TICK
 from tests.chaos.processes import Server, cpu_ticks, router, router_processes
@@ -86,7 +86,8 @@ Rounds = Mapping[str, Sequence[Load]]
 async def running_setups(folder: Path, plan: Plan) -> AsyncIterator[Setups]:
     """Run all that is compared."""
     async with AsyncExitStack() as stack:
-        workers = [await stack.enter_async_context(_canned_worker(plan.gap_ms)) for _ in range(WORKERS)]
+        ports = stack.enter_context(canned_workers(plan.gap_ms))
+        workers = [f"http://127.0.0.1:{port}" for port in ports]
         setups: dict[str, Sequence[Server]] = {}
         for processes in plan.alone:
             name = f"alone, {processes} process{'es' * (processes > 1)}"
@@ -101,19 +102,6 @@ async def running_setups(folder: Path, plan: Plan) -> AsyncIterator[Setups]:
             cluster = await stack.enter_async_context(running_cluster(own, workers, *plan.flags, count=count))
             setups[f"{count} replica{'s' * (count > 1)}"] = [replica.server for replica in cluster.replicas]
         yield setups
-
-
-@asynccontextmanager
-async def _canned_worker(gap_ms: int) -> AsyncIterator[str]:
-    """Run a worker whose answers are made beforehand; yield its URL."""
-    process = await asyncio.create_subprocess_exec(*PEERS, "worker", str(gap_ms), str(CHUNKS), stdin=PIPE, stdout=PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(await process.stdout.readline())}"
-    finally:
-        process.stdin.close()
-        await process.wait()
 
 
 async def load(servers: Sequence[Server], streams: int, seconds: float) -> Load:
