@@ -40,10 +40,6 @@ class ByteBudget(Collector):
         """Bytes that all owners hold."""
         return self._held.total
 
-    def held_by(self, owner: str) -> int:
-        """Return the bytes that an owner holds."""
-        return self._held.amount_of(owner)
-
     def hold(self, owner: str) -> "Hold":
         """Return an empty hold for an owner, to be used as a context manager."""
         return Hold(self, owner)
@@ -147,12 +143,11 @@ class UnreadBytes:
     the answer waits for the client, and so does the engine.
     """
 
-    __slots__ = ("_sent", "_transport", "hold", "owner")
+    __slots__ = ("_hold", "_sent", "_transport", "owner")
 
     def __init__(self, budget: ByteBudget, transport: asyncio.WriteTransport, owner: str) -> None:
         """`owner`: whose part of the budget counts, until `charge_to` changes it."""
-        self.hold = budget.hold(owner)
-        """What is counted; for others to read only."""
+        self._hold = budget.hold(owner)
         self.owner = owner
         self._transport = transport
         self._sent = 0
@@ -160,19 +155,19 @@ class UnreadBytes:
 
     def charge_to(self, owner: str) -> None:
         """Count against this owner, who made the call in flight."""
-        self.hold.transfer(owner)
+        self._hold.transfer(owner)
         self.owner = owner
 
     def start(self) -> None:
         """Start counting, because the client reads too slowly, unless already started."""
-        if not self.hold.amount:
+        if not self._hold.amount:
             self._sent = self._transport.get_write_buffer_size()
-            self.hold.set(self._sent)
+            self._hold.set(self._sent)
 
     def try_add(self, amount: int) -> bool:
         """Count `amount` bytes to be sent now. Returns False if there is no room: then wait for the client."""
-        self.hold.set(self._transport.get_write_buffer_size())
-        if not self.hold.try_add(amount):
+        self._hold.set(self._transport.get_write_buffer_size())
+        if not self._hold.try_add(amount):
             return False
         self._sent += amount
         return True
@@ -184,4 +179,4 @@ class UnreadBytes:
 
     def stop(self) -> None:
         """Stop counting, because the client has read nearly all or is gone."""
-        self.hold.set(0)
+        self._hold.set(0)

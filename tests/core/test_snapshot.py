@@ -33,7 +33,7 @@ from router.core.policies.registry import POLICIES
 from router.core.scheduler import Scheduler
 from router.core.scheduler_settings import SchedulerSettings
 from router.core.snapshot import restore, snapshot
-from tests.core.cache.test_prefix_tree import A, B, C, chain
+from tests.core.cache.test_prefix_tree import A, B, C, chain, last_touched
 from tests.core.scenario import MODEL, ONE_AT_A_TIME, Scene, key
 
 CLIENTS = ("ann", "bob", "cy")
@@ -100,8 +100,8 @@ def test_a_restored_tree_matches_and_evicts_like_the_one_saved(history: list[tup
         for document in documents:
             assert copy.match(chain(document)) == tree.match(chain(document))
             for worker in (A, B, C):
-                touched = tree.last_touched(chain(document), worker)
-                assert copy.last_touched(chain(document), worker) == (None if touched is None else touched + 50)
+                touched = last_touched(tree, chain(document), worker)
+                assert last_touched(copy, chain(document), worker) == (None if touched is None else touched + 50)
         assert copy.chunks == tree.chunks
         if not tree.chunks:
             break

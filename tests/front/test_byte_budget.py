@@ -76,4 +76,5 @@ def test_transferred_bytes_count_for_the_new_owner() -> None:
     hold = budget.hold("10.0.0.1")
     hold.add(100)
     hold.transfer("client ann")
-    assert (budget.held_by("10.0.0.1"), budget.held_by("client ann")) == (0, 100)
+    assert budget.held == 100
+    assert [budget.has_room(owner, 550) for owner in ("10.0.0.1", "client ann")] == [True, False]

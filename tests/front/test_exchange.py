@@ -93,7 +93,7 @@ async def test_a_body_counts_in_the_budget_while_it_arrives_and_is_held() -> Non
     with budget.hold("owner") as hold:
         reading = asyncio.ensure_future(server.exchange.body(100, hold))
         await asyncio.sleep(0)
-        assert budget.held_by("owner") == 40
+        assert budget.held == 40
         server.inbox.put_nowait(body(b"x" * 20, True))
         with pytest.raises(Refused):
             await reading

@@ -153,14 +153,6 @@ class PrefixTree:
             holding = self._holdings[worker] = Holding(next(self._serial))
         return holding
 
-    def last_touched(self, hashes: bytes, worker: WorkerId) -> float | None:
-        """Return when this worker last touched the whole prefix; None if it does not hold all of it."""
-        node, shared, at = self._root.find(hashes)
-        residency = node.residencies.get(worker)
-        if residency is None or at < len(hashes) or shared > node.held_bytes(worker):
-            return None
-        return residency.touch.now
-
     def insert(self, hashes: bytes, worker: WorkerId, now: float, *, pin: bool = False, seal: bool = False) -> Node:
         """Insert a prefix that a worker holds, touched at `now`, and return the node with which it ends.
 

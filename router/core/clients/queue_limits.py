@@ -70,10 +70,6 @@ class QueueLimits:
     def __len__(self) -> int:
         return len(self._waiters)
 
-    def waiting_of(self, client: ClientId) -> int:
-        """Return the number of a client's waiting requests."""
-        return self._requests.amount_of(client)
-
     @property
     def next_deadline(self) -> float:
         """When the request that waits longest expires; infinite if none waits."""

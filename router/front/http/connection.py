@@ -124,8 +124,7 @@ class ClientConnection(HttpToolsProtocol):
         self._early_bytes = self._partial_head = b""
         if self._hold.amount:
             self._hold.set(0)
-        if self._unread.hold.amount:
-            self._unread.stop()
+        self._unread.stop()
         self._deadlines.cancel()
         if self._active is not None:
             self._disconnect_app(self._active)

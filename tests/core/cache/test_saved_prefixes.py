@@ -12,7 +12,7 @@ from router.core.cache.saved_prefixes import restore_prefixes, saved_prefixes
 from router.core.model.prompt_key import HASH_BYTES
 from router.core.model.request import WorkerId
 from router.core.model.saved import Prefixes, SavedNode, SavedTouch
-from tests.core.cache.test_prefix_tree import A, B
+from tests.core.cache.test_prefix_tree import A, B, last_touched
 
 
 def run_of(start: int, end: int) -> bytes:
@@ -82,8 +82,8 @@ def test_nodes_that_may_join_are_restored_as_one() -> None:
     (first,) = tree.root.children.values()
     (second,) = first.children.values()
     assert (first.chunks, second.chunks, dict(second.children)) == (10, 40, {})
-    assert tree.last_touched(run_of(0, 1), A) == 7.0
-    assert tree.last_touched(run_of(0, 50), A) == 4.0
+    assert last_touched(tree, run_of(0, 1), A) == 7.0
+    assert last_touched(tree, run_of(0, 50), A) == 4.0
 
 
 def test_chunks_saved_twice_are_restored_once() -> None:
@@ -100,7 +100,7 @@ def test_chunks_saved_twice_are_restored_once() -> None:
     tree.check_integrity()
     assert tree.chunks == 9
     assert tree.match(run_of(0, 8) + b"branch!!") == {A: 8, B: 9}
-    assert [tree.last_touched(run_of(0, end), B) for end in (6, 8)] == [8.0, 7.0]
+    assert [last_touched(tree, run_of(0, end), B) for end in (6, 8)] == [8.0, 7.0]
 
 
 def test_the_most_recent_part_of_a_too_large_tree_is_restored() -> None:

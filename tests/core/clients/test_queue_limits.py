@@ -1,5 +1,6 @@
 """Queue limits bound what waits, and choose which request gives way when a limit is reached."""
 
+from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
@@ -81,7 +82,7 @@ def test_weights_scale_shares() -> None:
     """A client of weight 3 keeps three quarters of the queue beside one of weight 1."""
     waiting = limits_of(requests=8)
     fill(waiting, [*numbered("heavy", 8, weight=3.0), *numbered("light", 8)])
-    assert (waiting.waiting_of(ClientId("heavy")), waiting.waiting_of(ClientId("light"))) == (6, 2)
+    assert Counter(each.client for each in waiting.waiters.values()) == {"heavy": 6, "light": 2}
 
 
 def test_bytes_are_bounded_as_requests_are() -> None:
@@ -139,11 +140,11 @@ def test_the_limits_hold_and_light_clients_are_spared(
             assert (left.client == request.client) <= (reason is not Refusal.DISPLACED)
         if leaves and here:
             waiting.leave(here.popitem()[0], 0, served=False)
-        assert len(waiting) == len(here) <= limits.requests
+        assert {*waiting.waiters} == {*here}
+        assert len(here) <= limits.requests
         assert sum(each.body_bytes for each in here.values()) <= (limits.body_bytes or 10**6) or not limits.body_bytes
         for name in "abcd":
             of_client = [each for each in here.values() if each.client == name]
-            assert waiting.waiting_of(ClientId(name)) == len(of_client)
             assert limits.client_requests is None or len(of_client) <= limits.client_requests
             assert limits.client_bytes is None or sum(each.body_bytes for each in of_client) <= limits.client_bytes
 

@@ -1,7 +1,7 @@
-"""I/O: the questions that a decode engine asks a prefill engine, over HTTP or within one process."""
+"""I/O: the questions that a decode engine asks a prefill engine over HTTP."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 import orjson
 
 Message = Mapping[str, object]
-Answering = Callable[[Message], Awaitable[Message]]
 
 PATH: Final = "/emulated/transfer"
 """Not a path of any real engine: it stands for the transfer protocols. Served at the side port alone."""
@@ -62,17 +61,3 @@ async def _exchanged(host: str, port: int, request: bytes) -> bytes:
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
-
-
-class LocalExchange:
-    """Within one process: `engines` answer at the addresses that are their keys."""
-
-    def __init__(self) -> None:
-        self.engines: dict[str, Answering] = {}
-
-    async def ask(self, address: str, question: Message) -> Message:
-        """Return the answer. Raises Unreachable if nobody has this address."""
-        answering = self.engines.get(address)
-        if answering is None:
-            raise Unreachable(address)
-        return await answering(question)

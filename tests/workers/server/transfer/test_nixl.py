@@ -27,7 +27,7 @@ from workers.engine.hardware import HARDWARE
 from workers.engine.vllm_engine import VllmEngine
 from workers.server.clock import EmulatedClock
 from workers.server.loop import EngineLoop, Mailbox
-from workers.server.transfer.exchange import LocalExchange, Message
+from workers.server.transfer.exchange import Message, Unreachable
 from workers.server.transfer.legs import Leg
 from workers.server.transfer.nixl import NixlConnector, SideChannel
 from workers.server.transfer.pulls import TransferTimes
@@ -41,15 +41,13 @@ class Decoding:
 
     def __init__(self, lease: float = 30.0) -> None:
         self.questions = asyncio.Queue[Message]()
-        exchange = LocalExchange()
-        exchange.engines["http://host:1"] = self._answer
         self.engine = VllmEngine(default_config("vllm"), HARDWARE["instant"])
         self.loop = EngineLoop([self.engine], 1.0)
         self.connector = NixlConnector(
             [self.engine],
             self.loop,
             EmulatedClock(1.0),
-            exchange,
+            self,
             SideChannel("", 0),
             lease=lease,
             times=TransferTimes(0, 0),
@@ -73,7 +71,10 @@ class Decoding:
         async with asyncio.timeout(60):
             return await self.questions.get()
 
-    async def _answer(self, question: Message) -> Message:
+    async def ask(self, address: str, question: Message) -> Message:
+        """As an `Exchange`: only the prefill engine answers."""
+        if address != "http://host:1":
+            raise Unreachable(address)
         self.questions.put_nowait(question)
         return {"known": True, "right": True}
 
