@@ -66,6 +66,10 @@ class DlpmHomeParameters(DeficitParameters):
     """A worker whose cache holds at most this many tokens less of a prefix than the best is also a home."""
     home_patience: float = 3.0
     """How long a request waits for its home, as a multiple of the time that its prefix takes to compute."""
+    # In a pool most of these requests are cold: what is cached goes before them, and computing them evicts it.
+    oldest_every: int = 64
+    """Look at a client's oldest waiting request once every N turns, or in as many as it has requests waiting, if these
+    are more. One that is the oldest at two looks goes next, ignoring prefix match (0 = never)."""
     isolation: float = 0.45
     """How long a refill for a client that was served more than most is delayed while eligible clients have calls
     running that it would slow: from 0, never, to 1, until they have had as much engine time as the requests that the

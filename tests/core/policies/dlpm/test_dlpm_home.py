@@ -397,7 +397,8 @@ def test_impossible_parameters_are_rejected(parameters: dict[str, float]) -> Non
 
 def test_a_client_starves_no_request_of_its_own_that_has_no_home() -> None:
     """A client that always has cached requests waiting at both workers has its uncached one served, too."""
-    scene = new_scene(quantum=1e9)
+    parameters = DlpmHomeParameters(quantum=1e9, home_patience=LONG_WAIT, oldest_every=16)
+    scene = Scene("dlpm_home", parameters, workers=W, settings=ONE_EACH)
     for document in "de":
         scene.serve(scene.arrive("ada", document * len(DOCUMENT)))
     for number in range(4):
