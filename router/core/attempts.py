@@ -427,7 +427,7 @@ class Attempts:
             usage,
             min_extend,
             output=output,
-            cached_is_estimate=pays_prompt and usage != said,
+            cached_is_estimate=pays_prompt and usage is not said and usage != said,
             resent=resent,
         )
         reports = pays_prompt and usage is not None and usage.cached_tokens is not None

@@ -38,7 +38,8 @@ class MatchGroup:
         """The workers to which the request of each narrow member may go."""
         self._others = len(held.by_worker)
         """How many other workers hold any of the prefix."""
-        self._counts = dict(Counter(held.by_worker.values()))  # a Counter's own methods are written in Python
+        self._counts: dict[int, int] | None = None
+        """What `_numbers` returns; None before that: most groups are made for one watch, which joins another one."""
 
     @property
     def depth(self) -> int:
@@ -53,7 +54,13 @@ class MatchGroup:
     @property
     def ends(self) -> Iterable[int]:
         """The numbers of chunks that single workers hold. 0 is always among them: another worker may join."""
-        return (0, *self._counts)
+        return (0, *self._numbers())
+
+    def _numbers(self) -> dict[int, int]:
+        """Return how many workers hold each number of chunks."""
+        if self._counts is None:
+            self._counts = dict(Counter(self.held.by_worker.values()))  # a Counter's methods are written in Python
+        return self._counts
 
     def edge(self, chunks: int) -> tuple[Chunk, Chunk]:
         """Return the last chunk of a match of this length and the chunk of the prefix after it; empty if there is
@@ -154,7 +161,7 @@ class MatchGroup:
         """Set how many chunks a worker holds. Returns the end that no worker has any more and the one that none had
         before; 0 if there is none.
         """
-        before, counts = self.held.by_worker.get(worker, 0), self._counts
+        before, counts = self.held.by_worker.get(worker, 0), self._numbers()
         if chunks:
             counts[chunks] = counts.get(chunks, 0) + 1
         if worker not in self._able:

@@ -11,7 +11,7 @@ from router.core.fleet.in_flight import EARLY_PREFILL_SHARE, InFlight, InFlightT
 from router.core.fleet.service_rate import ServiceRate
 from router.core.fleet.window import EngineReport, Window
 from router.core.fleet.worker_index import WorkerIndex
-from router.core.model.cost import NOTHING, Tokens
+from router.core.model.cost import Tokens
 from router.core.model.events import WorkReport
 from router.core.model.load import Load
 from router.core.model.request import Worker
@@ -49,7 +49,7 @@ class WorkerState:
         """Whether a prefill worker waits until what it hands over can be decoded."""
         self.has_room = True
         """Whether any request could go now, however small."""
-        self.charged = NOTHING
+        self._charged_extend = self._charged_cached = self._charged_output = 0
         """Served tokens that clients were charged for since the worker joined."""
         self._window_room, self._is_full = inf, False
         """What the window says of the load, see `Window.room` and `Window.full`."""
@@ -77,6 +77,11 @@ class WorkerState:
     def running(self) -> Collection[InFlight]:
         """The requests in flight."""
         return self.in_flight.requests
+
+    @property
+    def charged(self) -> Tokens:
+        """Served tokens that clients were charged for since the worker joined."""
+        return Tokens(self._charged_extend, self._charged_cached, self._charged_output)
 
     @property
     def context_tokens(self) -> int:
@@ -282,12 +287,9 @@ class WorkerState:
     def serve(self, flight: InFlight, before: Tokens, after: Tokens, cost: float) -> None:
         """Add service of a started request: what its bill was before and is now, and the change in cost units."""
         output_tokens = after.output - before.output
-        charged = self.charged
-        self.charged = Tokens(
-            charged.extend + after.extend - before.extend,
-            charged.cached + after.cached - before.cached,
-            charged.output + output_tokens,
-        )
+        self._charged_extend += after.extend - before.extend
+        self._charged_cached += after.cached - before.cached
+        self._charged_output += output_tokens
         flight.output += output_tokens
         if flight in self.in_flight.aside:
             return

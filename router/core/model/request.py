@@ -130,6 +130,8 @@ class Request:
     @property
     def route(self) -> str:
         """The route that a worker must have to be sent this request."""
+        if self.worker is None and self.pinned and not (self.whole or self.prefilled):  # so are nearly all
+            return self.model
         return self.shared_route if self.worker is None else own_route(self.worker)
 
 

@@ -386,7 +386,9 @@ class LongestMatchQueue:
 
     def _find_leaders(self, count: int) -> list[Leader]:
         """Find the first `count` leaders. Each leaves its heap until the others are found, unless all are sought."""
-        if 1 < count >= len(self._client_queues):
+        if count == 1:
+            return self._find_leader()
+        if count >= len(self._client_queues):
             return self._all_leaders()
         leaders: list[Leader] = []
         taken: list[tuple[int, ClientRank]] = []
@@ -404,6 +406,13 @@ class LongestMatchQueue:
             first[1].entry.client_queue.offered[priority_class] = first
             heappush(self._firsts[priority_class], first)
         return leaders
+
+    def _find_leader(self) -> list[Leader]:
+        for priority_class, firsts in enumerate(self._firsts):
+            if firsts and (first := self._first_client(priority_class)) is not None:
+                turn, rank = first
+                return [((priority_class, turn, rank.unmatched, rank.arrival), rank.entry)]
+        return []
 
     def _all_leaders(self) -> list[Leader]:
         leaders: list[Leader] = []
