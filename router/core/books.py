@@ -90,6 +90,7 @@ class SchedulerView:
         self.release = prefixes.release
         self.with_room = fleet.index.with_room
         self.changed_loads = fleet.index.changed_loads
+        self.begin_watch = prefixes.begin_watch
         self.watch = prefixes.watch
         self.watch_narrowly = prefixes.watch_narrowly
         self.watch_at = prefixes.watch_at

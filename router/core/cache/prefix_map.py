@@ -323,6 +323,10 @@ class PrefixMap:
             self._indexes.pop(worker, None)
         self._promised.drop(worker)
 
+    def begin_watch(self, request: Request) -> None:
+        """Watch a request as `watch` does, whose answer is known from `chunks_held`."""
+        self._watch(request, None)
+
     def watch(self, request: Request, workers: Mapping[WorkerId, object]) -> HeldChunks:
         """Watch a request's match at all workers until `unwatch`. Returns what these workers hold.
 

@@ -103,10 +103,15 @@ class KvPeakForecast:
             # One by one, as `remove` and `_insert` count: the sum of a single request is exact.
             total = base + end if alone else total - hold.end - base + (base + end)
             hold.end = end
-            place = bisect_right(ends, end)
-            holds.insert(place, hold)
-            ends.insert(place, end)
-            bases.insert(place, base)
+            if not ends or end >= ends[-1]:  # so are most, where nearly all are late
+                holds.append(hold)
+                ends.append(end)
+                bases.append(base)
+            else:
+                place = bisect_right(ends, end)
+                holds.insert(place, hold)
+                ends.insert(place, end)
+                bases.insert(place, base)
         self._total = total
 
     def _insert(self, hold: KvHold, end: float, base: float) -> None:

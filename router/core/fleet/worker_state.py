@@ -459,18 +459,19 @@ class WorkerState:
 
     def _refresh_load(self) -> None:
         """Recompute the load, the room and the deadline."""
-        window, service_rate = self.window, self.service_rate
+        window, service_rate, index, worker = self.window, self.service_rate, self._index, self.worker.id
         is_open, silent_at = self._open, self._silent_at()
         per_token = None if service_rate.last_start_delayed else service_rate.seconds_per_token
-        self.load, changes_at = self.in_flight.load(
+        load, changes_at = self.in_flight.load(
             self._now, per_token, window.low_tokens, self.mean_output.mean, window.kv_limit
         )
-        self._window_room, self._is_full = window.room(self.load), window.full(self.load)
-        self.has_room = is_open and self._window_room >= 1
-        resumes = self._backoff.until if self._now < self._backoff.until else inf
-        self._load_deadline = min(changes_at, resumes)
-        self._index.set_load(self.worker.id, self.load.requests, has_room=self.has_room)
-        self._index.set_deadline(self.worker.id, min(self._load_deadline, silent_at))
+        room = window.room(load)
+        has_room = is_open and room >= 1
+        deadline = changes_at if self._now >= self._backoff.until else min(changes_at, self._backoff.until)
+        self.load, self._window_room, self._is_full = load, room, window.full(load)
+        self.has_room, self._load_deadline = has_room, deadline
+        index.set_load(worker, load.requests, has_room=has_room)
+        index.set_deadline(worker, min(deadline, silent_at))
 
     def _silent_at(self) -> float:
         """Return when the worker will have been silent for too long; infinite if it is idle, or silent already.

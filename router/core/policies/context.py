@@ -129,6 +129,9 @@ class FleetView(Protocol):
         `watch_narrowly` follows.
         """
 
+    def begin_watch(self, request: Request) -> None:
+        """Watch a request as `watch` does, whose answer is known from `chunks_held`."""
+
     def watch_narrowly(self, request: Request, workers: Collection[WorkerId], able: Mapping[WorkerId, object]) -> None:
         """Report changes of a watched request's match, until it is watched again, only if they are at these workers, or
         change the most chunks that any worker holds, or those that all workers hold. `able`: the workers that the

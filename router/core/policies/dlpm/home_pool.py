@@ -192,7 +192,7 @@ class HomePool:
     def enter(self, waiting: PooledRequest) -> None:
         """Add a request to the pool. Its matches have not changed since `choose_homes`."""
         self._waiting[waiting.request.id] = waiting
-        self._view.watch(waiting.request, waiting.able)
+        self._view.begin_watch(waiting.request)
         for worker in waiting.homes:
             self._push_home(waiting, worker)
         self._note_deadline(waiting)
