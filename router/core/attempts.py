@@ -19,6 +19,7 @@ from typing import Final
 from router.core.books import Books
 from router.core.cache.cache_model import PinnedRun
 from router.core.clients.fairness import Fairness, Outstanding
+from router.core.fleet.in_flight import InFlight
 from router.core.fleet.worker_state import WorkerState
 from router.core.handoffs import PrefillGate, pooled_outstanding
 from router.core.membership import Membership
@@ -125,33 +126,16 @@ class Attempts:
         """
         request, worker_id, resumed = state.request, worker.worker.id, state.resumed_output
         run, reserved, likely = self._predict(state, worker, now)
-        expected, size = likely, state.lookup.size
+        size = state.lookup.size
         cached = run.predicted_tokens if predicted is None else min(predicted, size)
         # Only the first attempt that is charged pays for the prompt, and none that decodes.
         pays_prompt = state.charged is None and leg is not Leg.DECODE
         bill = self._ledger.open(part, worker_id, size, cached, pays_prompt=pays_prompt)
         charge = self._ledger.charge_since(bill, charged)
-        if leg is Leg.PREFILL:
-            expected = 1.0
-            reserved = reserved if partner is None else 0
+        if leg is Leg.PREFILL and partner is not None:
+            reserved = 0
         outstanding = Outstanding(reserved, bill.tokens.cached, bill.tokens.extend)
-        uncached = size + resumed - cached
-        most = inf if request.output_limit is None else max(0, request.output_limit - resumed)
-        # A prefill is answered as soon as its token is there.
-        if not (streamed := request.streamed or leg is Leg.PREFILL):
-            self._unstreamed[state] = None
-            self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
-        fetched = max(0, uncached - 1) if leg is Leg.DECODE else 0  # it computes the last token of the prompt
-        flight = worker.add(
-            uncached - fetched,
-            expected,
-            now,
-            streamed=streamed,
-            most_output=1 if leg is Leg.PREFILL else most,
-            answers=request.answers,
-            cached_tokens=cached,
-            fetched_tokens=fetched,
-        )
+        flight = self._add_flight(state, worker, leg, cached, likely, now)
         if run.prefilling is not None:
             run.prefilling.flight = flight
         if leg is Leg.DECODE and partner is not None:  # it has had its turn, together with its prefill
@@ -170,6 +154,31 @@ class Attempts:
             self.report_match_changes()
         blocks = self._blocks.expect(request, worker_id) if request.blocks else None
         return Attempt(worker, bill, run, flight, outstanding, blocks, part, leg=leg), deficit
+
+    def _add_flight(
+        self, state: RequestState, worker: WorkerState, leg: Leg, cached: int, output: float, now: float
+    ) -> InFlight:
+        """Add an attempt to its worker's load. `cached`: input tokens that the worker need not compute; `output`: the
+        output tokens that the whole request is expected to have.
+        """
+        request, resumed, prefills = state.request, state.resumed_output, leg is Leg.PREFILL
+        uncached = state.lookup.size + resumed - cached
+        most = inf if request.output_limit is None else max(0, request.output_limit - resumed)
+        # A prefill is answered as soon as its token is there.
+        if not (streamed := request.streamed or prefills):
+            self._unstreamed[state] = None
+            self.next_estimate = min(self.next_estimate, now + ESTIMATE_SECONDS)
+        fetched = max(0, uncached - 1) if leg is Leg.DECODE else 0  # it computes the last token of the prompt
+        return worker.add(
+            uncached - fetched,
+            1.0 if prefills else output,
+            now,
+            streamed=streamed,
+            most_output=1 if prefills else most,
+            answers=request.answers,
+            cached_tokens=cached,
+            fetched_tokens=fetched,
+        )
 
     def _predict(self, state: RequestState, worker: WorkerState, now: float) -> tuple[PinnedRun, int, float]:
         """Pin the prompt in the worker's cache. Returns that, and the output tokens to be reserved and to be expected.

@@ -31,7 +31,7 @@ LEAST_MORE: Final = 16.0
 """Minimum of the tokens still to come, whatever the maximum: the clock is only that of the average stream."""
 
 
-class KvHold:
+class KvShare:
     """What one request holds of the cache, and the prediction of it, in tokens."""
 
     __slots__ = ("base", "end", "growth", "most", "tokens")
@@ -54,36 +54,36 @@ class KvPeakForecast:
     def __init__(self) -> None:
         self.clock = 0.0
         """Steps that the engine did. No request is expected to end before it."""
-        self._holds: list[KvHold] = []
+        self._shares: list[KvShare] = []
         """By their ends; of equal ends, in the order in which they were set."""
         self._ends: list[float] = []
         self._bases: list[float] = []
-        """Those of `_holds`, in parallel: whole columns are summed much faster than single holds."""
+        """Those of `_shares`, in parallel: whole columns are summed much faster than single shares."""
         self._total = 0.0
         """Tokens that all requests would hold if each was at its end."""
 
-    def add(self, tokens: int, growth: float, most: float = inf) -> KvHold:
+    def add(self, tokens: int, growth: float, most: float = inf) -> KvShare:
         """Add a request that holds `tokens` and is expected to grow by `growth`, in tokens.
 
         `most`: maximum growth if it goes on.
         """
-        hold = KvHold(tokens, growth, most)
-        self._insert(hold, self.clock + growth, tokens - self.clock)
-        return hold
+        share = KvShare(tokens, growth, most)
+        self._insert(share, self.clock + growth, tokens - self.clock)
+        return share
 
-    def start_growth(self, hold: KvHold) -> None:
+    def start_growth(self, share: KvShare) -> None:
         """Let a request grow from now on."""
-        self.remove(hold)
-        self._insert(hold, self.clock + hold.growth, hold.tokens - self.clock)
+        self.remove(share)
+        self._insert(share, self.clock + share.growth, share.tokens - self.clock)
 
-    def bring_back(self, hold: KvHold, grown: int) -> None:
+    def bring_back(self, share: KvShare, grown: int) -> None:
         """Add a request again that was removed and has grown by so many tokens in all."""
-        more = remaining_beyond(hold.growth, hold.most, grown)
-        self._insert(hold, self.clock + more, hold.tokens + grown - self.clock)
+        more = remaining_beyond(share.growth, share.most, grown)
+        self._insert(share, self.clock + more, share.tokens + grown - self.clock)
 
-    def remove(self, hold: KvHold) -> None:
+    def remove(self, share: KvShare) -> None:
         """Remove a request."""
-        self._take_out(self._holds.index(hold, bisect_left(self._ends, hold.end)))
+        self._take_out(self._shares.index(share, bisect_left(self._ends, share.end)))
 
     def advance(self, steps: float) -> None:
         """Advance the clock by the engine's steps. Requests that should have ended by now go on."""
@@ -93,39 +93,39 @@ class KvPeakForecast:
 
     def _extend(self, overdue: int) -> None:
         """Let the first `overdue` requests go on, taken out at once: an engine may be late for nearly all of them."""
-        holds, ends, bases, clock = self._holds, self._ends, self._bases, self.clock
-        late, alone, total = holds[:overdue], len(holds) == 1, self._total
-        del holds[:overdue], ends[:overdue], bases[:overdue]
-        for hold in late:
-            base = hold.base
-            more = remaining_beyond(hold.growth, hold.most, base + clock - hold.tokens)
+        shares, ends, bases, clock = self._shares, self._ends, self._bases, self.clock
+        late, alone, total = shares[:overdue], len(shares) == 1, self._total
+        del shares[:overdue], ends[:overdue], bases[:overdue]
+        for share in late:
+            base = share.base
+            more = remaining_beyond(share.growth, share.most, base + clock - share.tokens)
             end = clock + max(LEAST_MORE, more)
             # One by one, as `remove` and `_insert` count: the sum of a single request is exact.
-            total = base + end if alone else total - hold.end - base + (base + end)
-            hold.end = end
+            total = base + end if alone else total - share.end - base + (base + end)
+            share.end = end
             if not ends or end >= ends[-1]:  # so are most, where nearly all are late
-                holds.append(hold)
+                shares.append(share)
                 ends.append(end)
                 bases.append(base)
             else:
                 place = bisect_right(ends, end)
-                holds.insert(place, hold)
+                shares.insert(place, share)
                 ends.insert(place, end)
                 bases.insert(place, base)
         self._total = total
 
-    def _insert(self, hold: KvHold, end: float, base: float) -> None:
-        hold.end, hold.base = end, base
+    def _insert(self, share: KvShare, end: float, base: float) -> None:
+        share.end, share.base = end, base
         place = bisect_right(self._ends, end)
-        self._holds.insert(place, hold)
+        self._shares.insert(place, share)
         self._ends.insert(place, end)
         self._bases.insert(place, base)
         self._total += base + end
 
     def _take_out(self, place: int) -> None:
-        hold = self._holds.pop(place)
+        share = self._shares.pop(place)
         del self._ends[place], self._bases[place]
-        self._total = self._total - hold.end - hold.base if self._holds else 0.0
+        self._total = self._total - share.end - share.base if self._shares else 0.0
 
     def peak(self, growth: float, enough: float) -> float:
         """Return the peak of the tokens held, with one more request that begins with none and grows by `growth`.
@@ -163,7 +163,7 @@ class InFlight:
         "first_token_seen",
         "guessed",
         "had_place",
-        "hold",
+        "kv_share",
         "number",
         "output",
         "started",
@@ -212,7 +212,7 @@ class InFlight:
         """When its answers are believed to begin, if its start does not show; infinite while it has no
         place in the batch.
         """
-        self.hold: KvHold
+        self.kv_share: KvShare
         """What it is predicted to hold of the worker's cache."""
 
     @property
@@ -325,7 +325,7 @@ class InFlightTable:
         self.requests[flight] = self.waiting[flight] = None
         self.unstarted_tokens += uncached_tokens
         self.context_tokens += flight.context_tokens
-        flight.hold = self.kv_forecast.add(flight.new_tokens, output, most_output)
+        flight.kv_share = self.kv_forecast.add(flight.new_tokens, output, most_output)
         return flight
 
     def count_output(self, flight: InFlight, tokens: int) -> None:
@@ -387,7 +387,7 @@ class InFlightTable:
         self.guessed += guessed
         self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens += flight.new_tokens
-        self.kv_forecast.start_growth(flight.hold)
+        self.kv_forecast.start_growth(flight.kv_share)
 
     def remove(self, flight: InFlight, now: float) -> None:
         """Remove a request that ended."""
@@ -406,7 +406,7 @@ class InFlightTable:
             self.unstarted_tokens -= flight.uncached_tokens
         self.kv_tokens -= flight.output
         self.context_tokens -= flight.context_tokens
-        self.kv_forecast.remove(flight.hold)
+        self.kv_forecast.remove(flight.kv_share)
 
     def set_aside(self, flight: InFlight, now: float) -> None:
         """Leave a request out, as if it had ended, until it is brought back."""
@@ -429,7 +429,7 @@ class InFlightTable:
             self.seen_answers += flight.answers
         self.kv_tokens += flight.output
         self.context_tokens += flight.context_tokens
-        self.kv_forecast.bring_back(flight.hold, flight.output)
+        self.kv_forecast.bring_back(flight.kv_share, flight.output)
 
     def load(
         self, now: float, seconds_per_token: float | None, low_tokens: float, next_output: float, kv_limit: float

@@ -234,18 +234,7 @@ class WorkerState:
                 self._start(earlier, guessed=True)
             # An engine that serves in order of arrival begins with others only in the last step.
             in_one_step = None if self.worker.reorders else self.worker.batch_tokens
-            waiting, rate = self.in_flight.prefilled_beside(flight, in_one_step), self.service_rate
-            self.in_flight.start(flight, now, guessed=False)
-            self._most_kv_tokens = max(self._most_kv_tokens, self.in_flight.kv_tokens)
-            if self._unaccounted_seen_tokens:
-                rate.add_output(self._unaccounted_seen_tokens)
-                self._unaccounted_seen_tokens = 0
-            tokens = flight.uncached_tokens
-            flight.burst = rate.observe_start(
-                now, flight.dispatched, tokens, had_place=flight.had_place, waiting=waiting
-            )
-            rate.count_start(tokens)
-            self.window.on_start(rate.turnover)
+            self._start(flight, guessed=False, beside=self.in_flight.prefilled_beside(flight, in_one_step))
         else:
             self._start(flight, guessed=False)
         self._refresh_load()
@@ -427,13 +416,24 @@ class WorkerState:
                 self._start(flight, guessed=True)
         self._refresh_load()
 
-    def _start(self, flight: InFlight, *, guessed: bool) -> None:
-        """Mark a request as started whose first token was not seen."""
+    def _start(self, flight: InFlight, *, guessed: bool, beside: int | None = None) -> None:
+        """Mark a request as started. `beside`: input of others that may have been computed with its own, in tokens;
+        None if its first token was not seen.
+        """
         self.in_flight.start(flight, self._now, guessed=guessed)
         self._most_kv_tokens = max(self._most_kv_tokens, self.in_flight.kv_tokens)
-        self.service_rate.add_unseen_prefill(flight.uncached_tokens)
-        self.service_rate.count_start(flight.uncached_tokens)
-        self.window.on_start(self.service_rate.turnover)
+        tokens, rate = flight.uncached_tokens, self.service_rate
+        if beside is None:
+            rate.add_unseen_prefill(tokens)
+        else:
+            if self._unaccounted_seen_tokens:
+                rate.add_output(self._unaccounted_seen_tokens)
+                self._unaccounted_seen_tokens = 0
+            flight.burst = rate.observe_start(
+                self._now, flight.dispatched, tokens, had_place=flight.had_place, waiting=beside
+            )
+        rate.count_start(tokens)
+        self.window.on_start(rate.turnover)
 
     def _account_until(self, now: float) -> None:
         """Account for the time until now, before anything changes."""
