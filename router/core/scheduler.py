@@ -167,7 +167,7 @@ class Scheduler:
         if self._awaiting and self._awaiting_changes != self.fleet.changes:
             self._requeue_awaiting(now)
         if self.fleet.held:
-            self.policy.hold(now)
+            self.policy.queue_newcomer(now)
         else:
             self._dispatch_waiting(now)
         if isinstance(event, Arrived):

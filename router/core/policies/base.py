@@ -89,8 +89,8 @@ class Policy(Protocol):
     def withdraw(self, request: RequestId, now: float) -> None:
         """Remove a waiting request because its client left or it expired."""
 
-    def hold(self, now: float) -> None:  # noqa: ARG002 - most policies queue each request at once
-        """Nothing may be dispatched for now: queue a request that was to be dispatched without waiting."""
+    def queue_newcomer(self, now: float) -> None:  # noqa: ARG002 - most policies queue each request at once
+        """Queue a request that was to be dispatched without waiting, because nothing may be dispatched for now."""
         return
 
     def next(self, now: float) -> Choice | None:

@@ -79,22 +79,20 @@ class Dlpm(Order):
 
     def request_dispatched(self, request: Request, now: float) -> None:
         self._eligibility.request_dispatched(request)
-        if request.streamed:
-            self._awaiting_first_token.sent[request.id] = request.client, now
+        self._awaiting_first_token.add(request, now)
 
     def resume(self, request: Request, now: float) -> None:
         self._eligibility.resume(request)
-        if request.streamed:
-            self._awaiting_first_token.sent[request.id] = request.client, now
+        self._awaiting_first_token.add(request, now)
 
     def request_charged(self, charge: Charge) -> None:
         self._eligibility.charge(charge.client, charge.cost)
 
     def request_started(self, request: Request) -> None:
-        self._awaiting_first_token.sent.pop(request.id, None)
+        self._awaiting_first_token.remove(request.id)
 
     def request_ended(self, request: Request) -> None:
-        self._awaiting_first_token.sent.pop(request.id, None)
+        self._awaiting_first_token.remove(request.id)
         self._eligibility.request_ended(request)
 
     def deficit(self, client: ClientId) -> float | None:

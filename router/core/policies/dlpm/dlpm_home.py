@@ -105,8 +105,7 @@ class DlpmHome(Policy):
         """The earlier of the next deadline of the pool and the end of a delayed refill."""
         if not self._pool.waiting:
             return inf
-        deadline = self._pool.next_deadline
-        return min(deadline, self._refill_hold.next_deadline) if self._refill_hold.holding else deadline
+        return min(self._pool.next_deadline, self._refill_hold.next_deadline)
 
     def enqueue(self, request: Request, now: float) -> None:
         self._queue_newcomer(now)
@@ -134,7 +133,7 @@ class DlpmHome(Policy):
     def _on_priority_change(self, client: ClientId) -> None:
         self._pool.update_priority(client, self._eligibility.waiting_priority_class(client))
 
-    def hold(self, now: float) -> None:
+    def queue_newcomer(self, now: float) -> None:
         self._queue_newcomer(now)
 
     def withdraw(self, request: RequestId, now: float) -> None:
@@ -144,9 +143,7 @@ class DlpmHome(Policy):
         self._backlog.remove(withdrawn.worker, withdrawn.client, now)
 
     def next(self, now: float) -> Choice | None:
-        self._refill_hold.now = now
-        if self._refill_hold.holding:
-            self._refill_hold.end_delays()
+        self._refill_hold.advance(now)
         if self._newcomer is not None and (choice := self._pass_through(self._newcomer, now)):
             return choice
         if not self._pool.waiting:
@@ -241,7 +238,7 @@ class DlpmHome(Policy):
 
     def request_started(self, request: Request, worker: WorkerId) -> None:
         if (awaiting := self._awaiting_first_token.get(worker)) is not None:
-            awaiting.sent.pop(request.id, None)
+            awaiting.remove(request.id)
 
     def request_ended(self, request: Request, worker: WorkerId) -> None:
         self.request_started(request, worker)
@@ -491,8 +488,7 @@ class DlpmHome(Policy):
 
     def _note_sent(self, request: Request, worker: WorkerId, now: float) -> None:
         """Count a request as sent in all but its client's deficits."""
-        if request.streamed:
-            self._awaiting_first_token[worker].sent[request.id] = request.client, now
+        self._awaiting_first_token[worker].add(request, now)
         self._loads.dispatched(worker)
 
 

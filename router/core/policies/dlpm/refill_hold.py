@@ -34,11 +34,20 @@ class AwaitingFirstToken:
     """
 
     def __init__(self) -> None:
-        self.sent: Final[dict[RequestId, tuple[ClientId, float]]] = {}
-        """By request, its client and the time of its dispatch. The policy adds and removes them."""
+        self._sent: dict[RequestId, tuple[ClientId, float]] = {}
+        """By request, its client and the time of its dispatch."""
 
     def __len__(self) -> int:
-        return len(self.sent)
+        return len(self._sent)
+
+    def add(self, request: Request, now: float) -> None:
+        """Add a request that is dispatched now, if it is streamed."""
+        if request.streamed:
+            self._sent[request.id] = request.client, now
+
+    def remove(self, request: RequestId) -> None:
+        """Remove a request that has started or ended, if it is here."""
+        self._sent.pop(request, None)
 
     def has_eligible_since(self, since: float, priority_class: Callable[[ClientId], int | None]) -> bool:
         """Return whether an eligible client has a request here that was dispatched after `since`.
@@ -46,7 +55,7 @@ class AwaitingFirstToken:
         An engine that orders by longest match would serve every request that a refill admits before that one, for ever.
         So at such an engine CHECKREFILL (DLPM paper, Algorithm 1) waits for it as for a request in the router's queue.
         """
-        return any(at > since and priority_class(client) is not None for client, at in self.sent.values())
+        return any(at > since and priority_class(client) is not None for client, at in self._sent.values())
 
 
 VALUE_RATIO_HALF_LIFE: Final = 5.0
@@ -188,10 +197,10 @@ class RefillHold:
         self._periods: dict[frozenset[str], Period] = {}
         """By the set of shared routes of the workers that ask."""
         self._admitted_in: dict[ClientId, Period] = {}
-        self.now = 0.0
-        """The time of what is charged next, in seconds; set by the policy."""
-        self.holding: set[Period] = set()
-        """The periods whose next refill is delayed; read-only for others."""
+        self._now = 0.0
+        """The time of what is charged next, in seconds."""
+        self._held: set[Period] = set()
+        """The periods whose next refill is delayed."""
         self._service = DecayingService()
         self._invalidations = 0
         """The number of calls of `invalidate`."""
@@ -199,7 +208,13 @@ class RefillHold:
     @property
     def next_deadline(self) -> float:
         """The time at which the next delayed refill may come; infinite if none is delayed."""
-        return min([period.until for period in self.holding], default=inf)
+        return min([period.until for period in self._held]) if self._held else inf
+
+    def advance(self, now: float) -> None:
+        """Set the time, and drop the delays that have ended."""
+        self._now = now
+        if self._held:
+            self._held = {period for period in self._held if period.until > now}
 
     def worker_joined(self, worker: WorkerId) -> None:
         """Track the calls of a new worker."""
@@ -209,7 +224,7 @@ class RefillHold:
         """Drop the calls of a worker that left."""
         del self._running[worker]
         self._periods.clear()
-        self.holding.clear()
+        self._held.clear()
         self._admitted_in.clear()
 
     def request_sent(self, request: Request, worker: WorkerId, uncached: int, output: float) -> None:
@@ -230,12 +245,8 @@ class RefillHold:
         self._invalidations += 1
 
     def charge(self, client: ClientId, cost: float) -> None:
-        """Count what a client is served `now`, in cost units."""
-        self._service.add(client, cost, self.now)
-
-    def end_delays(self) -> None:
-        """Drop the delays that have ended by `now`."""
-        self.holding = {period for period in self.holding if period.until > self.now}
+        """Count what a client is served now, in cost units."""
+        self._service.add(client, cost, self._now)
 
     def forget(self, client: ClientId) -> None:
         """Forget a client without requests."""
@@ -246,7 +257,7 @@ class RefillHold:
         """Start a new period: a refill for these routes made these clients eligible."""
         period = self._period(routes)
         period.began, period.admitted, period.until = now, NO_WORK, -inf
-        self.holding.discard(period)
+        self._held.discard(period)
         for client in clients:
             self._admitted_in[client] = period
 
@@ -259,9 +270,9 @@ class RefillHold:
             period.recheck_at, period.invalidations = now + RECHECK_SECONDS, self._invalidations
             period.until = period.began + self._hold_seconds(period, routes, now)
         if period.until <= now:
-            self.holding.discard(period)
+            self._held.discard(period)
             return False
-        self.holding.add(period)
+        self._held.add(period)
         return True
 
     def _period(self, routes: Collection[str]) -> Period:
@@ -294,7 +305,7 @@ class RefillHold:
 
         It is not compared with their mean, which one of them that was served much, its accomplice, could raise.
         """
-        weight, service, now = self._eligibility.weight, self._service.of, self.now
+        weight, service, now = self._eligibility.weight, self._service.of, self._now
         limit = service(client, now) / (AHEAD * weight(client))
         behind = [own for each, own in others.items() if service(each, now) < limit * own]
         return sum(behind) >= sum(others.values()) / 2

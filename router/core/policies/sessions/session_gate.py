@@ -335,8 +335,8 @@ class SessionGate(Policy):
     def match_changed(self, worker: WorkerId, requests: Iterable[RequestId]) -> None:
         self.inner.match_changed(worker, requests)
 
-    def hold(self, now: float) -> None:
-        self.inner.hold(now)
+    def queue_newcomer(self, now: float) -> None:
+        self.inner.queue_newcomer(now)
 
     def on_cache_lost(self, worker: WorkerId) -> None:
         self.inner.on_cache_lost(worker)

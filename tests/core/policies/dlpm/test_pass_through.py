@@ -49,7 +49,7 @@ class AllEnterPool(Wrapped):
 
     def enqueue(self, request: Request, now: float) -> None:
         self._policy.enqueue(request, now)
-        self._policy.hold(now)
+        self._policy.queue_newcomer(now)
 
 
 class CountingPolicy(Wrapped):
