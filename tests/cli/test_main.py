@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -262,7 +263,10 @@ def test_a_json_log_is_all_that_the_router_writes() -> None:
         flags = ["--worker", worker, "--port", "0", "--access-log", "--log-format", "json"]
         command = [sys.executable, "-m", "router", "serve", *flags, *process_flags()]
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True) as process:
+        with (
+            ThreadPoolExecutor() as threads,
+            subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True) as process,
+        ):
             try:
                 assert process.stderr is not None
                 assert process.stdout is not None
@@ -271,12 +275,13 @@ def test_a_json_log_is_all_that_the_router_writes() -> None:
                     lines.append(json.loads(line))
                     if lines[-1]["message"] == "started":
                         break
+                rest = threads.submit(list, process.stderr)  # read meanwhile: a full pipe would stop the router
                 call = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "my secret"}]}
                 url = f"{lines[-1]['url']}/v1/chat/completions"
                 while httpx.post(url, json=call, timeout=PATIENCE).status_code == 404:  # the worker has not joined yet
                     pass
                 process.send_signal(signal.SIGTERM)
-                lines += [json.loads(line) for line in process.stderr]
+                lines += [json.loads(line) for line in rest.result()]
                 assert process.stdout.read() == ""
             finally:
                 process.kill()
