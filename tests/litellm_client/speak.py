@@ -44,7 +44,10 @@ def embeddings(base: dict[str, Any]) -> dict[str, Any]:
 
 
 def rerank(base: dict[str, Any]) -> dict[str, Any]:
-    answer = litellm.rerank(**rooted(base, "hosted_vllm"), query="where", documents=["here", "there"])
+    try:
+        answer = litellm.rerank(**rooted(base, "hosted_vllm"), query="where", documents=["here", "there"])
+    except litellm.NotFoundError as error:  # LiteLLM posts to /rerank, which not every engine has
+        return {"rerank": error.status_code}
     return {"rerank": sorted(result["index"] for result in answer.results)}
 
 
