@@ -154,16 +154,16 @@ async def test_after_a_heartbeat_the_refusal_arrives_in_the_stream() -> None:
         scripted_engine() as hole,
         running_router(hole.url, max_inflight=1, heartbeat=0.01) as router,
         router.post(chat(stream=True)) as first,
-        router.post(chat(stream=True)) as second,
     ):
         running = await hole.call()
-        await router.until_waiting(1)
-        content = (await second.response()).content
-        assert (await content.readuntil(b"\n\n")).startswith(b": waiting")
-        await running.answer()
-        await first.read()
-        await refuse(401)(await hole.call())
-        assert b'"worker_refused"' in await second.read()
+        async with router.post(chat(stream=True)) as second:
+            await router.until_waiting(1)
+            content = (await second.response()).content
+            assert (await content.readuntil(b"\n\n")).startswith(b": waiting")
+            await running.answer()
+            await first.read()
+            await refuse(401)(await hole.call())
+            assert b'"worker_refused"' in await second.read()
 
 
 async def test_a_refusal_that_every_worker_gives_opens_no_breaker() -> None:

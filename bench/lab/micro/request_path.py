@@ -3,20 +3,23 @@
 The router runs in this process, from its command line, with one emulated worker that takes 20 ms per token. A client in
 a thread sends the same chat several times, and the shortest path counts of those whose chunks came one by one. A change
 of file is a call into a function of another file than that of the call before; resuming a coroutine counts as a call,
-and so does a timer of the router that fires meanwhile.
+and so does a timer of the router that fires meanwhile. A constructor that calls nothing does not count, whether it is
+written out or a dataclass's: it only stores what it is given.
 """
 
 import argparse
+import dis
 import json
 import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from http.client import HTTPConnection
 from itertools import groupby, pairwise
 from operator import attrgetter
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Final, NamedTuple
 
 from bench.lab.micro.own_router import ROUTER, run_router
@@ -47,6 +50,12 @@ class Way(NamedTuple):
     changes: int
 
 
+@cache
+def only_stores(code: CodeType) -> bool:
+    """Return whether this is a constructor that calls nothing."""
+    return code.co_name == "__init__" and not any(each.opname.startswith("CALL") for each in dis.get_instructions(code))
+
+
 @dataclass(slots=True)
 class Recorder:
     """A profile function that records calls into the router while `on`."""
@@ -65,7 +74,7 @@ class Recorder:
             self.decisions[-1] = self.decisions[-1][0], len(self.steps)
             self._deciding = None
         file = frame.f_code.co_filename
-        if event != "call" or not file.startswith(ROUTER):
+        if event != "call" or not file.startswith(ROUTER) or only_stores(frame.f_code):
             return
         if frame.f_code.co_qualname == "Scheduler.handle" and type(frame.f_locals["event"]).__name__ == "Arrived":
             self.decisions.append((len(self.steps), len(self.steps)))

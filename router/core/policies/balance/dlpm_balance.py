@@ -63,11 +63,11 @@ class DlpmBalance(DlpmHome):
         self._view.size_and_match(choice.request)
         return super()._take(choice, now)
 
-    def _count_sent(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
+    def _count_sent(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int]) -> None:
         if self._balances:  # nothing is copied, so no deficit at a worker counts
-            self._note_sent(request, worker, now)
+            self._loads.dispatched(worker)
         else:
-            super()._count_sent(request, worker, able, now)
+            super()._count_sent(request, worker, able)
         self._ranks.note_dispatch(worker)
 
     def _update_order(self) -> None:
@@ -82,7 +82,8 @@ class DlpmBalance(DlpmHome):
         enough = max(matched.get(each, 0) for each in workers) - self._balance.home_loss
         homes = [each for each in workers if matched.get(each, 0) >= enough]
         worker = min(homes, key=self._view.context_tokens)
-        self._send(request, worker, self._view.able(request), now)
+        self._now = now
+        self._send(request, worker, self._view.able(request))
         return worker
 
     def _choose_for(self, newcomer: PooledRequest, now: float) -> Choice | None:

@@ -97,6 +97,8 @@ class DlpmHome(Policy):
         self._worker_deficits = WorkerDeficits(parameters.worker_quantum, context.view.speed, context.shares)
         self._fruitless: dict[WorkerId, FruitlessLook] = {}
         """By worker, its last look at the queues in which nothing fitted."""
+        self._now = 0.0
+        """The time of the last choice, in seconds; what is sent or charged until the next counts as then."""
         self._newcomer: PooledRequest | None = None
         """A request that found no other waiting, until the next call of `next` dispatches it or queues it."""
 
@@ -143,11 +145,12 @@ class DlpmHome(Policy):
         self._backlog.remove(withdrawn.worker, withdrawn.client, now)
 
     def next(self, now: float) -> Choice | None:
-        self._refill_hold.advance(now)
+        self._now = now
         if self._newcomer is not None and (choice := self._pass_through(self._newcomer, now)):
             return choice
         if not self._pool.waiting:
             return None
+        self._refill_hold.end_delays(now)
         self._pool.pass_time(now)
         choice = self._choose_next(now)
         return None if choice is None else self._take(choice, now)
@@ -174,7 +177,7 @@ class DlpmHome(Policy):
             choice = self._choose_for(newcomer, now)
             if choice is not None:
                 self._newcomer = None
-                self._send(request, choice.worker, newcomer.able, now)
+                self._send(request, choice.worker, newcomer.able)
                 return choice
         self._queue_newcomer(now)
         return None
@@ -207,30 +210,34 @@ class DlpmHome(Policy):
         """
         matched = self._view.match(request)
         worker = max(workers, key=lambda each: (matched.get(each, 0), -self._view.in_flight(each)))
-        self._send(request, worker, self._view.able(request), now)
+        self._now = now
+        self._send(request, worker, self._view.able(request))
         return worker
 
     def resume(self, request: Request, worker: WorkerId, now: float) -> None:
         self._eligibility.resume(request)
-        self._count_sent(request, worker, self._view.able(request), now)
+        self._count_sent(request, worker, self._view.able(request))
+        self._awaiting_first_token[worker].add(request, now)
         size, match = self._view.size_and_match(request)
         self._refill_hold.request_sent(request, worker, size - match.get(worker, 0), self._view.output_tokens(request))
 
     def request_sent(self, request: Request, charge: Charge, uncached: int, output: float) -> Deficit:
         before = self._charge_client(charge)
         before_here = self._worker_deficits.charge(charge.client, charge.worker, charge.cost)
+        self._refill_hold.charge(charge.client, charge.cost, self._now)
         self._refill_hold.request_sent(request, charge.worker, uncached, output)
+        self._awaiting_first_token[charge.worker].add(request, self._now)
         return Deficit(before_here, before)
 
     def request_charged(self, charge: Charge) -> None:
         self._charge_client(charge)
         self._worker_deficits.charge(charge.client, charge.worker, charge.cost)
+        self._refill_hold.charge(charge.client, charge.cost, self._now)
 
     def _charge_client(self, charge: Charge) -> float | None:
-        """Count a charge as service of its client. Returns the client's deficit q_i before it."""
-        client, cost = charge.client, charge.cost
-        self._refill_hold.charge(client, cost)
-        before = self._eligibility.charge(client, cost)
+        """Subtract a charge from its client's deficit q_i. Returns that before it."""
+        cost = charge.cost
+        before = self._eligibility.charge(charge.client, cost)
         after = 0.0 if before is None else before - cost
         if after <= 0 < after + cost:
             self._refill_hold.invalidate()
@@ -473,22 +480,17 @@ class DlpmHome(Policy):
         if self._eligibility.rounds is not None:
             self._eligibility.take_turn(choice.request.client)
         self.withdraw(choice.request.id, now)
-        self._send(choice.request, choice.worker, able, now)
+        self._send(choice.request, choice.worker, able)
         return choice
 
-    def _send(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
+    def _send(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int]) -> None:
         """Count a request as sent to one of the workers that are able to serve it."""
-        self._count_sent(request, worker, able, now)
+        self._count_sent(request, worker, able)
         self._eligibility.request_dispatched(request)
 
-    def _count_sent(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int], now: float) -> None:
+    def _count_sent(self, request: Request, worker: WorkerId, able: Mapping[WorkerId, int]) -> None:
         if self._worker_deficits.complete.get(request.client) is not able:
             self._worker_deficits.table(request, able)
-        self._note_sent(request, worker, now)
-
-    def _note_sent(self, request: Request, worker: WorkerId, now: float) -> None:
-        """Count a request as sent in all but its client's deficits."""
-        self._awaiting_first_token[worker].add(request, now)
         self._loads.dispatched(worker)
 
 

@@ -197,8 +197,6 @@ class RefillHold:
         self._periods: dict[frozenset[str], Period] = {}
         """By the set of shared routes of the workers that ask."""
         self._admitted_in: dict[ClientId, Period] = {}
-        self._now = 0.0
-        """The time of what is charged next, in seconds."""
         self._held: set[Period] = set()
         """The periods whose next refill is delayed."""
         self._service = DecayingService()
@@ -210,9 +208,8 @@ class RefillHold:
         """The time at which the next delayed refill may come; infinite if none is delayed."""
         return min([period.until for period in self._held]) if self._held else inf
 
-    def advance(self, now: float) -> None:
-        """Set the time, and drop the delays that have ended."""
-        self._now = now
+    def end_delays(self, now: float) -> None:
+        """Drop the delays that have ended."""
         if self._held:
             self._held = {period for period in self._held if period.until > now}
 
@@ -244,9 +241,9 @@ class RefillHold:
         """Recompute all delays, because a client's deficit is used up or a call ended."""
         self._invalidations += 1
 
-    def charge(self, client: ClientId, cost: float) -> None:
-        """Count what a client is served now, in cost units."""
-        self._service.add(client, cost, self._now)
+    def charge(self, client: ClientId, cost: float, now: float) -> None:
+        """Count what a client is served, in cost units."""
+        self._service.add(client, cost, now)
 
     def forget(self, client: ClientId) -> None:
         """Forget a client without requests."""
@@ -289,7 +286,7 @@ class RefillHold:
         if not eligible or not others or price <= 0.0:
             return 0.0
         first = self._eligibility.next_refilled(every_route)
-        if first is None or not self._is_ahead_of_most(first, eligible):
+        if first is None or not self._is_ahead_of_most(first, eligible, now):
             return 0.0
         # The mean over the workers, divided by their number because they compute in parallel.
         per_token = sum([view.prefill_seconds(worker, 1.0) for worker in workers]) / len(workers) ** 2
@@ -300,12 +297,12 @@ class RefillHold:
         times = sum(eligible.values()) / others * period.add_value_ratio(value_ratio, now) ** self._exponent
         return float(seconds * (min(1.0, times / SMALL_SHARE) + times))
 
-    def _is_ahead_of_most(self, client: ClientId, others: Mapping[ClientId, float]) -> bool:
+    def _is_ahead_of_most(self, client: ClientId, others: Mapping[ClientId, float], now: float) -> bool:
         """Return whether a client was served more lately than others that have half of their weight.
 
         It is not compared with their mean, which one of them that was served much, its accomplice, could raise.
         """
-        weight, service, now = self._eligibility.weight, self._service.of, self._now
+        weight, service = self._eligibility.weight, self._service.of
         limit = service(client, now) / (AHEAD * weight(client))
         behind = [own for each, own in others.items() if service(each, now) < limit * own]
         return sum(behind) >= sum(others.values()) / 2
