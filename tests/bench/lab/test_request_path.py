@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from bench.lab.micro.request_path import HTTP_CLIENT, Recorder, Step, Way, measured, one_by_one
+from bench.lab.micro.request_path import HTTP_CLIENT, Recorder, Step, Way, measured, one_by_one, only_stores
 
 MOST_FILES_PER_CHUNK = 5
 MOST_CHANGES_PER_CHUNK = 8
@@ -24,6 +24,29 @@ def test_a_chat_counts_only_if_its_chunks_came_one_by_one() -> None:
     block, other = Step(HTTP_CLIENT, "Connection.data_received"), Step("a.py", "f")
     apart, together = Recorder(steps=[block, other] * 5), Recorder(steps=[block, other] * 4)
     assert one_by_one([apart, together, apart]) == [apart, apart]
+
+
+class Stores:
+    """Stores what it is given."""
+
+    def __init__(self, given: int) -> None:
+        self.given, self.more = given, [given]
+
+
+class Asks:
+    """Calls something."""
+
+    def __init__(self, given: str) -> None:
+        self.given = len(given)
+
+    def given_again(self) -> int:
+        return self.given
+
+
+def test_a_constructor_that_calls_something_is_a_step() -> None:
+    """One that only stores is none, and any other function is one."""
+    functions = Stores.__init__, Asks.__init__, Asks.given_again
+    assert [only_stores(function.__code__) for function in functions] == [True, False, False]
 
 
 def test_a_chat_takes_a_short_way() -> None:
