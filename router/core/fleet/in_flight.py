@@ -282,13 +282,6 @@ class InFlightTable:
         """Uncached tokens of the first unstarted request, which is being computed; 0 if there is none."""
         return next(iter(self.waiting)).uncached_tokens if self.waiting else 0
 
-    def prefilled_beside(self, flight: InFlight, in_one_step: int | None) -> int:
-        """Return the uncached input of others of which the engine may have computed a part by the start of this
-        request. `in_one_step`: the most tokens of which that may be so; None for any number.
-        """
-        others = self.unstarted_tokens - flight.uncached_tokens
-        return others if in_one_step is None else min(others, in_one_step)
-
     def unstarted_since(self, time: float) -> int:
         """Return the number of unstarted requests dispatched after this time."""
         return sum(1 for _ in takewhile(lambda flight: flight.dispatched > time, reversed(self.waiting)))

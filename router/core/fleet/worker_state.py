@@ -232,11 +232,7 @@ class WorkerState:
             for earlier in self.in_flight.guesses(before=flight.number):
                 earlier.decoding_since = min(earlier.decoding_since, now)
                 self._start(earlier, guessed=True)
-            # An engine that serves in order of arrival begins with others only in the last step.
-            in_one_step = None if self.worker.reorders else self.worker.batch_tokens
-            self._start(flight, guessed=False, beside=self.in_flight.prefilled_beside(flight, in_one_step))
-        else:
-            self._start(flight, guessed=False)
+        self._start(flight, guessed=False, seen=seen)
         self._refresh_load()
 
     def resume_start(self, flight: InFlight, now: float, *, seen: bool) -> None:
@@ -416,19 +412,22 @@ class WorkerState:
                 self._start(flight, guessed=True)
         self._refresh_load()
 
-    def _start(self, flight: InFlight, *, guessed: bool, beside: int | None = None) -> None:
-        """Mark a request as started. `beside`: input of others that may have been computed with its own, in tokens;
-        None if its first token was not seen.
-        """
+    def _start(self, flight: InFlight, *, guessed: bool, seen: bool = False) -> None:
+        """Mark a request as started. `seen`: whether its first token was seen just now."""
         self.in_flight.start(flight, self._now, guessed=guessed)
         self._most_kv_tokens = max(self._most_kv_tokens, self.in_flight.kv_tokens)
         tokens, rate = flight.uncached_tokens, self.service_rate
-        if beside is None:
+        if not seen:
             rate.add_unseen_prefill(tokens)
         else:
             if self._unaccounted_seen_tokens:
                 rate.add_output(self._unaccounted_seen_tokens)
                 self._unaccounted_seen_tokens = 0
+            # Input of others that may have been computed with its own. An engine that serves in order of arrival begins
+            # with others only in the last step.
+            beside, in_one_step = self.in_flight.unstarted_tokens, self.worker.batch_tokens
+            if in_one_step is not None and not self.worker.reorders:
+                beside = min(beside, in_one_step)
             flight.burst = rate.observe_start(
                 self._now, flight.dispatched, tokens, had_place=flight.had_place, waiting=beside
             )

@@ -9,7 +9,8 @@ from router.core.policies.context import FleetView
 from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, QueuesByClient
+from router.core.policies.dlpm.longest_match import LongestMatchQueue
+from router.core.policies.dlpm.queues_by_client import QueuesByClient
 
 K = TypeVar("K", WorkerId, str)
 

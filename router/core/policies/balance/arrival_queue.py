@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from router.core.model.request import ClientId
 from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
 from router.core.policies.dlpm.home_pool import PooledRequest
-from router.core.policies.dlpm.longest_match import QueuesByClient
+from router.core.policies.dlpm.queues_by_client import QueuesByClient
 
 Arrived = tuple[int, PooledRequest]
 """A request and its arrival, which is unique."""

@@ -26,7 +26,8 @@ from router.core.policies.deficit.eligibility import Eligibility
 from router.core.policies.dlpm.dlpm_parameters import DlpmHomeParameters
 from router.core.policies.dlpm.fleet_loads import FleetLoads
 from router.core.policies.dlpm.home_pool import HomePool, PooledRequest
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, QueuesByClient, longest
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
+from router.core.policies.dlpm.queues_by_client import QueuesByClient
 from router.core.policies.dlpm.refill_hold import AwaitingFirstToken, RefillHold
 
 _size = itemgetter(0)

@@ -17,7 +17,8 @@ from router.core.model.prompt_key import CHUNK_BYTES
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.context import FleetView
 from router.core.policies.dlpm.fleet_loads import FleetLoads
-from router.core.policies.dlpm.longest_match import LongestMatchQueue, QueuesByClient
+from router.core.policies.dlpm.longest_match import LongestMatchQueue
+from router.core.policies.dlpm.queues_by_client import QueuesByClient
 
 _arrival = attrgetter("arrival")
 _size = attrgetter("size")

@@ -12,12 +12,14 @@ stays its client's oldest for many turns goes next, whatever its match.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter, itemgetter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from router.core.model.commands import PassedOver
 from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.base import Fits, Turn
 from router.core.policies.deficit.eligibility import PRIORITY_CLASSES, ROUND_ROBIN_CLASSES
+from router.core.policies.dlpm.client_queue import ClientQueue, ClientRank, RequestRank, WaitingEntry
+from router.core.policies.dlpm.queues_by_client import QueuesByClient
 
 MAX_PASSED: Final = 8
 """The most requests that do not fit that one choice looks past."""
@@ -25,134 +27,11 @@ LOOKS: Final = (1, MAX_PASSED + 1)
 """How many requests a choice looks at, and then at how many, if none of them goes. Most often the first one does."""
 NO_TURN: Final = 1 << 160
 """Later than any turn, with or without rounds."""
-FEW_CHANGES: Final = 16
-"""Up to this many new priority classes are taken in one by one; after more, a queue is looked through anew."""
-
-
-class RequestRank(NamedTuple):
-    """The sort key of a request among its client's: longer match first, then earlier arrival."""
-
-    unmatched: int
-    arrival: int
-    push: int
-    """Unique among the requests of a queue, even if a request is pushed twice."""
-    entry: "WaitingEntry"
-
-
-ClientRank = tuple[int, RequestRank]
-"""The sort key of a client in a priority class: its last turn, 0 where clients do not take turns, and the rank of its
-first request."""
-
-
-class WaitingEntry:
-    """A waiting request."""
-
-    __slots__ = ("arrival", "client_queue", "gone", "passed", "push", "rank", "request")
-
-    def __init__(self, request: Request, arrival: int, push: int, client_queue: "ClientQueue") -> None:
-        self.request = request
-        self.arrival = arrival
-        self.push = push
-        self.client_queue = client_queue
-        self.rank: RequestRank | None = None
-        """The current rank; None before the first match and after removal."""
-        self.passed = 0
-        """How often another request went ahead because this one did not fit."""
-        self.gone = False
-
-
 Leader = tuple[tuple[int, int, int, int], WaitingEntry]
 """A client's priority class and rank, without what is unique in one queue only, and its first request. (A plain tuple,
 because many are made.)"""
 _rank_of = itemgetter(0)
 _arrival_of = attrgetter("arrival")
-
-
-class ClientQueue:
-    """The waiting requests of one client, while it has any."""
-
-    __slots__ = ("_first", "_order", "client", "offered", "ranks", "waiting")
-
-    def __init__(self, client: ClientId) -> None:
-        self.client = client
-        self.waiting = 0
-        """The number of waiting requests."""
-        self._order: list[WaitingEntry] = []
-        """Entries in order of arrival. Some are gone, and so are all before index `_first`. (An empty deque takes 600
-        bytes.)"""
-        self._first = 0
-        self.ranks: list[RequestRank] = []
-        """A heap of ranks. Some are stale."""
-        self.offered: list[ClientRank | None] = [None] * PRIORITY_CLASSES
-        """By priority class, the rank by which the queue finds this client, or an earlier one; None if the client is
-        not in this heap."""
-
-    def add(self, entry: WaitingEntry) -> None:
-        """Add a waiting request."""
-        self.waiting += 1
-        self._order.append(entry)
-        if len(self._order) > 2 * self.waiting + 16:
-            self._order = [each for each in self._order if not each.gone]
-            self._first = 0
-
-    def close(self) -> None:
-        """Drop references to removed entries, which refer to this object, when no request waits."""
-        self._order = []
-        self.ranks = []
-        self.offered = [None] * PRIORITY_CLASSES
-
-    @property
-    def oldest(self) -> WaitingEntry:
-        """The waiting request that arrived first."""
-        while self._order[self._first].gone:
-            self._first += 1
-        return self._order[self._first]
-
-    def rank(self, rank: RequestRank) -> None:
-        """Add the rank of a waiting request."""
-        if len(self.ranks) > 2 * self.waiting:
-            # Stale ranks below the head would pile up for a client that always has a request waiting.
-            self.ranks = [each for each in self.ranks if each.entry.rank is each]
-            heapify(self.ranks)
-        heappush(self.ranks, rank)
-
-    @property
-    def first(self) -> RequestRank:
-        """The rank of its first request; all are ranked."""
-        ranks = self.ranks
-        while (first := ranks[0]).entry.rank is not first:  # it is stale
-            heappop(ranks)
-        return first
-
-
-class PriorityChanges:
-    """The clients whose priority class has changed, the latest last."""
-
-    __slots__ = ("_latest", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-        """How often any client's class has changed."""
-        self._latest: list[ClientId] = []
-
-    def add(self, client: ClientId) -> None:
-        """Note that a client's class has changed."""
-        self.count += 1
-        self._latest.append(client)
-        if len(self._latest) > 2 * FEW_CHANGES:
-            del self._latest[:FEW_CHANGES]
-
-    def since(self, count: int) -> Sequence[ClientId] | None:
-        """Return the clients whose class has changed since there were `count` changes; None if these are many."""
-        missed = self.count - count
-        return None if missed > FEW_CHANGES else self._latest[len(self._latest) - missed :]
-
-
-class ClassedQueue(Protocol):
-    """A queue that keeps its clients by priority class."""
-
-    def take_in_class(self, client: ClientId, priority_class: int) -> None:
-        """Let a client of the queue be found in its new priority class."""
 
 
 class TurnTimes(Protocol):
@@ -168,43 +47,6 @@ class TurnTimes(Protocol):
         """Return when a client has its turn with a request, given minus the request's match in chunks. Earlier is
         less.
         """
-
-
-class QueuesByClient:
-    """The queues, one or several, in which each client waits: only those take in its new priority class. And its turns
-    at them together, to see which request stays its oldest for long.
-    """
-
-    def __init__(self) -> None:
-        self._queues: dict[ClientId, dict[ClassedQueue, None]] = {}
-        self.turns: Final[dict[ClientId, int]] = {}
-        """By client, its turns since its oldest request was last looked at."""
-        self.oldest: Final[dict[ClientId, RequestId]] = {}
-        """By client, the request that was its oldest then."""
-        self.changes: Final = PriorityChanges()
-
-    def __len__(self) -> int:
-        return len(self._queues)
-
-    def enter(self, client: ClientId, queue: ClassedQueue) -> None:
-        """Note that a client begins to wait in a queue."""
-        self._queues.setdefault(client, {})[queue] = None
-
-    def leave(self, client: ClientId, queue: ClassedQueue) -> None:
-        """Note that a client waits no longer in a queue."""
-        queues = self._queues[client]
-        del queues[queue]
-        if not queues:
-            del self._queues[client]
-            self.turns.pop(client, None)
-            self.oldest.pop(client, None)
-
-    def update_priority(self, client: ClientId, priority_class: int | None) -> None:
-        """Let the queues take in the new priority class of a client; None if it is not eligible."""
-        self.changes.add(client)
-        if priority_class is not None:
-            for queue in self._queues.get(client, ()):
-                queue.take_in_class(client, priority_class)
 
 
 class LongestMatchQueue:
@@ -548,19 +390,16 @@ def _request_to_serve(first: WaitingEntry, fits: Fits, queues: Sequence[LongestM
     for long and fits; otherwise this one. Counts the turn; None if none fits.
     """
     client, by_client, oldest_every = first.request.client, queues[0].by_client, queues[0].oldest_every
-    turn = by_client.turns.get(client, 0) + 1
-    if oldest_every and turn >= oldest_every:
+    if oldest_every and (turns := by_client.turns_since_look(client) + 1) >= oldest_every:
         here = [each for queue in queues if (each := queue.client_queue(client)) is not None]
-        if turn >= sum([each.waiting for each in here]):
+        if turns >= sum([each.waiting for each in here]):
             oldest = min([each.oldest for each in here], key=_arrival_of).request
-            if by_client.oldest.get(client) != oldest.id:
-                by_client.oldest[client], by_client.turns[client], turn = oldest.id, 0, 1
-            elif fits(oldest):
-                by_client.turns[client] = 0
+            if by_client.stayed_oldest(client, oldest.id) and fits(oldest):
+                by_client.restart_turns(client)
                 return oldest
     if not fits(first.request):
         return None
-    by_client.turns[client] = turn
+    by_client.note_turn(client)
     return first.request
 
 

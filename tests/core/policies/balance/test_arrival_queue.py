@@ -10,7 +10,7 @@ from router.core.model.request import ClientId, Request, RequestId
 from router.core.policies.balance.arrival_queue import ArrivalQueue, oldest
 from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH_AND_SPARSE, ROUND_ROBIN_CLASSES
 from router.core.policies.dlpm.home_pool import PooledRequest
-from router.core.policies.dlpm.longest_match import QueuesByClient
+from router.core.policies.dlpm.queues_by_client import QueuesByClient
 
 CLIENTS = [ClientId(name) for name in ("ada", "bob", "eve")]
 CLASSES = (FRESH_AND_SPARSE, ELIGIBLE)

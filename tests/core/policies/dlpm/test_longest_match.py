@@ -13,7 +13,8 @@ from router.core.model.commands import PassedOver
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.core.policies.base import Turn
 from router.core.policies.deficit.eligibility import ELIGIBLE, FRESH_AND_SPARSE, OVERDUE
-from router.core.policies.dlpm.longest_match import FEW_CHANGES, LongestMatchQueue, QueuesByClient, longest
+from router.core.policies.dlpm.longest_match import LongestMatchQueue, longest
+from router.core.policies.dlpm.queues_by_client import FEW_CHANGES, QueuesByClient
 from router.core.predict.token_estimates import Estimates
 from tests.core.scenario import CHUNK_TOKENS, MODEL, key
 
