@@ -2,12 +2,14 @@
 
 The router runs in this process, from its command line, with one emulated worker that takes 20 ms per token. A client in
 a thread sends the same chat several times, and the shortest path counts of those whose chunks came one by one. A change
-of file is a call into a function of another file than that of the call before; resuming a coroutine counts as a call,
-and so does a timer of the router that fires meanwhile. A constructor that calls nothing does not count, whether it is
-written out or a dataclass's: it only stores what it is given.
+of file is a call into a function of another file than that of the call before; resuming a coroutine counts as a call.
+What the event loop also calls while there is no chat, such as the measurement of its lag, does not count: how often
+that comes in between depends on the machine. Nor does a constructor that calls nothing, whether it is written out or a
+dataclass's: it only stores what it is given.
 """
 
 import argparse
+import asyncio
 import dis
 import json
 import os
@@ -26,6 +28,8 @@ from bench.lab.micro.own_router import ROUTER, run_router
 from router.runtime.emulate import COMMAND, start_emulated_workers
 
 CHUNKS: Final = 8
+LOOP: Final = asyncio.Runner.run.__code__
+"""The event loop, which calls everything."""
 HTTP_CLIENT: Final = os.path.join("upstream", "http_client.py")
 BODY: Final = {
     "model": "emulated",
@@ -40,6 +44,12 @@ class Step(NamedTuple):
 
     file: str
     function: str
+
+
+WITHOUT_A_CHAT: Final = frozenset(
+    {Step("process/server.py", "DrainingServer.on_tick"), Step("telemetry/loop_lag.py", "LoopLag._measure")}
+)
+"""What the event loop calls ten times a second, with a chat or without."""
 
 
 class Way(NamedTuple):
@@ -64,6 +74,8 @@ class Recorder:
     steps: list[Step] = field(default_factory=list)
     decisions: list[tuple[int, int]] = field(default_factory=list)
     """Where in `steps` each handling of `Arrived` begins and ends."""
+    left_out: frozenset[Step] = WITHOUT_A_CHAT
+    """What the event loop calls that is not recorded."""
     _deciding: FrameType | None = None
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
@@ -76,10 +88,27 @@ class Recorder:
         file = frame.f_code.co_filename
         if event != "call" or not file.startswith(ROUTER) or only_stores(frame.f_code):
             return
+        if callback_of(frame) in self.left_out:
+            return
         if frame.f_code.co_qualname == "Scheduler.handle" and type(frame.f_locals["event"]).__name__ == "Arrived":
             self.decisions.append((len(self.steps), len(self.steps)))
             self._deciding = frame
-        self.steps.append(Step(file.removeprefix(ROUTER), frame.f_code.co_qualname))
+        self.steps.append(step_of(frame.f_code))
+
+
+def step_of(code: CodeType) -> Step:
+    """Return a call of this function of the router."""
+    return Step(code.co_filename.removeprefix(ROUTER), code.co_qualname)
+
+
+def callback_of(frame: FrameType) -> Step:
+    """Return the router's function by which the event loop came to this frame of the router."""
+    first, caller = frame, frame.f_back
+    while caller is not None and caller.f_code is not LOOP:
+        if caller.f_code.co_filename.startswith(ROUTER):
+            first = caller
+        caller = caller.f_back
+    return step_of(first.f_code)
 
 
 def measured(steps: Sequence[Step]) -> Way:

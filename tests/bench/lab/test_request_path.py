@@ -1,16 +1,31 @@
 """The path of a request through the files, counted on the running router."""
 
+import asyncio
 import re
 import subprocess
 import sys
 
-from bench.lab.micro.request_path import HTTP_CLIENT, Recorder, Step, Way, measured, one_by_one, only_stores
+from bench.lab.micro.request_path import (
+    HTTP_CLIENT,
+    WITHOUT_A_CHAT,
+    Recorder,
+    Step,
+    Way,
+    measured,
+    one_by_one,
+    only_stores,
+    step_of,
+)
+from router.api.answer.usage import token_count
+from router.process.server import DrainingServer
+from router.runtime.mistakes import unknown
+from router.telemetry.loop_lag import LoopLag
 
 MOST_FILES_PER_CHUNK = 5
 MOST_CHANGES_PER_CHUNK = 8
 MOST_CHANGES_PER_DECISION = 50
 MOST_CHANGES_PER_REQUEST = 320
-"""About 300, and as many more as timers of the router add on a busy machine."""
+"""About 300, and as many more as reports of progress and polls add on a busy machine."""
 
 
 def test_a_change_of_file_is_a_call_into_another_file() -> None:
@@ -47,6 +62,29 @@ def test_a_constructor_that_calls_something_is_a_step() -> None:
     """One that only stores is none, and any other function is one."""
     functions = Stores.__init__, Asks.__init__, Asks.given_again
     assert [only_stores(function.__code__) for function in functions] == [True, False, False]
+
+
+def test_what_the_loop_also_calls_without_a_chat_is_no_step() -> None:
+    """Nor is what that calls; anything else that the loop calls is a step."""
+    recorder = Recorder(on=True, left_out=frozenset([Step("runtime/mistakes.py", "unknown")]))
+
+    async def call_both() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(unknown, "name", "a", ("b",))
+        loop.call_soon(token_count, {"a": 1}, "a")
+
+    sys.setprofile(recorder)
+    try:
+        asyncio.run(call_both())
+    finally:
+        sys.setprofile(None)
+    assert recorder.steps == [Step("api/answer/usage.py", "token_count")]
+
+
+def test_what_is_left_out_exists() -> None:
+    """Each function that is left out is one of the router's."""
+    there = {DrainingServer.on_tick.__code__, LoopLag._measure.__code__}
+    assert {step_of(code) for code in there} == WITHOUT_A_CHAT
 
 
 def test_a_chat_takes_a_short_way() -> None:
