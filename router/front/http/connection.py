@@ -175,6 +175,10 @@ class ClientConnection(HttpToolsProtocol):
         self._unparsed_bytes = self._unparsed_bytes or 1
         self._deadlines.body_bytes = 0
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, without the whitespace after its value, which the parser leaves."""
+        super().on_header(name, value.rstrip(b" \t"))
+
     def on_headers_complete(self) -> None:
         """Check the head, and start the call if the head is acceptable."""
         self._unparsed_bytes = 0
@@ -190,6 +194,8 @@ class ClientConnection(HttpToolsProtocol):
             self._reject(error)
             return
         self.headers = []  # the call has its own list; trailers go to this one and are ignored
+        if self.parser.get_http_version() == "1.0":  # such a client would take an interim answer for the final one
+            self.expect_100_continue = False
         super().on_headers_complete()
         if self.pipeline:
             self.transport.holds_next = False

@@ -420,6 +420,25 @@ async def test_trailers_are_bounded_and_ignored() -> None:
             refused(await read_to_end(reader), 431)
 
 
+async def test_white_space_after_a_header_is_no_part_of_it() -> None:
+    """Such a header means what it means without it, also where a front passes it on to the scheduler's process."""
+    async with served() as (_, router), connected(router) as (reader, writer):
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: localhost \r\nx: y \t\r\n\r\n")
+        assert (await reader.readuntil(b"]}")).startswith(b"HTTP/1.1 200 ")
+        lines = b"content-type: application/json \r\nexpect: 100-continue\t\r\ntransfer-encoding: chunked \r\n"
+        writer.write(b"POST %b HTTP/1.1\r\nhost: localhost\r\n%b\r\n0\r\n\r\n" % (CHAT.encode(), lines))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        assert b'"invalid_json"' in await reader.readuntil(b"}}")
+
+
+async def test_a_client_of_http_1_0_gets_no_interim_answer() -> None:
+    """It would take that for the whole answer."""
+    async with served() as (_, router), connected(router) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\n")
+        writer.write(b"x")
+        assert (await read_to_end(reader)).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_an_upgrade_to_another_protocol_is_ignored() -> None:
     """The call is answered with its body as if the upgrade had not been offered, and so is the next one."""
     offer = request_bytes().replace(b"host: localhost", b"host: localhost\r\nconnection: upgrade\r\nupgrade: h2c")
