@@ -31,7 +31,8 @@ LOCAL_ERRORS: Final = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM, EADDRNOTAVAIL}
 MAX_UNREAD_BYTES: Final = 64 * 1024
 """Bytes of an answer that may be unread before the router stops reading the socket."""
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Bytes that a worker may send before its headers are complete."""
+"""Bytes that a worker may send before its headers are complete, and after them without a byte of the body: extensions
+of a chunk, and trailers."""
 GATHER_SECONDS: Final = 0.01
 """How long to let data accumulate when a worker sends tiny blocks: each costs as much CPU as a large one."""
 SMALL_BLOCKS: Final = 64
@@ -60,7 +61,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
-        """Headers of the answer, by lower-case name."""
+        """Headers of the answer, by lower-case name; neither those of an interim answer (1xx) nor trailers."""
         self.idle_since = 0.0
         self._transport: asyncio.Transport | None = None
         self._data_waiter: asyncio.Future[None] | None = None
@@ -85,8 +86,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """True if another call may be sent: the last answer is complete, and the connection is open and not paused."""
-        return self._body_complete and not self._lost and not self._paused and self._keep_alive
+        """True if another call may be sent: the last answer is complete, the worker has taken all of the call that it
+        answers, and the connection is open and not paused.
+        """
+        if not self._body_complete or self._lost or self._paused or not self._keep_alive or self._transport is None:
+            return False
+        return not self._transport.get_write_buffer_size()
 
     @property
     def closed_before_answer(self) -> bool:
@@ -294,12 +299,10 @@ class Connection(asyncio.Protocol):
             self._wake_reader()
 
     def _limit_unread(self) -> None:
-        """Bound the unread bytes: abort if the head is too large, pause the socket if the reader is too slow."""
-        if not self._head_complete:
+        """Bound the unread bytes: abort if too many are no body, pause the socket if the reader is too slow."""
+        if not (self._head_complete and self._blocks):
             self.abort()
-        elif (
-            self._unread_bytes > MAX_UNREAD_BYTES and self._blocks and not self._paused and self._transport is not None
-        ):
+        elif self._unread_bytes > MAX_UNREAD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
@@ -320,11 +323,12 @@ class Connection(asyncio.Protocol):
     # Callbacks of the httptools parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.lower()] = value
+        if not self._head_complete:  # otherwise a trailer
+            self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         if self._body_complete:
-            self.abort()
+            raise WorkerBroke("The worker sent a second answer.")  # ends the parsing, and `data_received` aborts
         parser = self._parser
         assert parser is not None
         self.status = parser.get_status_code()
@@ -334,6 +338,8 @@ class Connection(asyncio.Protocol):
             return
         self._keep_alive = parser.should_keep_alive()
         self._head_complete = self.status >= 200
+        if not self._head_complete:
+            self.headers = {}
 
     def on_message_complete(self) -> None:
         """Mark the answer as complete, unless this is an interim answer (1xx), which the final one follows."""

@@ -195,3 +195,77 @@ async def test_a_push_that_was_left_takes_nothing_more(leave: Literal["close", "
         await call.write(b"y")
         await asyncio.wait([asyncio.create_task(call.end())], timeout=1)
         assert sink.blocks == [b"x"]
+
+
+async def test_an_interim_answer_and_trailers_add_no_headers() -> None:
+    """The headers of an answer are those of its own head: what a 103 announced or a trailer adds is not passed on."""
+    async with scripted_engine() as engine:
+        client = WorkerClient(engine.url, TIMEOUT_S)
+        sending = asyncio.create_task(client.send("POST", "/v1/x", {}, b"{}"))
+        call = await engine.call()
+        await call.raw(b"HTTP/1.1 103 Early Hints\r\nretry-after: 9\r\ncontent-length: 3\r\n\r\n")
+        await call.raw(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n0\r\nx: y\r\n\r\n")
+        async with asyncio.timeout(TIMEOUT_S):
+            response = await sending
+            assert [await response.read(), await response.read()] == [b"first", b""]
+        assert response.headers == {b"transfer-encoding": b"chunked"}
+        response.close()
+        client.close()
+
+
+@pytest.mark.parametrize("endless", [b"x%d: y\r\n", b"%d"], ids=["trailers", "trailer"])
+async def test_endless_trailers_break_the_answer_off(endless: bytes) -> None:
+    """What a worker sends besides the body is bounded, also after the headers."""
+    async with answering(first=b"first") as (call, response):
+
+        async def send_endlessly() -> None:
+            await call.raw(b"0\r\nx: ")
+            for number in range(1 << 20):
+                await call.raw(endless % number)
+
+        sending = asyncio.create_task(send_endlessly())
+        assert await response.read() == b"first"
+        async with asyncio.timeout(TIMEOUT_S):
+            with pytest.raises(WorkerBroke):
+                await response.read()
+            with pytest.raises(ConnectionError):
+                await sending
+
+
+async def test_a_connection_is_reused_only_once_the_worker_has_taken_its_call() -> None:
+    """A worker that refuses a call before it has read the body may never read it; the next call would wait behind it."""
+    heads: list[bytes] = []
+    over = asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 413 X\r\ncontent-length: 2\r\n\r\n{}")
+        await over.wait()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0, limit=1 << 10) as server:
+        client = WorkerClient("http://{}:{}".format(*server.sockets[0].getsockname()), TIMEOUT_S)
+        async with asyncio.timeout(TIMEOUT_S):
+            for _ in range(2):
+                response = await client.send("POST", "/v1/x", {}, bytes(1 << 24))
+                assert (response.status, await response.read(), await response.read()) == (413, b"{}", b"")
+                response.close()
+        over.set()
+        client.close()
+    assert len(heads) == 2
+
+
+async def test_a_second_answer_to_a_call_is_dropped_with_the_connection() -> None:
+    """It may be about the connection, or meant for another call. Nothing of it joins the first, even in one packet."""
+    async with scripted_engine() as engine:
+        client = WorkerClient(engine.url, TIMEOUT_S)
+        sending = asyncio.create_task(client.send("POST", "/v1/x", {}, b"{}"))
+        call = await engine.call()
+        first = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfirst"
+        await call.raw(first + b"HTTP/1.1 408 X\r\ncontent-length: 6\r\n\r\nsecond")
+        async with asyncio.timeout(TIMEOUT_S):
+            response = await sending
+            assert (response.status, await response.read(), await response.read()) == (200, b"first", b"")
+        response.close()
+        await call.wait_closed()
+        client.close()
