@@ -233,7 +233,7 @@ async def test_endless_trailers_break_the_answer_off(endless: bytes) -> None:
 
 
 async def test_a_connection_is_reused_only_once_the_worker_has_taken_its_call() -> None:
-    """A worker that refuses a call before it has read the body may never read it; the next call would wait behind it."""
+    """A worker that refuses a call before it has read its body may never read that; the next call would wait behind."""
     heads: list[bytes] = []
     over = asyncio.Event()
 
