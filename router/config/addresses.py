@@ -18,10 +18,12 @@ from pydantic import (
     model_validator,
 )
 
+from router.config.checks import matching
 from router.runtime.mistakes import refuse_unknown_keys
 
 FROZEN: Final = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-ZMQ_ENDPOINT: Final = r"^(tcp|ipc)://[^\s*]+$"
+ZMQ_ENDPOINT: Final = matching(r"(tcp|ipc)://[^\s*]+", "an endpoint such as tcp://host:5557, without *")
+WORKER_NAME: Final = matching(r"[A-Za-z0-9._:-]{1,64}", "1 to 64 letters, digits and . _ : -")
 STORE_SCHEMES: Final = ("valkey", "redis", "valkeys", "rediss")
 CLUSTER_NAME: Final = r"[A-Za-z0-9._-]{1,64}"
 KUBERNETES: Final = "kubernetes"
@@ -30,9 +32,13 @@ KUBERNETES: Final = "kubernetes"
 
 def root_url(url: str) -> str:
     """Return the URL without a trailing slash. Raises ValueError unless it is the root of an HTTP server."""
-    parts = urlsplit(url)
-    # The error does not repeat the URL: it can contain a password.
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+    # The errors do not repeat the URL: it can contain a password.
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # its words are about Python's types
+        raise ValueError("not a URL like http://host:8000") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or re.search(r"[\s,]", parts.netloc):
         raise ValueError("not a URL like http://host:8000")
     if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username is not None:
         raise ValueError("more than scheme, host and port; the router adds /v1 itself")
@@ -120,16 +126,14 @@ class WorkerAddress(BaseModel):
     """API key sent to this worker instead of `worker_api_key`."""
     rank: NonNegativeInt | None = None
     """Its data-parallel rank, if each rank has a URL of its own."""
-    id: str = Field(
-        pattern=r"^[A-Za-z0-9._:-]{1,64}$", default_factory=lambda given: own_name(given["url"], given["rank"])
-    )
+    id: Annotated[str, WORKER_NAME] = Field(default_factory=lambda given: own_name(given["url"], given["rank"]))
     """Name in metrics and headers; by default host and port, and @rank if it has one."""
-    kv_events: Annotated[str | None, Field(pattern=ZMQ_ENDPOINT)] = None
+    kv_events: Annotated[str, ZMQ_ENDPOINT] | None = None
     """Endpoint of its KV events, such as tcp://host:5557; by default the worker is asked for it."""
-    kv_replay: Annotated[str | None, Field(pattern=ZMQ_ENDPOINT)] = None
+    kv_replay: Annotated[str, ZMQ_ENDPOINT] | None = None
     """Endpoint that replays past KV events."""
     kv_topic: str = ""
-    group: Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$")] = None
+    group: Annotated[str, WORKER_NAME] | None = None
     """Ranks that name the same group step together; none: its ranks wait for no other."""
     role: Literal["both", "prefill", "decode"] = "both"
     """What it computes: prompts and answers, or prompts that it hands over, or answers to these. An SGLang says it

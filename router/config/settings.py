@@ -426,6 +426,12 @@ class Settings(PolicyGroups):
         return self
 
     @model_validator(mode="after")
+    def _predicts_without_an_oracle(self) -> "Settings":
+        if getattr(self.parameters()["brh"], "predictor", None) == "oracle":
+            raise ValueError("brh.predictor: oracle needs the true lengths of answers, which only a simulation knows")
+        return self
+
+    @model_validator(mode="after")
     def _knows_clients(self) -> "Settings":
         if self.clients is not None and not {IdentitySource.KEY, IdentitySource.HEADER} & set(self.identity):
             raise ValueError("clients: it needs key or header in identity, or no client could be identified")

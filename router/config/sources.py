@@ -25,6 +25,8 @@ from router.runtime import yaml_file
 from router.runtime.mistakes import did_you_mean, place_in, what_is_wrong
 
 PREFIX: Final = "D2LPM_"
+_SERVICE_LINK: Final = re.compile(r"D2LPM_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_[0-9]+_(TCP|UDP)(_\w+)?)")
+"""Variables that Kubernetes adds to a pod for each Service whose name begins with d2lpm."""
 ABOUT: Final = (
     "Each flag is also an environment variable (--max-queued: D2LPM_MAX_QUEUED, --dlpm.quantum: D2LPM_DLPM__QUANTUM) "
     "and a key of the --config file (max_queued; quantum under dlpm). Flags override variables, and variables the file."
@@ -238,6 +240,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[KeyPath, Given]:
     for variable, text in environment.items():
         if not variable.startswith(PREFIX):
             continue
+        if _SERVICE_LINK.fullmatch(variable) or text.startswith("tcp://"):
+            raise ConfigError(
+                f"{variable} is set by Kubernetes for a Service: set enableServiceLinks: false in the pod"
+            )
         if variable not in known:
             raise ConfigError(f"unknown environment variable {variable}{did_you_mean(variable, known)}")
         if text:

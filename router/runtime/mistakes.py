@@ -64,6 +64,10 @@ def place_in(location: Sequence[str | int]) -> Sequence[str]:
     return [f"entry {part + 1}" if isinstance(part, int) else part for part in location]
 
 
+def _has_unit(given: object) -> bool:
+    return re.fullmatch(r"[0-9.]+ *[A-Za-z%]+", str(given)) is not None
+
+
 def what_is_wrong(error: "ErrorDetails") -> str:
     """Return what a value must be, without the value, which could be a secret.
 
@@ -71,7 +75,8 @@ def what_is_wrong(error: "ErrorDetails") -> str:
     """
     kind, context = error["type"], error.get("ctx", {})
     if kind in MUST_BE:
-        return f"must be {MUST_BE[kind].format_map(context)}"
+        unit = ", without a unit" if kind in ("int_parsing", "float_parsing") and _has_unit(error["input"]) else ""
+        return f"must be {MUST_BE[kind].format_map(context)}{unit}"
     if kind in ("literal_error", "enum"):
         words = re.findall("'([^']*)'", context["expected"])
         listed = f"{', '.join(words[:-1])} or {words[-1]}"

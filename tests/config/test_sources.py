@@ -122,6 +122,9 @@ def test_an_empty_file_sets_nothing(file: Path) -> None:
         (["--d2lpm.quantum", "much"], "--d2lpm.quantum"),
         (["--d2lpm.quanta", "1"], "--d2lpm.quanta 1; did you mean --d2lpm.quantum?"),
         (["--worker", "http://a", "--worker", "b:1"], "--worker: entry 2: url"),
+        (["--worker", "http://a:1,http://b:1"], "--worker: entry 1: url: not a URL like http://host:8000"),
+        (["--worker", "http://a b"], "--worker: entry 1: url: not a URL like http://host:8000"),
+        (["--brh.predictor", "oracle"], "brh.predictor: oracle needs the true lengths of answers"),
         (["--policy", "fair"], "--policy: there is no policy 'fair' (there are "),
         (["--policy", "DLPM-home"], "'DLPM-home'; did you mean dlpm_home? (there are "),
         (["--policy", "dlpm"], "'dlpm'; did you mean d2lpm+dlpm?"),
@@ -157,10 +160,16 @@ def test_a_wrong_flag_is_named(flags: list[str], named: str) -> None:
         ("D2LPM_DLPM__QUANTA", "1", "D2LPM_DLPM__QUANTA"),
         ("D2LPM_DLPM", "1", "D2LPM_DLPM"),
         ("D2LPM_IDENTITY", "key,passport", "D2LPM_IDENTITY: entry 2: "),
+        # What Kubernetes sets for Services named d2lpm, d2lpm-admin and d2lpm-d2lpm-router.
+        ("D2LPM_PORT", "tcp://10.96.3.7:8000", "D2LPM_PORT is set by Kubernetes for a Service: set enableServiceLinks"),
+        ("D2LPM_SERVICE_HOST", "10.96.3.7", "D2LPM_SERVICE_HOST is set by Kubernetes"),
+        ("D2LPM_ADMIN_SERVICE_PORT_ADMIN", "9000", "D2LPM_ADMIN_SERVICE_PORT_ADMIN is set by Kubernetes"),
+        ("D2LPM_PORT_8000_TCP_ADDR", "10.96.3.7", "D2LPM_PORT_8000_TCP_ADDR is set by Kubernetes"),
+        ("D2LPM_D2LPM_ROUTER_SERVICE_HOST", "10.96.3.7", "D2LPM_D2LPM_ROUTER_SERVICE_HOST is set by Kubernetes"),
     ],
 )
 def test_a_wrong_variable_is_named(variable: str, value: str, named: str) -> None:
-    """An unknown variable with the router's prefix is a mistake."""
+    """An unknown variable with the prefix of the router is a mistake, also one that Kubernetes sets for a Service."""
     assert named in mistake(environment={variable: value, "HOME": "/", "d2lpm_port": "x"})
 
 

@@ -52,6 +52,7 @@ def test_the_router_is_confined_and_has_one_replica() -> None:
     assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
     pod = deployment["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["enableServiceLinks"] is False  # the variables for the Services named d2lpm are no settings
     limits = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     assert router["securityContext"] == limits
     mounts = {mount["name"]: mount["mountPath"] for mount in router["volumeMounts"]}

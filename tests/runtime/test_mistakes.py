@@ -53,6 +53,8 @@ def test_only_an_unknown_key_is_refused() -> None:
     [
         (int, "x", "must be a whole number"),
         (int, "1.5", "must be a whole number"),
+        (int, "16MiB", "must be a whole number, without a unit"),
+        (float, "1.5 s", "must be a number, without a unit"),
         (float, "x", "must be a number"),
         (bool, "perhaps", "must be yes or no"),
         (str, ["a"], "must be one value, not a list or a mapping"),
