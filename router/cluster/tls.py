@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from router.config.settings import Settings
 from router.errors import ConfigError
+from router.runtime.tls import load_certificate, why
 
 NAME: Final = "replica"
 """What a front asks the leader for. It is not compared with the leader's certificate, which is valid at any address:
@@ -29,9 +30,8 @@ class ClusterTls(NamedTuple):
         """Raise ConfigError if the files cannot be used."""
         try:
             self.server()
-        except OSError as error:  # ssl.SSLError is one
-            files = f"{self.cert}, {self.key} and {self.ca}"
-            raise ConfigError(f"cluster_tls_cert: {files} cannot be used: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"cluster_tls_cert: {why(error)}") from None
 
     def server(self) -> ssl.SSLContext:
         """Return the leader's side. Raises OSError."""
@@ -46,9 +46,12 @@ class ClusterTls(NamedTuple):
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(self.ca)
-        # Without a callback, OpenSSL would ask at the terminal for the password of an encrypted key.
-        context.load_cert_chain(self.cert, self.key, password=lambda: "")
+        self.ca.open("rb").close()  # OpenSSL's own error does not name the file that cannot be read
+        try:
+            context.load_verify_locations(self.ca)
+        except ssl.SSLError:
+            raise OSError(f"{self.ca} must be a certificate, as PEM") from None
+        load_certificate(context, self.cert, self.key)
         return context
 
 

@@ -27,10 +27,13 @@ class LocalTokenizer:
     def __init__(self, folder: Path) -> None:
         """Read tokenizer.json and the chat template, if there is one. Raises ConfigError if they cannot be read."""
         try:
-            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            # Read here, since the library does not say which file is missing.
+            self._tokenizer = Tokenizer.from_buffer((folder / "tokenizer.json").read_bytes())
             config = _config(folder)
             source = _template(folder, config)
             self._template = None if source is None else _compile(source)
+        except OSError as error:
+            raise ConfigError(f"tokenizer: {error.filename}: {error.strerror}") from None
         except Exception as error:  # the library raises plain Exception for an unreadable file
             raise ConfigError(f"tokenizer {folder}: {error}") from None
         self._special = {name: token for name in ("bos_token", "eos_token") if (token := _token(config.get(name)))}

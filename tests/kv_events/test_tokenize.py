@@ -245,6 +245,12 @@ def test_the_template_makes_the_prompt(tmp_path: Path) -> None:
     assert local.text("hello", special=False) == words("hello")
 
 
+def test_a_folder_without_a_tokenizer_is_reported_with_the_file(tmp_path: Path) -> None:
+    """The error names the missing file, because the folder itself is there."""
+    with pytest.raises(ConfigError, match=f"^tokenizer: {tmp_path}/tokenizer.json: No such file or directory$"):
+        LocalTokenizer(tmp_path)
+
+
 def test_the_template_file_comes_first(tmp_path: Path) -> None:
     """A template file takes precedence over the configuration, which may hold several templates, or none."""
     assert LocalTokenizer(model_folder(tmp_path)).chat(MESSAGES, {}) is None

@@ -116,11 +116,17 @@ async def test_a_certificate_without_its_key_changes_nothing(
 
 
 def test_files_that_are_no_certificate_stop_the_start(authority: Authority, tmp_path: Path) -> None:
-    """A missing file, one that is no PEM, and a key of another certificate are mistakes of the settings."""
+    """A missing file, one that is no PEM, and a key of another certificate are mistakes of the settings, each told
+    apart.
+    """
     authority.issue("second", key=False)
     (tmp_path / "text").write_text("no certificate")
-    for certificate in (tmp_path / "missing", tmp_path / "text", authority.certificate):
-        with pytest.raises(ConfigError, match="tls_cert"):
+    for certificate, said in (
+        (tmp_path / "missing", "missing: No such file or directory"),
+        (tmp_path / "text", "must be a certificate"),
+        (authority.certificate, "does not belong to the certificate"),
+    ):
+        with pytest.raises(ConfigError, match=f"tls_cert: .*{said}"):
             build_tls(Settings(tls_cert=certificate, tls_key=authority.key))
     assert build_tls(Settings()) is None
 
