@@ -218,10 +218,16 @@ def _prices(entries: tuple[PriceEntry, ...]) -> tuple[PriceEntry, ...]:
     return entries
 
 
+def _currency(text: str) -> str:
+    if not re.fullmatch("[A-Za-z]{1,12}", text):
+        raise ValueError("must be 1 to 12 letters, such as EUR")
+    return text
+
+
 class PricesEntry(FileSection):
     """The prices of all models."""
 
-    currency: Annotated[str, Field(pattern=r"^[A-Za-z]{1,12}$")]
+    currency: Annotated[str, AfterValidator(_currency)]
     """Such as EUR."""
     models: Annotated[
         dict[
@@ -265,8 +271,11 @@ class ClientsFile(FileSection):
 
 
 def load(path: Path) -> ClientDirectory:
-    """Read a file and build the client directory. Raises ConfigError like `read_clients`."""
-    return build_directory(read_clients(path))
+    """Read a file and build the client directory. Raises ConfigError like `read_clients`, and for an empty file."""
+    file = read_clients(path)
+    if not file.model_fields_set:  # a file may be empty for a moment while it is being written
+        raise ConfigError(f"{path}: empty; `clients: {{}}` is a file of no clients")
+    return build_directory(file)
 
 
 def read_clients(path: Path) -> ClientsFile:

@@ -44,7 +44,7 @@ async def test_a_change_is_seen_however_it_was_made(tmp_path: Path) -> None:
 
 
 async def test_a_wrong_file_is_refused_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An invalid or missing file is logged once and keeps the old clients until the file is valid again."""
+    """An invalid, empty or missing file is logged once and keeps the old clients until the file is valid again."""
     path, directories = tmp_path / "clients", list[ClientDirectory]()
     path.write_text(ONE)
     watch = KeyWatch(path, directories.append)
@@ -52,10 +52,12 @@ async def test_a_wrong_file_is_refused_with_one_line(tmp_path: Path, caplog: pyt
         path.write_text("clients:\n  ann: [\n")
         await watch.reload_if_changed()
         await watch.reload_if_changed()
+        path.write_text("")
+        await watch.reload_if_changed()
         path.unlink()
         await watch.reload_if_changed()
     assert names(directories) == [{"ann"}]
-    assert len(caplog.messages) == 2
+    assert len(caplog.messages) == 3
     assert all("clients" in line and "\n" not in line for line in caplog.messages)
     path.write_text(TWO)
     await watch.reload_if_changed()

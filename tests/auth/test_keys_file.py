@@ -149,10 +149,11 @@ def test_the_file_has_prices() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """The error for a file that is missing, binary or invalid names the file."""
-    missing, binary, wrong = tmp_path / "missing", tmp_path / "binary", tmp_path / "wrong"
+    """The error for a file that is missing, binary, invalid or empty names the file."""
+    missing, binary, wrong, empty = (tmp_path / name for name in ("missing", "binary", "wrong", "empty"))
+    empty.write_text("# no client\n")
     binary.write_bytes(b"\xff\xfe")
     wrong.write_text("clients: 3")
-    for path in (missing, binary, wrong):
+    for path in (missing, binary, wrong, empty):
         with pytest.raises(ConfigError, match=path.name):
             load(path)
