@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -12,14 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Final
 
 from router.cli.compiled import is_compiled
 from router.cluster.handshake import read_secret
 from router.cluster.tls import cluster_tls
 from router.config.addresses import WorkerAddress
+from router.config.policy_names import BALANCING
 from router.config.settings import Settings
 from router.config.sources import ABOUT, add_flags, load
+from router.config.template import unread
 from router.errors import ConfigError
 from router.front.http.connection import accept_sockets
 from router.process.server import DrainingServer, build_tls, check_files, client_server_config, set_up_process
@@ -34,9 +36,6 @@ from router.upstream.ranks.rank_rules import RankRules
 from router.upstream.worker_registry import endpoint_of
 
 log = logging.getLogger("router")
-
-BALANCING: Final = "dlpm_balance"
-"""The default policy where ranks step together."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +71,8 @@ def _serve(settings: Settings) -> int:
         joined = (*settings.worker, *(WorkerAddress(url=worker.url) for worker in workers))
         settings = with_default_policy(settings.model_copy(update={"worker": joined}))
         set_up_process(settings)
+        for name in unread(settings, settings.policy):
+            log.warning("%s has no effect: the policy %s does not read it", name, settings.policy)
         if settings.admin_port is not None:
             settings = settings.model_copy(update={"admin_port": listeners[1].getsockname()[1]})
         with _announced(settings, listeners, workers) as on_ready:
@@ -166,7 +167,9 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        reason = str(error.strerror).partition(" (while")[0]  # socket.create_server names the address again
+        hint = "; stop what listens there, or choose another port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}{hint}") from None
 
 
 def _url(listener: socket.socket, scheme: str) -> str:

@@ -2,11 +2,14 @@
 
 from typing import Final
 
-from router.core.policies.registry import ALIASES, ORDERS, PLACEMENTS, POLICIES, POOLED
+from router.core.policies.registry import ALIASES, ORDERS, PARAMETERS, PLACEMENTS, POLICIES, POOLED
 from router.runtime.mistakes import nearest, unknown
 
 NAMED: Final = (*POOLED, *ALIASES)
 """Policies with a name of their own; the others are PLACEMENT+ORDER."""
+
+BALANCING: Final = "dlpm_balance"
+"""The default policy where ranks step together."""
 
 
 def known_policy(name: str) -> str:
@@ -25,6 +28,11 @@ def known_policy(name: str) -> str:
         pairs = f"PLACEMENT+ORDER with placement {', '.join(PLACEMENTS)} and order {', '.join(ORDERS)}"
         raise ValueError(f"there is no policy {name!r}{question} (there are {', '.join(NAMED)}, and {pairs})")
     return name
+
+
+def parameter_groups(policy: str) -> frozenset[str]:
+    """Return the groups of parameters that a policy reads: that of its own name, or those of its two parts."""
+    return frozenset(ALIASES.get(policy, policy).split("+")) & frozenset(PARAMETERS)
 
 
 def nearest_policy(name: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Final
 import yaml
 from pydantic import BaseModel, SecretStr
 
+from router.config.policy_names import parameter_groups
 from router.config.sections import SECTIONS
 from router.config.settings import Settings
 from router.config.sources import Key, groups, keys
@@ -59,6 +60,12 @@ def given(settings: Settings) -> Iterator[tuple[str, str, str]]:
                 "(a secret)" if hidden else _written(written[key.path[-1]]),
                 " ".join(key.about.split()),
             )
+
+
+def unread(settings: Settings, *policies: str) -> list[str]:
+    """Return the parameters that differ from their defaults and that none of these policies reads."""
+    read = frozenset[str]().union(*map(parameter_groups, policies))
+    return [name for name, _, _ in given(settings) if "." in name and name.partition(".")[0] not in read]
 
 
 def _group(name: str, about: str, value: object, values: Mapping[str, object]) -> Iterator[str]:

@@ -131,7 +131,9 @@ def test_a_busy_port_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = mistake("serve", "--emulate", "1", "--port", str(port))
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line
+    assert line.endswith(
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; stop what listens there, or choose another port\n"
+    )
 
 
 def test_help_and_version_end_well() -> None:

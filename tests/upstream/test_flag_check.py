@@ -25,6 +25,7 @@ from router.upstream.flag_rules import (
     tier_findings,
 )
 from router.upstream.polling.poll_client import PollClient
+from tests.support.kubernetes_api import endpoint_slice, fake_api
 from tests.support.running import running_router, until
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine, usage
 from tests.support.workers_http import worker
@@ -292,6 +293,55 @@ def test_the_command_reports_settings_and_workers(tmp_path: Path, capsys: pytest
     assert main(["check", str(file)]) == 2
     file.write_text("port: 1\n")
     assert main(["check", str(file)]) == 2
+
+
+def test_the_command_reads_the_files_that_the_settings_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistake in the clients file or a certificate that is missing is one of the settings, as when serving."""
+    file, clients = tmp_path / "router.yaml", tmp_path / "clients.yaml"
+    clients.write_text("clients: {ann: {weight: -1}}\n")
+    for line, said in (
+        (f"clients: {clients}", "weight: must be greater than 0"),
+        ("{tls_cert: /no/cert, tls_key: /no/key}", "/no/cert: No such file"),
+    ):
+        file.write_text(line)
+        assert main(["check", str(file)]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_the_command_names_parameters_that_the_policy_does_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a policy in the file, those of the policy for ranks that step together count as read."""
+    file = tmp_path / "router.yaml"
+    parameters = "dlpm: {quantum: 7}\ndlpm_home: {quantum: 7}\ndlpm_balance: {quantum: 7}\n"
+    with worker(block_size=16) as url:
+        for policy, unread in (
+            ("", ["dlpm"]),
+            ("policy: dlpm_home", ["dlpm", "dlpm_balance"]),
+            ("policy: d2lpm", ["dlpm_home", "dlpm_balance"]),
+        ):
+            file.write_text(f"worker: [{url}]\n{parameters}{policy}\n")
+            main(["check", str(file)])
+            lines = [line for line in capsys.readouterr().out.splitlines() if "has no effect" in line]
+            assert [line.partition(".")[0] for line in lines] == unread
+
+
+async def test_the_command_finds_the_workers_that_kubernetes_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that names only a selector is valid; a selector without pods, and no API, are findings."""
+    file = tmp_path / "router.yaml"
+    async with fake_api() as api:
+        with worker(block_size=16) as url:
+            api.put(endpoint_slice("a", "127.0.0.1", port=int(url.rpartition(":")[2])))
+            file.write_text(f"worker_kubernetes: [app=vllm]\nkubernetes_api: {api.url}\n")
+            assert await asyncio.to_thread(main, ["check", str(file)]) == 0
+        api.delete("a")
+        assert await asyncio.to_thread(main, ["check", str(file)]) == 1
+    assert "app=vllm: no headless Service with this label has a ready pod" in capsys.readouterr().out
+    file.write_text("worker_kubernetes: [app=vllm]\n")
+    assert await asyncio.to_thread(main, ["check", str(file)]) == 1
+    assert "not in a Kubernetes pod" in capsys.readouterr().out
 
 
 def test_a_large_fleet_is_told_how_its_engines_can_spare_the_router() -> None:
