@@ -278,7 +278,8 @@ CACHES: Final = Row(
         ),
         Panel(
             "Calibration error",
-            "Mean error of predicted cached tokens, as a share of the prompt. Above 15 %, predictions are discounted.",
+            "Mean error of predicted cached tokens, as a share of the prompt. Above 15 %, predictions that promise too "
+            "much are discounted.",
             "percentunit",
             (Query("max by (worker) (d2lpm_cache_error_ratio)", "{{worker}}"),),
         ),

@@ -38,9 +38,15 @@ class CacheAlarm:
         elif warned is None or now >= warned + REPEAT_SECONDS:
             self._last_warning[event.worker] = now
             log.warning(
-                "worker %s: predictions of its cache are off by %.0f %% of the prompt; they count %.0f %% until they "
-                "are right",
+                "worker %s: predictions of its cache are off by %.0f %% of the prompt; %s",
                 event.worker,
                 100 * (calibration.error or 0.0),
-                100 * calibration.discount,
+                _consequence(calibration.discount),
             )
+
+
+def _consequence(discount: float) -> str:
+    """Return what follows for placements. Predictions that promise too little are not discounted."""
+    if discount == 1.0:
+        return "more is cached there than predicted"
+    return f"less is cached there than predicted, so each counts {100 * discount:.0f} % until they are right"

@@ -83,7 +83,7 @@ class GateReport:
     pauses: int
     """Calls that were held back and are not any more."""
     pause_s: float
-    """Seconds for which these were held back, in total."""
+    """Seconds for which calls were held back, in total."""
     recomputed_tokens: int
     """Tokens of contexts that were to be computed again when their sessions got a place again."""
     sessions: list[SessionEntry]
@@ -197,7 +197,9 @@ class GateMetrics(Collector):
 def _totals(report: GateReport) -> Sequence[Metric]:
     return [
         CounterMetricFamily("d2lpm_session_pauses", "Calls held back by the gate, once they go or end.", report.pauses),
-        CounterMetricFamily("d2lpm_session_pause_seconds", "Seconds for which these were held back.", report.pause_s),
+        CounterMetricFamily(
+            "d2lpm_session_pause_seconds", "Seconds for which the gate held calls back.", report.pause_s
+        ),
         CounterMetricFamily(
             "d2lpm_session_recomputed_tokens",
             "Tokens of contexts to be computed again when their sessions got a place again.",

@@ -40,6 +40,24 @@ def test_wrong_predictions_are_logged_once_a_minute_and_when_they_are_right_agai
     ]
 
 
+@pytest.mark.parametrize(
+    ("predicted", "actual", "said"),
+    [
+        (900, 450, "off by 45 % of the prompt; less is cached there than predicted, so each counts 50 % until"),
+        (450, 900, "off by 45 % of the prompt; more is cached there than predicted"),
+    ],
+)
+def test_the_warning_says_what_follows(
+    predicted: int, actual: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Predictions that promise too much are discounted; those that promise too little keep their weight."""
+    alarm, scheduler = alarm_and_scheduler()
+    for _ in range(MIN_ANSWERS):
+        scheduler.mirror.cache(W1).calibration.record(predicted, actual, 1000)
+    alarm.observe(0.0, WorkerReported(W1, 0, 0), [])
+    assert said in caplog.text
+
+
 def test_the_alarm_forgets_a_worker_that_left() -> None:
     """The worker may still answer a poll, and its last warning is forgotten."""
     alarm, scheduler = alarm_and_scheduler()

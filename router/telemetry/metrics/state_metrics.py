@@ -162,7 +162,7 @@ CACHE_GAUGES: Final[WorkerMetrics[WorkerCacheReport]] = (
     ),
     (
         "d2lpm_cache_discount_ratio",
-        "Factor on predictions of cached tokens; 1 while they are right.",
+        "Factor on predictions of cached tokens; below 1 while they promise too much.",
         lambda c: c.discount,
     ),
 )
