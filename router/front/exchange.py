@@ -24,6 +24,8 @@ from router.front.http.response_writer import StreamWriter
 Headers = Sequence[tuple[bytes, bytes]]
 HeaderList = list[tuple[bytes, bytes]]
 JSON_TYPE: Final = (b"content-type", b"application/json")
+NO_CONTENT: Final = 204
+"""Status of an answer that must not say a length."""
 
 TO_THE_CLIENT: Final = frozenset(
     {
@@ -154,8 +156,8 @@ class Exchange:
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send the whole answer."""
-        length = (b"content-length", str(len(body)).encode())
-        await self.begin(status, [*headers, length])
+        length = [] if status == NO_CONTENT else [(b"content-length", str(len(body)).encode())]
+        await self.begin(status, [*headers, *length])
         await self._send({"type": "http.response.body", "body": body})
 
     def begin(self, status: int, headers: Headers) -> Awaitable[None]:

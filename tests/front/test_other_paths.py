@@ -163,6 +163,7 @@ async def test_other_methods_are_forwarded(method: str) -> None:
         await call.respond(204 if method == "DELETE" else 200, b"")
         async with await request as response:
             assert response.status == (204 if method == "DELETE" else 200)
+            assert ("content-length" in response.headers) is (method != "DELETE")  # a 204 must not have one
         assert await service(router, "address-127.0.0.1") == (1, 0, 0)
 
 

@@ -27,7 +27,7 @@ from router.front.http.http_errors import (
     named_protocol,
     parse_error,
 )
-from router.front.http.response_writer import CorkedTransport, StreamWriter, send
+from router.front.http.response_writer import HTTP_1_0, CorkedTransport, StreamWriter, send
 from router.front.http.tls_handshake import TlsHandshake
 from router.runtime.fair_timer import GRACE_SECONDS, fired_late
 from router.runtime.tls import Tls
@@ -194,7 +194,7 @@ class ClientConnection(HttpToolsProtocol):
             self._reject(error)
             return
         self.headers = []  # the call has its own list; trailers go to this one and are ignored
-        if self.parser.get_http_version() == "1.0":  # such a client would take an interim answer for the final one
+        if self.parser.get_http_version() == HTTP_1_0:  # such a client would take an interim answer for the final one
             self.expect_100_continue = False
         super().on_headers_complete()
         if self.pipeline:

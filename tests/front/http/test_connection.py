@@ -439,6 +439,22 @@ async def test_a_client_of_http_1_0_gets_no_interim_answer() -> None:
         assert (await read_to_end(reader)).startswith(b"HTTP/1.1 200 ")
 
 
+async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
+    """That version has none: the stream ends with the connection."""
+    async with served() as (engine, router), connected(router) as (reader, writer):
+        writer.write(request_bytes(stream=True).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        call = await engine.call()
+        await call.begin()
+        await call.write(chunk("a"))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert await reader.readexactly(len(chunk("a"))) == chunk("a")
+        for block in (chunk("b"), chunk("", "stop"), usage_chunk(9, 2), DONE):
+            await call.write(block)
+        await call.end()
+        assert await read_to_end(reader) == chunk("b") + chunk("", "stop") + DONE
+
+
 async def test_an_upgrade_to_another_protocol_is_ignored() -> None:
     """The call is answered with its body as if the upgrade had not been offered, and so is the next one."""
     offer = request_bytes().replace(b"host: localhost", b"host: localhost\r\nconnection: upgrade\r\nupgrade: h2c")

@@ -1,4 +1,4 @@
-"""The response writer sends the same bytes as uvicorn."""
+"""The response writer sends the same bytes as uvicorn to clients of HTTP/1.1."""
 
 import asyncio
 import logging
@@ -65,7 +65,7 @@ class Answer:
         self.unread = UnreadBytes(ByteBudget(0), self.wire, "address")
         log = logging.getLogger(__name__)
         self.cycle = RequestResponseCycle(
-            scope={"type": "http", "method": method},  # type: ignore[typeddict-item]
+            scope={"type": "http", "http_version": "1.1", "method": method},  # type: ignore[typeddict-item]
             transport=self.wire,
             flow=FlowControl(self.wire),
             logger=log,
