@@ -381,6 +381,24 @@ async def test_a_signal_drains_all_processes(tmp_path: Path) -> None:
     assert "Traceback" not in log
 
 
+async def test_once_the_fronts_have_ended_nobody_can_connect(tmp_path: Path) -> None:
+    """A client whose connection nobody accepts would wait for an answer until the scheduler has ended, too."""
+    with two_fronts(tmp_path) as router:
+        async with client_of(router):
+            processes = await all_processes(router)
+        os.kill(processes["scheduler"], signal.SIGSTOP)
+        try:
+            router.process.send_signal(signal.SIGTERM)
+            await all_ended({name: process for name, process in processes.items() if name.startswith("front")})
+            async with asyncio.timeout(TIMEOUT_S):
+                with pytest.raises(ConnectionRefusedError):
+                    await asyncio.open_connection("127.0.0.1", int(router.url.rpartition(":")[2]))
+        finally:
+            os.kill(processes["scheduler"], signal.SIGCONT)
+        code, _ = router.end()
+    assert code == 0
+
+
 async def test_requests_with_one_id_are_told_apart(tmp_path: Path) -> None:
     """Twenty streams with one id, over both fronts: each answer has an id of its own, by which /explain finds it."""
     async with two_fronts_of_one_engine(tmp_path) as (router, engine), client_of(router, workers=1) as http:

@@ -162,6 +162,8 @@ class Supervisor:
     async def _drain(self) -> None:
         """Let the calls in flight end: within the drain's time, or until a second signal."""
         await _cancelled(self._tasks)  # from here on, no process is started
+        for listener in self._listeners:  # once the fronts have ended, too, clients are refused instead of left waiting
+            listener.close()
         self._standby.end()
         self._send(signal.SIGTERM)
         ended, aborted = asyncio.create_task(self._all_ended()), asyncio.create_task(self._aborted.wait())
