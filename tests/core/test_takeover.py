@@ -13,6 +13,7 @@ from router.core.model.events import (
     Event,
     Fault,
     Finished,
+    FrontAway,
     Held,
     Progressed,
     Released,
@@ -216,6 +217,18 @@ def test_a_worker_that_leaves_while_the_scheduler_is_held_stops_nothing() -> Non
     scene.leave("w2")
     scene.feed(Released())
     assert scene.worker_of(request) == W1
+
+
+def test_a_request_can_end_while_its_front_is_away_and_the_scheduler_is_held() -> None:
+    """It is in no load then, and takes room nowhere."""
+    scene = Scene("d2lpm", workers=("w1",), settings=ONE_AT_A_TIME)
+    scene.feed(Held())
+    asked = CoreRequest(RequestId("r"), ClientId("ann"), MODEL, (key("xx"),))
+    scene.feed(Resumed(asked, W1, 32))
+    scene.feed(FrontAway((asked.id,)))
+    scene.feed(Cancelled(asked.id))
+    scene.feed(Released())
+    assert scene.worker_of(scene.arrive("bob", "y")) == W1
 
 
 def test_no_queue_limit_applies_while_the_scheduler_is_held() -> None:

@@ -138,9 +138,10 @@ class WorkerFleet:
 
     def _route_of_bound(self, request: Request) -> str:
         """Return the shared route of a request that is bound to a worker: only the worker that has computed all of a
-        conversation stores it.
+        conversation stores it. A place of a session may also be at a worker that computes prompts only.
         """
-        return whole_route(request.model) if self.has_roles and request.pinned else request.shared_route
+        is_stored = not request.in_place
+        return whole_route(request.model) if is_stored and self.has_roles and request.pinned else request.shared_route
 
     def bound_comes_back(self, request: Request) -> bool:
         """Return whether the one worker that a request is bound to is ejected, and when it comes back is known."""

@@ -240,7 +240,9 @@ class WorkerState:
         self._account_until(now)
         if seen:
             self.in_flight.mark_first_token(flight, now)
-        if not flight.started:
+        if flight in self.in_flight.aside:
+            flight.started = True
+        elif not flight.started:
             self._start(flight, guessed=False)
         self._refresh_load()
 

@@ -98,6 +98,8 @@ class Request:
 
     If set, `prompts` are only a part of what the engine reads.
     """
+    in_place: bool = False
+    """Whether `worker` is only where the session of the request has its place, and stores no conversation."""
     pinned: bool = True
     """Whether the call can name the data-parallel rank that serves it. Only known to be False, and only of importance,
     where the model is served by ranks behind a common URL.

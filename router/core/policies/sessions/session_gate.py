@@ -138,7 +138,7 @@ class SessionGate(Policy):
 
     def _let_in_at(self, request: Request, worker: WorkerId, now: float) -> None:
         self._bound[request.id] = request
-        self._let_in(replace(request, worker=worker), now)
+        self._let_in(replace(request, worker=worker, in_place=True), now)
 
     def _pause(self, session: Session, request: Request, now: float) -> None:
         self.paused.add(session, request, now)

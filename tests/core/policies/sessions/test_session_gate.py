@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow
 from router.core.model.events import Fault, Returned
-from router.core.model.request import ClientId, Takes, WorkerId
+from router.core.model.request import ClientId, Role, Takes, WorkerId
 from router.core.policies.sessions.places import Loss
 from router.core.policies.sessions.session_admission import PATIENCE
 from tests.core.policies.sessions.scenes import ROOM, SMALL, GatedScene
@@ -464,4 +466,24 @@ def test_a_paused_call_that_no_worker_with_places_may_be_sent_any_more_goes() ->
     assert scene.is_paused(paused)
     scene.leave("both")
     assert scene.worker_of(paused) == "url"
+    scene.gate.check_integrity()
+
+
+@pytest.mark.parametrize("policy", ["dlpm_home", "d2lpm+dlpm"])
+def test_a_place_at_a_prefill_worker_binds_the_prompt_of_a_call(policy: str) -> None:
+    """While the gate is closed, a session's next call is prefilled where its place is, and decoded anywhere."""
+    scene = GatedScene(kv_chunks=10, workers=(), policy=policy)
+    for worker in ("p1", "p2"):
+        scene.come(worker, role=Role.PREFILL)
+    scene.come("d1", role=Role.DECODE)
+    first = scene.call("ada", "aaaaaaaa", "one")
+    scene.call("bob", "bbbbbbbb", "two")
+    scene.prefill(first)
+    scene.answer(first, "aaaaaaaa")
+    waits = scene.call("cyd", "cccccccc", "three")
+    assert scene.is_paused(waits)
+    again = scene.call("ada", "aaaaaaaaa", "one")
+    assert scene.prefilling[again].worker == scene.prefilling[first].worker
+    scene.prefill(again)
+    assert scene.worker_of(again) == WorkerId("d1")
     scene.gate.check_integrity()
