@@ -152,6 +152,37 @@ def test_a_members_debt_does_not_change_with_its_weight(policy: str) -> None:
     assert scene.deficit("ann").order == owed
 
 
+def turns_beside_another_model(group: str | None) -> Counter[str]:
+    """Return how often each of two clients of one worker has a turn: ada with one request at a time, in this group, and
+    bob with several. At another worker, a client that is eligible always waits for another model.
+    """
+    parameters = DlpmHomeParameters(
+        quantum=200.0, head_start=0.0, round_seconds=0.0, overdue_after=0.0, sparse_first=False, cached_first=False
+    )
+    scene = Scene("dlpm_home", parameters, workers=(), settings=ONE_AT_A_TIME)
+    scene.join("w1", "m1")
+    scene.join("w2", "m2")
+    for _ in range(2):
+        scene.arrive("cyd", "c", model="m2")
+    for client in ("ada", "bob", "bob", "bob"):
+        scene.arrive(client, client, model="m1", group=group if client == "ada" else None)
+    turns = Counter[str]()
+    for _ in range(TURNS // 2):
+        served = next(each for each in scene.scheduler.attempts if each[:3] != "cyd")
+        client = served[:3]
+        turns[client] += 1
+        scene.serve(served, 20)
+        scene.arrive(client, client, model="m1", group=group if client == "ada" else None)
+    return turns
+
+
+def test_a_group_is_refilled_where_its_members_are() -> None:
+    """Where workers serve different models, a group of one client is served as that client would be without a group,
+    although a refill there does not count for all.
+    """
+    assert turns_beside_another_model("team") == turns_beside_another_model(None)
+
+
 class CountingShares(Shares):
     """Counts how often a share is asked for."""
 

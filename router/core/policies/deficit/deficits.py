@@ -339,21 +339,40 @@ class ClientDeficits(DeficitTable[ClientId]):
         limited = bool(limits) and min(limits.values()) < added
         if limited:
             self.rounds = before
-        for clock in self._clocks:
-            if not limited:
-                rounds = added
-            elif clock.workers is None:
-                continue
-            else:
-                rounds = min(added, limits.get(clock.workers, added))
-            self._clocks[clock] += rounds if clock.group is None else rounds * self._shares.scale(clock.group)
+            limited_rounds = [
+                (clock, min(added, limits.get(clock.workers, added)))
+                for clock in self._clocks
+                if clock.workers is not None
+            ]
+            self._advance(limited_rounds)
+            self._refill_groups(limited_rounds)
+        else:
+            self._advance([(clock, added) for clock in self._clocks])
         return added
 
     def add_rounds(self, workers: WorkerSet, rounds: float) -> None:
         """Add refill rounds to the clients with this set of workers alone."""
-        for clock in self._clocks:
-            if clock.workers == workers:
-                self._clocks[clock] += rounds if clock.group is None else rounds * self._shares.scale(clock.group)
+        owed = [(clock, rounds) for clock in self._clocks if clock.workers == workers]
+        self._advance(owed)
+        self._refill_groups(owed)
+
+    def _advance(self, advances: Collection[tuple[RefillClock, float]]) -> None:
+        """Let each of these clocks count so many rounds more."""
+        for clock, rounds in advances:
+            self._clocks[clock] += rounds if clock.group is None else rounds * self._shares.scale(clock.group)
+
+    def _refill_groups(self, advances: Iterable[tuple[RefillClock, float]]) -> None:
+        """Add the rounds that count for some sets of workers to the counters of groups, too: to each as many as to that
+        of its members which gets most.
+        """
+        most: dict[GroupId, float] = {}
+        for clock, rounds in advances:
+            if clock.group is not None:
+                most[clock.group] = max(rounds, most.get(clock.group, 0.0))
+        for group, rounds in most.items():
+            counter = self._group_counters[group]
+            deficit = self._catch_up(counter)
+            counter.deficit = max(deficit, min(deficit + rounds * counter.quantum, counter.quantum))
 
     def charge(self, key: ClientId, cost: float) -> float | None:
         """Also charges the client's group."""
