@@ -275,6 +275,11 @@ class Order(Protocol):
         An order may pass over a request that does not fit, but not for ever.
         """
 
+    def next_request(self, now: float) -> Request | None:
+        """Return the request whose turn it would be if each fitted; None if none may go now. It has no turn yet."""
+        turn = self.select(lambda _: True, now)
+        return None if turn is None else turn.request
+
     def waiting(self) -> Collection[RequestId]:
         """Return all waiting requests, in order of arrival."""
 

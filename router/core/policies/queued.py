@@ -170,9 +170,9 @@ class QueuedPolicy(Policy):
 
     def _stealable(self, victim: WorkerId, now: float) -> Iterator[Request]:
         """Yield the request whose turn it is at a worker, and its oldest request without a cached prefix anywhere."""
-        turn = self._orders[victim].select(lambda _: True, now)
-        if turn is not None:
-            yield turn.request
+        request = self._orders[victim].next_request(now)
+        if request is not None:
+            yield request
         cold = self._cold[victim]
         if cold:
             yield self._waiting[next(iter(cold))].request

@@ -69,10 +69,17 @@ class Dlpm(Order):
 
     def select(self, fits: Fits, now: float) -> Turn | None:
         """Refills the counters if no waiting client is eligible."""
+        self._refill(now)
+        return self._queue.longest(fits)
+
+    def next_request(self, now: float) -> Request | None:
+        self._refill(now)
+        return self._queue.next_request
+
+    def _refill(self, now: float) -> None:
         self._eligibility.mark_overdue()
         if not self._refill_waits_for_engine(now):
             self._eligibility.refill()
-        return self._queue.longest(fits)
 
     def match_changed(self, requests: Iterable[RequestId]) -> None:
         self._queue.match_changed(requests)

@@ -460,12 +460,13 @@ class DlpmHome(Policy):
         loads = [*self._loads.with_room]
         if not loads or (home := self._loads.longest_home_without_room) is None:
             return None
-        turn = self._pool.homes[home].longest(lambda _: True)
-        if turn is None:
+        queue = self._pool.homes[home]
+        if (request := queue.next_request) is None:
             return None
-        request, able = turn.request, self._pool[turn.request.id].able
+        able = self._pool[request.id].able
         for _, _, worker in loads:
             if worker in able and self._view.admits(worker, request) and self._may_copy(request, home, worker):
+                queue.longest(lambda _: True)  # counts the turn
                 return Choice(request, worker, "copied")
         return None
 

@@ -180,6 +180,19 @@ class LongestMatchQueue:
         return longest((self,), fits)
 
     @property
+    def next_request(self) -> Request | None:
+        """The request that goes next if each fits; None if none may go. Counts as no turn of its client."""
+        leaders = self.leaders(1)
+        if not leaders:
+            return None
+        first = leaders[0][1]
+        client, queues = first.request.client, (self,)
+        oldest = _oldest_to_look_at(client, queues)
+        if oldest is not None and self.by_client.was_oldest(client, oldest.id):
+            return oldest
+        return first.request
+
+    @property
     def only(self) -> Request | None:
         """The waiting request, if it is the only one and its client is eligible."""
         if len(self._entries) != 1:
@@ -389,18 +402,26 @@ def _request_to_serve(first: WaitingEntry, fits: Fits, queues: Sequence[LongestM
     """Return the request to serve when this one is first: the oldest of its client in these queues, if it has been that
     for long and fits; otherwise this one. Counts the turn; None if none fits.
     """
-    client, by_client, oldest_every = first.request.client, queues[0].by_client, queues[0].oldest_every
-    if oldest_every and (turns := by_client.turns_since_look(client) + 1) >= oldest_every:
-        here = [each for queue in queues if (each := queue.client_queue(client)) is not None]
-        if turns >= sum([each.waiting for each in here]):
-            oldest = min([each.oldest for each in here], key=_arrival_of).request
-            if by_client.stayed_oldest(client, oldest.id) and fits(oldest):
-                by_client.restart_turns(client)
-                return oldest
+    client, by_client = first.request.client, queues[0].by_client
+    oldest = _oldest_to_look_at(client, queues)
+    if oldest is not None and by_client.stayed_oldest(client, oldest.id) and fits(oldest):
+        by_client.restart_turns(client)
+        return oldest
     if not fits(first.request):
         return None
     by_client.note_turn(client)
     return first.request
+
+
+def _oldest_to_look_at(client: ClientId, queues: Sequence[LongestMatchQueue]) -> Request | None:
+    """Return the oldest request of a client in these queues if it is to be looked at in the client's next turn."""
+    oldest_every = queues[0].oldest_every
+    if not oldest_every or (turns := queues[0].by_client.turns_since_look(client) + 1) < oldest_every:
+        return None
+    here = [each for queue in queues if (each := queue.client_queue(client)) is not None]
+    if turns < sum([each.waiting for each in here]):
+        return None
+    return min([each.oldest for each in here], key=_arrival_of).request
 
 
 def _first_of(queues: Sequence[LongestMatchQueue], count: int) -> list[tuple[LongestMatchQueue, Leader]]:

@@ -89,11 +89,15 @@ class QueuesByClient:
         """Count a client's turns from 0 again."""
         self._turns[client] = 0
 
+    def was_oldest(self, client: ClientId, request: RequestId) -> bool:
+        """Return whether this request was a client's oldest at the last look."""
+        return self._oldest.get(client) == request
+
     def stayed_oldest(self, client: ClientId, oldest: RequestId) -> bool:
         """Return whether a client's oldest request was its oldest at the last look, too. If not, this is the last look
         from now on.
         """
-        if self._oldest.get(client) == oldest:
+        if self.was_oldest(client, oldest):
             return True
         self._oldest[client] = oldest
         self._turns[client] = 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.clients.queue_limits import WaitingLimits
 from router.core.fleet.window import FixedWindow
-from router.core.model.events import Arrived
+from router.core.model.events import Arrived, Ticked
 from router.core.model.request import ClientId, Request, RequestId, WorkerId
 from router.core.policies.dlpm.dlpm_home import DlpmHome
 from router.core.policies.dlpm.dlpm_parameters import D2lpmParameters, DlpmHomeParameters
@@ -412,6 +412,22 @@ def test_a_client_starves_no_request_of_its_own_that_has_no_home() -> None:
         ended += 1
         scene.arrive("ada", document * len(DOCUMENT) + "more")
     assert scene.order.index(cold) == 34
+
+
+@pytest.mark.parametrize("events", range(6))
+def test_a_look_that_sends_nothing_is_no_turn(events: int) -> None:
+    """While a worker has room for nothing that waits for another one, no request of a client comes nearer to its
+    oldest one's turn.
+    """
+    parameters = DlpmHomeParameters(worker_quantum=1e6, home_patience=LONG_WAIT, oldest_every=2)
+    scene = Scene("dlpm_home", parameters, workers=W, settings=ONE_EACH)
+    first = scene.arrive("ada", DOCUMENT)
+    scene.arrive("ada", DOCUMENT[:20] + "?")
+    longest = scene.arrive("ada", DOCUMENT + "!")
+    for _ in range(events):
+        scene.feed(Ticked())
+    scene.serve(first)
+    assert scene.order == [first, longest]
 
 
 def test_a_new_worker_starts_with_new_prompts() -> None:
