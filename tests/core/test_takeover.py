@@ -5,12 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.clients.queue_limits import WaitingLimits
+from router.core.fleet.health import HealthRules
 from router.core.model.commands import Dispatch
 from router.core.model.cost import Tokens
 from router.core.model.events import (
     Arrived,
     Cancelled,
     Event,
+    Failed,
     Fault,
     Finished,
     FrontAway,
@@ -217,6 +219,24 @@ def test_a_worker_that_leaves_while_the_scheduler_is_held_stops_nothing() -> Non
     scene.leave("w2")
     scene.feed(Released())
     assert scene.worker_of(request) == W1
+
+
+@pytest.mark.parametrize("policy", ["dlpm_home", "dlpm_balance", "d2lpm", "br0"])
+def test_a_request_resumed_at_an_ejected_worker_ends_as_usual(policy: str) -> None:
+    """A late front may report it after others have reported that the worker broke off."""
+    settings = SchedulerSettings(health=HealthRules(failures=1))
+    scene = Scene(policy, workers=("w1", "w2"), settings=settings)
+    broken = scene.worker_of(failed := scene.arrive("ann", "xx"))
+    scene.feed(Failed(failed, accepted=True, fault=Fault.BROKEN))
+    assert broken in scene.scheduler.fleet.ejected
+    scene.feed(Held())
+    request = RequestId("r")
+    scene.requests[request] = asked = CoreRequest(request, ClientId("ann"), MODEL, (key("xx"),))
+    scene.feed(Resumed(asked, broken, 32))
+    scene.feed(Released())
+    scene.feed(Finished(request, Usage(64, 3, 32)))
+    assert not scene.scheduler.live
+    assert not scene.scheduler.fleet[broken].load.requests
 
 
 def test_a_request_can_end_while_its_front_is_away_and_the_scheduler_is_held() -> None:

@@ -217,8 +217,10 @@ class DlpmHome(Policy):
 
     def resume(self, request: Request, worker: WorkerId, now: float) -> None:
         self._eligibility.resume(request)
+        if (awaiting := self._awaiting_first_token.get(worker)) is None:
+            return  # the worker is ejected, and what runs there counts no more
         self._count_sent(request, worker, self._view.able(request))
-        self._awaiting_first_token[worker].add(request, now)
+        awaiting.add(request, now)
         size, match = self._view.size_and_match(request)
         self._refill_hold.request_sent(request, worker, size - match.get(worker, 0), self._view.output_tokens(request))
 
