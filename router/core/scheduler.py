@@ -475,15 +475,24 @@ class Scheduler:
     def _refuse(self, state: RequestState, reason: Refusal, now: float) -> None:
         """Reject permanently a request that has had an attempt. What its attempts cost stays charged."""
         self._table.close_request(state.request, now)
+        self._remember_repeated(state)
         self._commands.append(Reject(state.request.id, reason))
 
     def _remove_queued(self, state: RequestState, now: float) -> None:
         """End a queued request."""
         if self._awaiting.pop(state.request.id, None) is None:
             self.policy.withdraw(state.request.id, now)
+        self._close_queued(state, now)
+
+    def _close_queued(self, state: RequestState, now: float) -> None:
+        """End a request that no worker has had and the policy does not know any more."""
         self._queue_limits.leave(state.request.id, now, served=False)
         self._table.close_request(state.request, now)
-        if state.paid is not None:
+        self._remember_repeated(state)
+
+    def _remember_repeated(self, state: RequestState) -> None:
+        """Let a client repeat again the call that a refused request repeats, if no worker computed anything of it."""
+        if state.paid is not None and state.charged == state.paid.charged:
             self._undelivered.remember(state.request, state.paid)
 
     def _requeue(self, requests: Sequence[Request], now: float) -> None:
@@ -496,8 +505,7 @@ class Scheduler:
             elif self.fleet.bound_comes_back(request):
                 self._awaiting[request.id] = request
             else:
-                self._queue_limits.leave(request.id, now, served=False)
-                self._table.close_request(request, now)
+                self._close_queued(self._requests[request.id], now)
                 self._commands.append(Reject(request.id, Refusal.NO_WORKER))
 
     def _requeue_awaiting(self, now: float) -> None:

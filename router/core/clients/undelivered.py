@@ -44,7 +44,7 @@ class Undelivered:
         return call if now <= call.until else None
 
     def remember(self, request: Request, call: UndeliveredCall) -> None:
-        """Remember a call that this request repeats, for another request: this one was sent to no worker."""
+        """Remember a call that this request repeats, for another request: no worker computed this one."""
         assert request.retry_key is not None
         key = (request.client, request.retry_key)
         self._calls.pop(key, None)

@@ -3,8 +3,9 @@
 import pytest
 
 from router.core.clients.undelivered import MOST, SECONDS, Undelivered
+from router.core.model.commands import Refusal
 from router.core.model.cost import Tokens
-from router.core.model.events import Cancelled
+from router.core.model.events import Cancelled, Fault, Returned
 from router.core.model.request import ClientId, Request, RequestId
 from tests.core.scenario import CHUNK_TOKENS, ONE_AT_A_TIME, Scene
 
@@ -80,6 +81,25 @@ def test_a_repetition_that_was_sent_nowhere_can_be_made_again() -> None:
     other = scene.arrive("bob", "other text")
     scene.cancel(scene.arrive("ada", "document", limit=100, streamed=False, retry_key=KEY))
     scene.finish(other)
+    scene.finish(scene.arrive("ada", "document", limit=100, streamed=False, retry_key=KEY), 20, cached=0)
+    assert scene.charged("ada") == PROMPT + 2 * 20
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_repetition_for_which_no_worker_is_left_can_be_made_again(*, sent: bool) -> None:
+    """Whether it waited for its worker, or that had refused it."""
+    scene = Scene("d2lpm", workers=("w1",), settings=ONE_AT_A_TIME)
+    lost = scene.arrive("ada", "document", limit=100, streamed=False, retry_key=KEY)
+    scene.feed(Cancelled(lost, front_died=True))
+    other = None if sent else scene.arrive("bob", "other text")
+    again = scene.arrive("ada", "document", limit=100, streamed=False, retry_key=KEY)
+    scene.leave("w1")
+    if sent:
+        scene.feed(Returned(again, accepted=False, fault=Fault.BROKEN))
+    assert scene.refusals == {again: Refusal.NO_WORKER}
+    if other is not None:
+        scene.finish(other)
+    scene.join("w1")
     scene.finish(scene.arrive("ada", "document", limit=100, streamed=False, retry_key=KEY), 20, cached=0)
     assert scene.charged("ada") == PROMPT + 2 * 20
 
