@@ -6,7 +6,7 @@ multiple of the time that its prefix takes to compute: then any worker may take 
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import repeat
 from math import ceil, inf
 from operator import attrgetter
@@ -365,8 +365,16 @@ class HomePool:
         """Note when a request leaves home. A request without a home may go to any worker at once."""
         if waiting.leaves_home_at is None:
             self._release(waiting)
-        else:
-            heappush(self._home_deadlines, HomeDeadline(waiting.leaves_home_at, waiting.request.id))
+            return
+        heappush(self._home_deadlines, HomeDeadline(waiting.leaves_home_at, waiting.request.id))
+        if len(self._home_deadlines) > 2 * len(self._waiting) + 16:
+            # Each change of a match leaves a deadline, most of them long before it is over.
+            self._home_deadlines = [
+                HomeDeadline(at, name)
+                for name, each in self._waiting.items()
+                if (at := each.leaves_home_at) is not None
+            ]
+            heapify(self._home_deadlines)
 
     def _home_deadline(self, waiting: PooledRequest) -> float | None:
         """Return the time until which a request waits for its home; None without a home."""

@@ -128,6 +128,22 @@ def test_a_request_leaves_home_at_its_deadline() -> None:
     assert scene.worker_of(second) != scene.worker_of(first)
 
 
+def test_changes_of_a_match_leave_no_deadlines_behind() -> None:
+    """However often its match changes while a request waits at home, few deadlines are kept for it."""
+    scene = new_scene()
+    for letter in "uv":  # every worker is busy
+        scene.arrive("bob", letter)
+    scene.scheduler.prefixes.insert(MODEL, [key(DOCUMENT)], WorkerId("w1"), 0.0)
+    scene.arrive("ada", DOCUMENT + "!")
+    pool = cast("DlpmHome", scene.scheduler.policy)._pool
+    for _ in range(100):
+        scene.scheduler.prefixes.insert(MODEL, [key(DOCUMENT)], WorkerId("w2"), 0.0)
+        scene.feed(Ticked())
+        scene.evict("w2")
+    assert len(pool.waiting) == 1
+    assert len(pool._home_deadlines) < 32
+
+
 def test_a_prefix_is_copied_when_its_clients_deficit_at_home_is_used_up() -> None:
     """q_{i,w} decides how long a client's requests stay with one worker while another idles."""
     scene = new_scene(worker_quantum=100)
