@@ -59,8 +59,10 @@ def _call(method: str, url: str, path: str) -> dict[str, Any]:
     try:
         answer = httpx.request(method, url.rstrip("/") + path, headers=headers, timeout=TIMEOUT_SECONDS)
         body: dict[str, Any] = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"{url} does not answer as a router: {error or type(error).__name__}") from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(f"{url} does not answer: {error or type(error).__name__}") from None
+    except ValueError:
+        raise ConfigError(f"{url} does not answer as a router") from None
     if not answer.is_success:
         raise ConfigError(f"{url}: {body['error']['message']}")
     return body

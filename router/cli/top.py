@@ -109,6 +109,10 @@ async def _read(http: httpx.AsyncClient) -> FairnessReport:
         raise ConfigError(f"{http.base_url} does not answer: {error or type(error).__name__}") from None
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise ConfigError(f"{http.base_url} asks for the operator's key: set {KEY_VARIABLE}")
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        raise ConfigError(
+            f"{http.base_url} has no /fairness: name the port of --admin-port, or start it with --admin-key"
+        )
     if answer.status_code != httpx.codes.OK:
         raise ConfigError(f"{http.base_url}/fairness answered {answer.status_code}")
     try:

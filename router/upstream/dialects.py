@@ -88,6 +88,8 @@ class Dialect:
     """Whether its counts of prompts and of hits have this label, too."""
     flush_path: str | None = None
     """A POST to this path empties its prefix cache, if the operator has allowed that."""
+    flush_needs: str | None = None
+    """What allows that; None if it is always allowed."""
 
 
 def read_models(body: bytes) -> frozenset[str]:
@@ -307,6 +309,7 @@ VLLM: Final = Dialect(
     read_work=_vllm_work,
     rank_label=b"engine",
     flush_path="/reset_prefix_cache",
+    flush_needs="VLLM_SERVER_DEV_MODE=1",
 )
 SGLANG: Final = Dialect(
     "sglang",

@@ -70,6 +70,15 @@ def test_without_rich_or_a_terminal_or_a_router_one_line_says_what_is_missing() 
     assert "http://127.0.0.1:9 does not answer" in refused(f"import sys; {call.format(['--once'])}")
 
 
+async def test_a_port_without_the_operators_paths_is_reported_with_what_to_do() -> None:
+    """A router with --admin-port has no /fairness at its other port, nor has one on a public address without a key."""
+    async with scripted_engine() as engine:
+        command = (sys.executable, "-m", "router", "top", engine.url, "--once")
+        process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
+        _, printed = await process.communicate()
+    assert (process.returncode, b"--admin-port" in printed) == (2, True)
+
+
 @given(
     st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers(0, 3), min_size=1),
     st.lists(st.sampled_from(["move", "order", "reverse"])),

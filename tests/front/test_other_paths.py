@@ -174,7 +174,8 @@ async def test_a_path_that_no_worker_serves_is_a_404_in_openais_shape() -> None:
             await (await engine.call()).respond(404, b'{"detail":"Not Found"}')
             response = await post.response()
             assert (response.status, response.headers["content-type"]) == (404, "application/json")
-            assert (await response.json())["error"]["message"] == "Not Found"
+            error = (await response.json())["error"]
+            assert (error["message"], error["type"]) == ("Not Found", "invalid_request_error")
         assert await service(router, "user-ann") == (0, 0, 0)
 
 

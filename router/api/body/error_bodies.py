@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from router.api.body.json_object import load
-from router.errors import RouterError, WorkerError
+from router.errors import ClientError, RouterError, WorkerError
 
 
 def error_body(error: RouterError) -> bytes:
@@ -49,7 +49,8 @@ def worker_error_fields(status: int, body: bytes) -> dict[str, Any]:
     message = error if isinstance(error, str) else fields.get("detail")
     if not isinstance(message, str):
         message = f"The worker answered with status {status}."
-    return error_fields(WorkerError(message, code=str(status)))
+    kind = WorkerError if status >= 500 else ClientError
+    return error_fields(kind(message, code=str(status)))
 
 
 def _is_writable(error: dict[str, Any]) -> bool:

@@ -332,8 +332,9 @@ class WorkerProbe:
 
     async def flush(self, client: PollClient) -> None:
         """Have the worker empty its prefix cache. Raises WorkerBroke if it does not, or cannot."""
-        path = None if self._dialect is None else self._dialect.flush_path
-        if path is None:
+        dialect = self._dialect
+        path = None if dialect is None else dialect.flush_path
+        if dialect is None or path is None:
             raise WorkerBroke(f"Worker {self._endpoint.id} cannot empty its cache.")
         try:
             reply = await client.fetch_any_status(self._endpoint.url + path, self._endpoint.authorization, post=b"")
@@ -341,7 +342,9 @@ class WorkerProbe:
             raise WorkerBroke(f"Worker {self._endpoint.id} did not answer: {error}") from error
         if reply.status >= HTTPStatus.BAD_REQUEST or b'"success":false' in reply.body.replace(b" ", b""):
             answer = f"POST {path} was answered with {reply.status}"
-            raise WorkerBroke(f"Worker {self._endpoint.id} did not empty its cache: {answer}.")
+            off = reply.status == HTTPStatus.NOT_FOUND and dialect.flush_needs is not None
+            hint = f"; it does so only if it was started with {dialect.flush_needs}" if off else ""
+            raise WorkerBroke(f"Worker {self._endpoint.id} did not empty its cache: {answer}{hint}.")
         for rank in self.ranks:
             self._feed(Evicted(rank.id))
         self._feed(Evicted(self._endpoint.id))
