@@ -18,6 +18,7 @@ from router.core.model.request import WorkerId
 from router.telemetry.report import ClientReport, FairnessReport, Service, WorkerReport
 from tests.support.running import TIMEOUT_S, RunningRouter, chat, running_router
 from tests.support.scripted_engine import ScriptedEngine, scripted_engine
+from tests.support.workers_http import worker
 
 
 def client(cost: float = 0.0, queued: int = 0, lag: float = 0.0) -> ClientReport:
@@ -70,13 +71,11 @@ def test_without_rich_or_a_terminal_or_a_router_one_line_says_what_is_missing() 
     assert "http://127.0.0.1:9 does not answer" in refused(f"import sys; {call.format(['--once'])}")
 
 
-async def test_a_port_without_the_operators_paths_is_reported_with_what_to_do() -> None:
+def test_a_port_without_the_operators_paths_is_reported_with_what_to_do() -> None:
     """A router with --admin-port has no /fairness at its other port, nor has one on a public address without a key."""
-    async with scripted_engine() as engine:
-        command = (sys.executable, "-m", "router", "top", engine.url, "--once")
-        process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
-        _, printed = await process.communicate()
-    assert (process.returncode, b"--admin-port" in printed) == (2, True)
+    with worker() as without_fairness:
+        call = f"import sys; from router.cli.main import main; sys.exit(main(['top', '{without_fairness}', '--once']))"
+        assert "has no /fairness: name the port of --admin-port" in refused(call)
 
 
 @given(
