@@ -166,14 +166,14 @@ class Scheduler:
             self.membership.eject_silent(now)
         if self._awaiting and self._awaiting_changes != self.fleet.changes:
             self._requeue_awaiting(now)
+        if len(self.weights) > self.settings.client_limit and isinstance(event, Arrived):
+            self.clients.forget_surplus()  # before the dispatches: a session that is forgotten leaves room for others
         if self.fleet.held:
             self.policy.queue_newcomer(now)
         else:
             self._dispatch_waiting(now)
         if isinstance(event, Arrived):
             self._enforce_queue_limits(event.request, now)
-            if len(self.weights) > self.settings.client_limit:
-                self.clients.forget_surplus()
         self._schedule_wake_up(now)
         return self._commands
 

@@ -487,3 +487,12 @@ def test_a_place_at_a_prefill_worker_binds_the_prompt_of_a_call(policy: str) -> 
     scene.prefill(again)
     assert scene.worker_of(again) == WorkerId("d1")
     scene.gate.check_integrity()
+
+
+def test_a_forgotten_client_leaves_its_room_at_once() -> None:
+    """A call that waits for that room needs no other event to go."""
+    scene = GatedScene(kv_chunks=10, settings=replace(ROOM, client_limit=1))
+    first = scene.call("ada", "aaaaaaaa", "one")
+    scene.answer(first)
+    second = scene.call("bob", "bbbbbbbb", "two")
+    assert scene.order == [first, second]
