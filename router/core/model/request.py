@@ -137,6 +137,11 @@ class Request:
         return self.shared_route if self.worker is None else own_route(self.worker)
 
 
+def is_model(route: str) -> bool:
+    """Return whether a route is the name of a model, as that of most requests is."""
+    return not route.startswith("\0")
+
+
 def unpinned_route(model: str) -> str:
     """Return the route of requests for a model that cannot name a rank. No model has such a name."""
     return f"\0unpinned\0{model}"

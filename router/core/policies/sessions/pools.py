@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from router.core.model.request import WorkerId
+from router.core.model.request import WorkerId, is_model
 from router.core.policies.context import FleetView
 
 CAPACITY_SECONDS: Final = 1.0
@@ -76,8 +76,8 @@ class SessionPools:
             for worker in self._view.serving(to_visit.pop()):
                 if worker not in workers:
                     workers[worker] = None
-                    for other in sorted(self._view.shared_routes(worker)):
-                        if other not in models:
+                    for other in sorted(self._view.routes(worker)):
+                        if other not in models and is_model(other):
                             models[other] = None
                             to_visit.append(other)
         return models, workers

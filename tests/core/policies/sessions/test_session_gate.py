@@ -496,3 +496,16 @@ def test_a_forgotten_client_leaves_its_room_at_once() -> None:
     scene.answer(first)
     second = scene.call("bob", "bbbbbbbb", "two")
     assert scene.order == [first, second]
+
+
+@pytest.mark.parametrize("first", ["m1", "m2"])
+def test_models_of_a_decode_worker_that_serves_alone_share_a_pool(first: str) -> None:
+    """Whichever of them a call comes for first."""
+    scene = GatedScene(workers=())
+    scene.join("d1", "m1", "m2", role=Role.DECODE)
+    scene.join("w1", "m2")
+    pools = scene.gate._pools
+    pool = pools(first)
+    assert set(pool.workers) == {"d1", "w1"}
+    assert pools("m1") is pool
+    assert pools("m2") is pool
