@@ -263,6 +263,8 @@ class StateFile(PeriodicTask):
         self._header = header
         self._on_saved = on_saved
         self._failing = False
+        self._writing: asyncio.Future[None] | None = None
+        """The last write."""
         self._usage: dict[int, tuple[StateLine, bytes]] = {}
         """The lines of usage in the last save, each with its piece, by the id of that: past days do not change."""
         self.failures = 0
@@ -293,7 +295,7 @@ class StateFile(PeriodicTask):
             await asyncio.sleep(0)
         self._usage = usage
         try:
-            await asyncio.to_thread(_write, self._path, lines)
+            await self._write(lines)
             self._failing = False
             self._on_saved()
         except OSError as error:
@@ -301,6 +303,15 @@ class StateFile(PeriodicTask):
                 log.error("%s: the state cannot be saved: %s", self._path, error.strerror)
             self._failing = True
             self.failures += 1
+
+    async def _write(self, lines: Iterable[bytes]) -> None:
+        """Write the file in another thread, which goes on if this task is cancelled: then the next write waits for it,
+        as both write to the same temporary file. Raises OSError.
+        """
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
+        self._writing = asyncio.ensure_future(asyncio.to_thread(_write, self._path, lines))
+        await asyncio.shield(self._writing)
 
 
 def new_header(policy: str, secret: bytes) -> StateHeader:

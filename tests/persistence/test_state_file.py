@@ -6,7 +6,11 @@ import logging
 import os
 import re
 import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import pytest
 from hypothesis import given
@@ -40,6 +44,9 @@ from router.runtime.atomic_file import replace_file
 from tests.support.processes import process_count
 from tests.support.running import chat, running_router
 from tests.support.scripted_engine import scripted_engine
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 W = WorkerId("w")
 PIECES: list[Piece] = [
@@ -218,6 +225,43 @@ CONTENT: list[bytes] = []
 def content(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Save a state, whose content the tests damage."""
     CONTENT.append(asyncio.run(write(tmp_path_factory.mktemp("state"), PIECES)).read_bytes())
+
+
+class HeldWrites(ThreadPoolExecutor):
+    """Threads in which nothing goes on before it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = 0
+        self.has_begun = asyncio.Event()
+        self.may_go = threading.Event()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        self.begun += 1
+        self.has_begun.set()
+
+        def held() -> T:
+            self.may_go.wait(10.0)
+            return fn(*args, **kwargs)
+
+        return super().submit(held)
+
+
+async def test_the_last_save_waits_for_one_that_is_being_written(tmp_path: Path) -> None:
+    """Both write to the same temporary file."""
+    threads = HeldWrites()
+    asyncio.get_running_loop().set_default_executor(threads)
+    state = StateFile(tmp_path, lambda: iter(PIECES), lambda: new_header("dlpm_home", b"s" * 16), 0.0)
+    await state.__aenter__()
+    await threads.has_begun.wait()
+    leaving = asyncio.create_task(state.__aexit__(None, None, None))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert threads.begun == 1
+    threads.may_go.set()
+    await leaving
+    assert threads.begun == 2
+    assert decode((tmp_path / FILE_NAME).read_bytes()).pieces == PIECES
 
 
 def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
