@@ -284,7 +284,7 @@ class Attempts:
         estimated = attempt.bill.tokens.output
         output = estimated + attempt.worker.work.claim_output(estimated, estimated_of_all)
         if state.request.output_limit is not None:
-            output = min(output, state.request.output_limit - state.charged_output)
+            output = min(output, max(0, state.request.output_limit - state.charged_output))
         self._mirror.set_output(attempt.run, output)
         return output
 

@@ -356,3 +356,12 @@ def total(tokens: list[Tokens]) -> Tokens:
     for each in tokens:
         added = added.plus(each)
     return added
+
+
+def test_output_beyond_the_limit_is_not_taken_back() -> None:
+    """If an engine counted more output than the client allowed, a second try that nobody sees end adds nothing."""
+    scene = Scene("d2lpm", workers=("w1", "w2"))
+    request = scene.arrive("ann", "xx", limit=5, streamed=False)
+    scene.feed(Returned(request, accepted=True, fault=Fault.ERROR, usage=Usage(64, 9, 0)))
+    scene.cancel(request)
+    assert scene.scheduler.ledger.accounts[ClientId("ann")].served.output == 9
