@@ -40,7 +40,7 @@ chaos: $(STAMP)
 shapes: $(STAMP)
 	$(VENV)/bin/pytest -n 2 --dist loadfile tests/bench/lab/slow_experiment_shapes.py
 
-# The experiments of the papers in full, for docs/results.md: about forty minutes of two cores.
+# Every experiment in full, for docs/results.md: about fifty minutes of two cores.
 results: $(STAMP)
 	$(VENV)/bin/python -m bench experiment all --out docs/results $(ARGS)
 

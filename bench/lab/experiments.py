@@ -1,9 +1,9 @@
 """Run an experiment in virtual time, and write its figures, a table and a plot.
 
 The conditions, that is hardware, loads and seeds, are in `conditions.py` and `vtc_conditions.py`. `all` runs the
-experiments of the papers one after the other. It leaves out the sweeps and `felt`, each of which takes as long as all
-others together, `full`, which takes hours (use `--resume` for both), `sessions`, `cells`, and `neighbour`, which is not
-from a paper, runs in real time and needs an otherwise idle machine.
+experiments of the papers one after the other. It leaves out the sweeps, which take as long as all others together,
+`full`, which takes hours (use `--resume`), `cells`, and `neighbour`, which is not from a paper, runs in real time and
+needs an otherwise idle machine.
 """
 
 import argparse
@@ -93,8 +93,8 @@ ours.
 """
 BALANCE: Final = tuple(name for name in EXPERIMENTS if name.startswith("br-"))
 """Decode ranks in step: half of their loads are public traces, and they run only if named."""
-NAMED: Final = ("felt", "full", "sessions", "cells")
-"""These take long, or are of a router that is not built, and run only if named."""
+NAMED: Final = ("full", "sessions", "cells")
+"""Take long, or are of a router that is not built, and run only if named."""
 LIVE: Final = "neighbour"
 OUT: Final = Path("results")
 
@@ -103,7 +103,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help=f"one of {', '.join(NAMES)}, {LIVE}; or all (but the sweeps, {', '.join(NAMED)} and br-*), or sweeps",
+        help=f"one of {', '.join(NAMES)}, {LIVE}; or all (except the sweeps, full and br-*), or sweeps",
     )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter simulations with the same shape")
     parser.add_argument(
