@@ -61,8 +61,8 @@ class Felt(TracedExperiment):
         "calls/s": 1,
         "hit rate": 3,
         "Jain": 2,
+        "actual/s": 0,
         "service/s": 0,
-        "seen/s": 0,
         "honest/s": 0,
         "least/fair": 2,
         "TPOT": 0,
@@ -107,8 +107,8 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
 
     `unserved` and the longest time that any client was not served (in fair rounds) cover the whole run. All else covers
     the measured time; waits include calls that arrived before it and were still waiting. Jain: of the service of all
-    but the light clients. seen/s: service as clients see it, input + 2 · output. honest/s and least/fair: what the
-    honest clients got each, and the least of them over its max-min share.
+    but the light clients. actual/s: service, extend + 2 · output; service/s: as clients see it, input + 2 · output.
+    honest/s and least/fair: what the honest clients got each, and the least of them over its max-min share.
     """
     seconds = result.seconds - result.warmup
     service = {client: each["service"] / seconds for client, each in summary["clients"].items()}
@@ -130,8 +130,8 @@ def figures(result: Result, summary: Summary) -> Mapping[str, Value]:
         "calls/s": calls,
         "hit rate": summary["hit_rate"],
         "Jain": jain_index([service[client] for client in others]),
-        "service/s": whole,
-        "seen/s": service_seen(summary) / seconds,
+        "actual/s": whole,
+        "service/s": service_seen(summary) / seconds,
         "honest/s": sum(service[client] for client in honest) / len(honest) if honest else None,
         "least/fair": min((service[client] / fair[client] for client in honest if fair[client]), default=None),
         "TPOT": _token_time(result, honest or others),
