@@ -175,7 +175,7 @@ async def test_a_path_that_no_worker_serves_is_a_404_in_openais_shape() -> None:
             response = await post.response()
             assert (response.status, response.headers["content-type"]) == (404, "application/json")
             error = (await response.json())["error"]
-            assert (error["message"], error["type"]) == ("Not Found", "invalid_request_error")
+            assert (error["message"], error["type"]) == ("Not Found", "not_found_error")
         assert await service(router, "user-ann") == (0, 0, 0)
 
 

@@ -1,12 +1,13 @@
 """Error bodies and error events in the shape of each API, for errors of the router and of workers."""
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import orjson
 
 from router.api.body.json_object import load
-from router.errors import ClientError, RouterError, WorkerError
+from router.errors import ClientError, RouterError, UnknownPath, WorkerError
 
 
 def error_body(error: RouterError) -> bytes:
@@ -49,8 +50,14 @@ def worker_error_fields(status: int, body: bytes) -> dict[str, Any]:
     message = error if isinstance(error, str) else fields.get("detail")
     if not isinstance(message, str):
         message = f"The worker answered with status {status}."
-    kind = WorkerError if status >= 500 else ClientError
-    return error_fields(kind(message, code=str(status)))
+    return {"message": message, "type": _type_of(status), "param": None, "code": str(status)}
+
+
+def _type_of(status: int) -> str:
+    """Return the type of a worker's error, as the router types its own: LiteLLM goes by the type before the status."""
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return WorkerError.type
+    return UnknownPath.type if status == HTTPStatus.NOT_FOUND else ClientError.type
 
 
 def _is_writable(error: dict[str, Any]) -> bool:
