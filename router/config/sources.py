@@ -240,7 +240,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[KeyPath, Given]:
     for variable, text in environment.items():
         if not variable.startswith(PREFIX):
             continue
-        if _SERVICE_LINK.fullmatch(variable) or text.startswith("tcp://"):
+        if _SERVICE_LINK.fullmatch(variable) or (variable.endswith("_PORT") and text.startswith("tcp://")):
             raise ConfigError(
                 f"{variable} is set by Kubernetes for a Service: set enableServiceLinks: false in the pod"
             )

@@ -19,13 +19,11 @@ from router.errors import BadRequest, BodyTooLarge, RouterError, UnsupportedEnco
 from router.front.byte_budget import Hold
 from router.front.call_record import SCOPE_KEY, CallRecord
 from router.front.http.connection_limits import BREAK_OFF, ON_DISCONNECT, STREAM_WRITER, UNREAD_OWNER, OnDisconnect
-from router.front.http.response_writer import StreamWriter
+from router.front.http.response_writer import WITHOUT_BODY, StreamWriter
 
 Headers = Sequence[tuple[bytes, bytes]]
 HeaderList = list[tuple[bytes, bytes]]
 JSON_TYPE: Final = (b"content-type", b"application/json")
-NO_CONTENT: Final = 204
-"""Status of an answer that must not say a length."""
 
 TO_THE_CLIENT: Final = frozenset(
     {
@@ -156,7 +154,7 @@ class Exchange:
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send the whole answer."""
-        length = [] if status == NO_CONTENT else [(b"content-length", str(len(body)).encode())]
+        length = [] if status in WITHOUT_BODY else [(b"content-length", str(len(body)).encode())]
         await self.begin(status, [*headers, *length])
         await self._send({"type": "http.response.body", "body": body})
 

@@ -160,6 +160,7 @@ def test_a_wrong_flag_is_named(flags: list[str], named: str) -> None:
         ("D2LPM_DLPM__QUANTA", "1", "D2LPM_DLPM__QUANTA"),
         ("D2LPM_DLPM", "1", "D2LPM_DLPM"),
         ("D2LPM_IDENTITY", "key,passport", "D2LPM_IDENTITY: entry 2: "),
+        ("D2LPM_WORKER", "tcp://a:1", "D2LPM_WORKER: entry 1: url"),
         # What Kubernetes sets for Services named d2lpm, d2lpm-admin and d2lpm-d2lpm-router.
         ("D2LPM_PORT", "tcp://10.96.3.7:8000", "D2LPM_PORT is set by Kubernetes for a Service: set enableServiceLinks"),
         ("D2LPM_SERVICE_HOST", "10.96.3.7", "D2LPM_SERVICE_HOST is set by Kubernetes"),
