@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Final, Self
 from urllib.parse import quote
 
-import httpx
+import httpcore
+import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.control.admin import BODY_LIMIT
 from router.control.page.routes import EVENT_STREAM
+from router.control.unix_sockets import UnixSockets
 from router.errors import CapacityError, RouterError, ShuttingDown
 from router.front.byte_budget import ByteBudget
 from router.front.drain import Drain
@@ -21,10 +24,16 @@ HOP_HEADERS: Final = frozenset({b"connection", b"keep-alive", b"transfer-encodin
 NOT_PASSED_ON: Final = HOP_HEADERS | {ADDRESS_HEADER, b"content-length", b"accept-encoding"}
 """Headers of a client's call that are not passed on; the last three are set here."""
 TIMEOUT_SECONDS: Final = 60.0
-LIMITS: Final = httpx.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=5.0)
+TIMEOUTS: Final = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_SECONDS)
+MAX_CONNECTIONS: Final = 100
+MAX_IDLE_CONNECTIONS: Final = 20
+IDLE_SECONDS: Final = 5.0
 """Idle connections are kept for less time than by the other side, which so closes none at the moment of a call."""
+NO_ANSWER: Final = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
+"""What is raised where the other side does not answer, or breaks off."""
 RETRY_SECONDS: Final = 1.0
 """Seconds after which a call may be repeated that came while no scheduler ran."""
+HOST: Final = b"scheduler"
 AWAY: Final = "scheduler away"
 """What /ready says while it is answered as the last time."""
 HEALTH: Final = "/health"
@@ -55,13 +64,17 @@ class ControlProxy:
         """The last answer about readiness, if it was yes."""
 
     async def __aenter__(self) -> Self:
-        # It needs no certificate authority, so a wrong SSL_CERT_FILE does not matter.
-        transport = httpx.AsyncHTTPTransport(uds=self._path, limits=LIMITS, trust_env=False)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://scheduler", timeout=TIMEOUT_SECONDS)
+        self._connections = httpcore.AsyncConnectionPool(
+            max_connections=MAX_CONNECTIONS,
+            max_keepalive_connections=MAX_IDLE_CONNECTIONS,
+            keepalive_expiry=IDLE_SECONDS,
+            uds=self._path,
+            network_backend=UnixSockets(),
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
+        await self._connections.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call."""
@@ -83,48 +96,52 @@ class ControlProxy:
             pass
         except RouterError as error:
             await exchange.fail(error)
-        except httpx.TransportError:
+        except NO_ANSWER:
             away = "The scheduler's process does not answer; try again later."
             await exchange.fail(CapacityError(away, retry_after=RETRY_SECONDS))
 
-    async def _answer(self, scope: Scope, body: bytes) -> httpx.Response:
-        """Return the scheduler's answer, or for it the last one about readiness. Raises httpx.TransportError."""
+    async def _answer(self, scope: Scope, body: bytes) -> httpcore.Response:
+        """Return the scheduler's answer, or for it the last one about readiness. Raises `NO_ANSWER`."""
         if scope["path"] != READY:
             return await self._pass_on(scope, body)
         try:
             async with asyncio.timeout(READINESS_SECONDS if self._ready is not None else TIMEOUT_SECONDS):
                 answer = await self._pass_on(scope, body)
-                await answer.aread()
-        except (httpx.TransportError, TimeoutError) as error:
+                content = await answer.aread()
+        except (*NO_ANSWER, TimeoutError) as error:
             if self._ready is not None and self._accepts():
-                return httpx.Response(200, json={**self._ready, "degraded": AWAY})
-            raise httpx.ConnectError(str(error)) from None
-        self._ready = answer.json() if answer.status_code == httpx.codes.OK else None
+                degraded = orjson.dumps({**self._ready, "degraded": AWAY})
+                return httpcore.Response(200, headers=[(b"content-type", b"application/json")], content=degraded)
+            raise httpcore.NetworkError(str(error)) from None
+        self._ready = orjson.loads(content) if answer.status == HTTPStatus.OK else None
         return answer
 
-    async def _pass_on(self, scope: Scope, body: bytes) -> httpx.Response:
+    async def _pass_on(self, scope: Scope, body: bytes) -> httpcore.Response:
         headers = [(name, value) for name, value in scope["headers"] if name not in NOT_PASSED_ON]
         if scope.get("client"):
             headers.append((ADDRESS_HEADER, scope["client"][0].encode()))
         headers.append((b"accept-encoding", b"identity"))
+        headers.append((b"content-length", str(len(body)).encode()))
+        if not any(name == b"host" for name, _ in headers):  # as clients of HTTP/1.0 may
+            headers.append((b"host", HOST))
         target = quote(scope["path"], safe="/:@!$&'()*+,;=~").encode()
         if query := scope.get("query_string"):
             target += b"?" + query
-        # As it is: in an URL, httpx would follow `..` to a path that no front has checked.
-        request = self._client.build_request(
-            scope["method"], "/", headers=headers, content=body, extensions={"target": target}
+        url = httpcore.URL(scheme=b"http", host=HOST, port=None, target=target)
+        request = httpcore.Request(
+            scope["method"], url, headers=headers, content=body, extensions={"timeout": TIMEOUTS}
         )
-        return await self._client.send(request, stream=True)
+        return await self._connections.handle_async_request(request)
 
-    async def _pass_back(self, answer: httpx.Response, exchange: Exchange, send: Send) -> None:
+    async def _pass_back(self, answer: httpcore.Response, exchange: Exchange, send: Send) -> None:
         """Send the answer on: a stream of events block by block, and any other answer as a whole."""
-        headers = [(name.lower(), value) for name, value in answer.headers.raw]
-        if not answer.headers.get("content-type", "").startswith(EVENT_STREAM):
-            await send_whole(send, answer.status_code, headers, await answer.aread())
+        headers = [(name.lower(), value) for name, value in answer.headers]
+        if not any(name == b"content-type" and value.startswith(EVENT_STREAM.encode()) for name, value in headers):
+            await send_whole(send, answer.status, headers, await answer.aread())
             return
         with exchange.while_connected():
-            await exchange.begin(answer.status_code, [each for each in headers if each[0] not in HOP_HEADERS])
-            async for block in answer.aiter_raw():
+            await exchange.begin(answer.status, [each for each in headers if each[0] not in HOP_HEADERS])
+            async for block in answer.aiter_stream():
                 await exchange.write(block)
                 if self._drain.begun:
                     break

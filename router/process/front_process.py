@@ -22,7 +22,7 @@ from router.front.http.connection import accept_sockets
 from router.process.control_proxy import ControlProxy
 from router.process.entry import Entry
 from router.process.front import Front, build_front
-from router.process.plan import AliveReports, ProcessPlan, on_supervisor_end, report_ready
+from router.process.plan import AliveReports, ProcessPlan, follow_supervisor, report_drained, report_ready
 from router.process.server import (
     DrainingServer,
     build_tls,
@@ -126,8 +126,8 @@ async def _serve_over(plan: ProcessPlan, route: Route, control: str) -> int:
     tls = build_tls(settings)
     app = front.recorded(entry, access_log=settings.access_log)
     config = client_server_config(app, front.client_connections, tls, lifespan=False)
-    server = DrainingServer(config, drain, report_ready, tls)
-    on_supervisor_end(plan.folder, server.end_now)
+    server = DrainingServer(config, drain, report_ready, tls, on_drained=report_drained)
+    follow_supervisor(plan.folder, server.end_now, server.let_end)
     parts: list[AbstractAsyncContextManager[object]] = [lag, FullCollections(lambda: drain.idle), reports]
     async with channel:
         async with AsyncExitStack() as stack:

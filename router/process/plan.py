@@ -1,8 +1,8 @@
 """What the supervisor tells a process that it starts: one line of JSON on its standard input, which then stays open.
 
 So every process has the same settings, whatever has become of their sources since, and no secret is on a command line.
-The end of the input means that the supervisor is gone. On its output, a process says that it serves, and about once a
-second that its event loop turns.
+The end of the input means that the supervisor is gone; a second line lets a front that drains end. On its output, a
+process says that it serves, about once a second that its event loop turns, and that it has drained.
 """
 
 import asyncio
@@ -28,6 +28,10 @@ READY: Final = b"ready\n"
 ALIVE: Final = b"alive\n"
 ALIVE_SECONDS: Final = 1.0
 """What a process writes while its event loop turns, and how often."""
+DRAINED: Final = b"drained\n"
+"""What a front writes once it has drained."""
+END: Final = b"end\n"
+"""What the supervisor writes to a front once all fronts have drained."""
 SCHEDULER: Final = "scheduler"
 """The name of the scheduler's process."""
 
@@ -106,7 +110,7 @@ def report_ready() -> None:
 
 def report_alive() -> None:
     """Tell the supervisor that this process has imported what it needs, or has got its plan."""
-    with suppress(BrokenPipeError):  # it is gone: `read_plan` or `on_supervisor_end` sees that
+    with suppress(BrokenPipeError):  # it is gone: `read_plan` or `follow_supervisor` sees that
         os.write(OUTPUT, ALIVE)
 
 
@@ -122,21 +126,30 @@ class AliveReports(PeriodicTask):
         return await super().__aenter__()
 
     async def _run_once(self) -> None:
-        with suppress(BlockingIOError, BrokenPipeError):  # it does not read, or is gone: `on_supervisor_end` sees that
+        with suppress(BlockingIOError, BrokenPipeError):  # it does not read, or is gone: `follow_supervisor` sees that
             os.write(OUTPUT, ALIVE)
 
 
-def on_supervisor_end(folder: str, callback: Callable[[], None]) -> None:
-    """Call `callback` when the supervisor has ended, however it died: the kernel closes its end of the input.
+def report_drained() -> None:
+    """Tell the supervisor that this front has drained. It then waits for `END`."""
+    with suppress(BlockingIOError, BrokenPipeError):  # as above; in time the supervisor ends all
+        os.write(OUTPUT, DRAINED)
+
+
+def follow_supervisor(folder: str, on_gone: Callable[[], None], on_end: Callable[[], None] = lambda: None) -> None:
+    """Call `on_end` when the supervisor lets this front end, and `on_gone` when the supervisor has ended, however it
+    died: the kernel closes its end of the input.
 
     If it could not do so itself, remove its folder.
     """
     loop = asyncio.get_running_loop()
 
     def readable() -> None:
-        if not os.read(INPUT, 4096):
-            loop.remove_reader(INPUT)
-            callback()
-            shutil.rmtree(folder, ignore_errors=True)
+        if os.read(INPUT, 4096):
+            on_end()
+            return
+        loop.remove_reader(INPUT)
+        on_gone()
+        shutil.rmtree(folder, ignore_errors=True)
 
     loop.add_reader(INPUT, readable)

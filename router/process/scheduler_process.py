@@ -21,7 +21,7 @@ from router.persistence.state_file import SavedState, load
 from router.process.control_proxy import FromFronts
 from router.process.front import build_identifier
 from router.process.insight import Insight, RequestRecords, build_operations, build_page
-from router.process.plan import AliveReports, ProcessPlan, on_supervisor_end, report_ready
+from router.process.plan import AliveReports, ProcessPlan, follow_supervisor, report_ready
 from router.process.scheduling import SchedulerSide, build_scheduler
 from router.process.server import (
     GRACE_SECONDS,
@@ -159,7 +159,7 @@ def run_scheduler(plan: ProcessPlan) -> int:
 
 async def serve(server: DrainingServer, folder: str) -> None:
     """Run a server until a signal arrives or the supervisor, whose folder this is, is gone."""
-    on_supervisor_end(folder, server.end_now)
+    follow_supervisor(folder, server.end_now)
     await server.serve()
 
 

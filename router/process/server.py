@@ -112,20 +112,28 @@ class DrainingServer(uvicorn.Server):
         tls: Tls | None = None,
         *,
         drains_early: bool = False,
+        on_drained: Callable[[], None] | None = None,
     ) -> None:
         """`tls`: reloaded while the server runs; `drains_early`: whether there may be something to drain before the
-        server has started.
+        server has started. `on_drained`: called once when the drain is over; the server then refuses calls until
+        `let_end`. None: it ends then.
         """
         super().__init__(config)
         self._drain = drain
         self._on_started = on_started
         self._tls = tls
         self._drains_early = drains_early
+        self._on_drained = on_drained
+        self._may_end = on_drained is None
 
     def end_now(self) -> None:
         """Cut the calls in flight, and end."""
         self.config.timeout_graceful_shutdown = 0
         self.should_exit = True
+
+    def let_end(self) -> None:
+        """Have it end as soon as its drain is over."""
+        self._may_end = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # `handle_exit` is in place, so the signal that `defer_termination` keeps can come.
@@ -138,9 +146,16 @@ class DrainingServer(uvicorn.Server):
         if self._tls is not None and counter % CHECK_TICKS == 0:
             self._tls.reload_if_changed()
         if self._drain.begun and self._drain.over and not self.should_exit:
+            self._end_drain()
+        return await super().on_tick(counter)
+
+    def _end_drain(self) -> None:
+        if self._on_drained is not None:
+            self._on_drained()
+            self._on_drained = None
+        if self._may_end:
             self.should_exit = True
             self.config.timeout_graceful_shutdown = GRACE_SECONDS if self._drain.idle else 0
-        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the drain at the first signal; exit at once at a second one, or if the server has not started."""

@@ -1,9 +1,17 @@
 """The HTTP server of each process, as a process: what a signal does at which moment."""
 
+import asyncio
 import subprocess
 import sys
 
+import aiohttp
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from router.front.drain import Drain
+from router.process.server import DrainingServer
+from tests.support.running import listening
 
 PROGRAM = """
 import os, signal
@@ -30,3 +38,27 @@ def test_a_signal_that_comes_before_the_server_ends_it(*, early: bool, printed: 
     program = PROGRAM.format(early=early)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.split() == printed.split()
+
+
+async def test_a_front_that_has_drained_refuses_calls_until_the_others_have() -> None:
+    """It says once that it has drained, answers new connections, and ends when it is told to."""
+    said = asyncio.Event()
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI's signature
+        await send({"type": "http.response.start", "status": 503, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    drain = Drain(60.0)
+    config = uvicorn.Config(refuse, port=0, lifespan="off", log_config=None)
+    server = DrainingServer(config, drain, drain.begin, on_drained=said.set)
+    with listening() as listener:
+        serving = asyncio.create_task(server.serve([listener]))
+        await said.wait()
+        for _ in range(3):
+            said.clear()
+            async with aiohttp.request("GET", "http://{}:{}".format(*listener.getsockname())) as answer:
+                assert answer.status == 503
+        assert not said.is_set()
+        assert not serving.done()
+        server.let_end()
+        await serving

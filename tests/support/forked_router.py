@@ -12,14 +12,14 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
 from router.config.settings import Settings
-from router.process.plan import INPUT, OUTPUT, READY, ProcessPlan, read_plan
+from router.process.plan import END, INPUT, OUTPUT, READY, ProcessPlan, read_plan
 from router.process.scheduler_process import LATE_IMPORTS, run_scheduler
 
 from .processes import note_start, process_count
@@ -54,6 +54,12 @@ class RouterProcess:
                 if not block:
                     raise RuntimeError(f"{self.name} has ended before it served")
                 said += block
+
+    def drain(self) -> None:
+        """Have it drain, and end without waiting for the other fronts."""
+        self.signal(signal.SIGTERM)
+        with suppress(BrokenPipeError):
+            os.write(self._input.fileno(), END)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
@@ -108,7 +114,7 @@ async def forked_router(settings: Settings, listener: socket.socket) -> AsyncIte
             yield
         finally:
             for process in started:
-                process.signal(signal.SIGTERM)
+                process.drain()
             codes = {process.name: await process.end() for process in reversed(started)}
             print(text := log.read_text("utf-8"))
         assert not any(codes.values()), codes

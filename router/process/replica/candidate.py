@@ -39,7 +39,7 @@ from router.config.settings import Settings
 from router.control.replicas import ClusterOperations
 from router.errors import ConfigError
 from router.persistence.state_file import SavedState, new_header, not_too_old
-from router.process.plan import AliveReports, ProcessPlan, on_supervisor_end, report_ready
+from router.process.plan import AliveReports, ProcessPlan, follow_supervisor, report_ready
 from router.process.scheduler_process import ClusterParts, FrontsDrain, SchedulerRun, serve
 from router.process.scheduling import SavedRun
 from router.process.server import GRACE_SECONDS, DrainingServer, defer_termination
@@ -133,7 +133,7 @@ async def _campaign(plan: ProcessPlan, store: LeaseStore, address: str) -> Leade
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    on_supervisor_end(plan.folder, ended.set)
+    follow_supervisor(plan.folder, ended.set)
     report_ready()
     winning, waiting = asyncio.create_task(_win(store, plan.replica, address)), asyncio.create_task(ended.wait())
     try:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from router.process.plan import READY, ProcessPlan
+from router.process.plan import DRAINED, END, READY, ProcessPlan
 from router.runtime.own_python import python_command
 
 COMMAND: Final = python_command("router", "process")
-BLOCK_BYTES: Final = 4096
 
 
 class ProcessActivity(NamedTuple):
@@ -43,6 +42,8 @@ class ChildProcess:
         self._process = process
         self._serving: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Whether it served before its output ended."""
+        self._drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once it has said that it has drained, or its output has ended."""
         self._follower = asyncio.create_task(self._follow())
         self._silent_turns = 0.0
         self._look = look
@@ -79,6 +80,15 @@ class ChildProcess:
         """Wait until it serves. Returns False if it ends instead."""
         return await asyncio.shield(self._serving)
 
+    async def drained(self) -> None:
+        """Wait until it has drained, or ended."""
+        await asyncio.shield(self._drained)
+
+    def let_end(self) -> None:
+        """Tell a front that has drained to end."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(END)
+
     async def wait(self) -> int:
         """Wait for its end, and return its exit code: that of a signal is negative."""
         return await self._process.wait()
@@ -104,14 +114,16 @@ class ChildProcess:
         """Read the output to its end."""
         output = self._process.stdout
         assert output is not None
-        line = await output.readline()
-        while line and line != READY:
+        while line := await output.readline():
             self._note_output()
-            line = await output.readline()
-        self._note_output()
-        self._serving.set_result(line == READY)
-        while await output.read(BLOCK_BYTES):
-            self._note_output()
+            if line == READY:
+                self._serving.set_result(True)
+            elif line == DRAINED:
+                self._drained.set_result(None)
+        if not self._serving.done():
+            self._serving.set_result(False)
+        if not self._drained.done():
+            self._drained.set_result(None)
 
     def _note_output(self) -> None:
         self._silent_turns, self.waits, self.must_answer = 0.0, True, False

@@ -166,10 +166,21 @@ class Supervisor:
             listener.close()
         self._standby.end()
         self._send(signal.SIGTERM)
-        ended, aborted = asyncio.create_task(self._all_ended()), asyncio.create_task(self._aborted.wait())
+        ended, aborted = asyncio.create_task(self._end_together()), asyncio.create_task(self._aborted.wait())
         seconds = self._settings.drain_delay + self._settings.drain_timeout + 3 * GRACE_SECONDS
         await asyncio.wait([ended, aborted], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         await _cancelled([ended, aborted])
+
+    async def _end_together(self) -> None:
+        """Wait until no process runs. A front that has drained refuses calls until all have, for the kernel still gives
+        it connections, which it would close unanswered when it ends.
+        """
+        fronts = [keeper.process for keeper in self._fronts.values() if keeper.process is not None]
+        for front in fronts:
+            await front.drained()
+        for front in fronts:
+            front.let_end()
+        await self._all_ended()
 
     async def _end_all(self) -> None:
         """End what still runs: with SIGTERM first, then with SIGKILL."""
