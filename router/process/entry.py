@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.families import family_of, without_azure
 from router.control.operator_access import OperatorAccess
+from router.control.page.routes import EVENTS_PATH
 from router.errors import RouterError, UnknownPath
 from router.front.exchange import Exchange
 from router.front.gateway import Gateway
@@ -53,7 +54,18 @@ class Entry:
                 self._access.check(scope)
             except RouterError as error:
                 return _refuse(error, scope, receive, send)
+            scope = _asked_as_get(scope)
         return self._control(scope, receive, send)
+
+
+def _asked_as_get(scope: Scope) -> Scope:
+    """Return a call for the head of an answer as one for the answer, whose body the connection then leaves out.
+
+    An answer without an end has no such head.
+    """
+    if scope["method"] == "HEAD" and scope["path"] != EVENTS_PATH:
+        return {**scope, "method": "GET"}
+    return scope
 
 
 def _refuse(error: RouterError, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

@@ -35,6 +35,19 @@ async def test_health_describes_the_router_and_ready_its_workers() -> None:
         assert await router.get_json("/ready") == {"workers": 1}
 
 
+async def test_head_answers_as_get_without_the_body() -> None:
+    """Monitors and load balancers ask so. The stream of the page is no page: an answer to it has no end."""
+    paths = ("/health", "/ready", "/v1/models", "/metrics", "/fairness", "/workers", "/openapi.json", "/nothing")
+    async with scripted_engine() as engine, running_router(engine.url) as router:
+        for path in paths:
+            async with router.http.get(path) as got, router.http.head(path) as head:
+                assert (head.status, head.content_type) == (got.status, got.content_type), path
+                assert int(head.headers["content-length"]) > 0
+                assert await head.read() == b""
+        async with router.http.head("/ui/events") as refused:
+            assert refused.status == 404
+
+
 async def test_no_page_loads_scripts_from_elsewhere() -> None:
     """The API is described by its document alone: FastAPI's own pages for it are off."""
     async with running_router("http://127.0.0.1:9") as router:

@@ -19,6 +19,8 @@ from router.telemetry.report import ClientReport
 
 FILES: Final = Path(__file__).parent / "static"
 EVENT_STREAM: Final = "text/event-stream"
+EVENTS_PATH: Final = "/ui/events"
+"""What is served there has no end."""
 HEADERS: Final = {
     # No script or style but ours, and no connection to another host.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
@@ -81,7 +83,7 @@ def _data(page: Page) -> APIRouter:
         CapacityError.status: {"description": f"The page has {READER_LIMIT} readers already."},
     }
 
-    @routes.get("/ui/events", dependencies=checked, response_class=StreamingResponse, responses=streamed)
+    @routes.get(EVENTS_PATH, dependencies=checked, response_class=StreamingResponse, responses=streamed)
     async def events(
         updates: Annotated[int | None, Query(ge=1, description="End the stream after this many frames.")] = None,
     ) -> Response:
