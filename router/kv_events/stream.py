@@ -50,7 +50,7 @@ class StreamLimits:
     replay_every_seconds: float = 2.0
     """Shortest time between two replays in one session."""
     silence_seconds: float = 10.0
-    """Longest time without a message after a request that must have filled blocks."""
+    """Longest time without a message after a request that must have filled blocks, if none came while it ran."""
     pause_seconds: float = 0.2
     """Pause after a broken connection, before the next session."""
     penalty_seconds: float = 10.0
@@ -122,6 +122,8 @@ class EventStream:
         self._previous: Continuity | None = None
         """The continuity of the previous session, until this session has shown whether its publisher is the same."""
         self._awaited_since: float | None = None
+        self._heard_at = 0.0
+        """When the last message arrived, or the session began if that was later."""
         self._next_repair = 0.0
 
     @property
@@ -134,9 +136,13 @@ class EventStream:
         """Whether everything that the publisher's engine holds has been reported."""
         return self._complete
 
-    def await_news(self, now: float) -> None:
-        """Expect a message: the engine must have filled blocks by `now`, in seconds of the event loop's clock."""
-        if self._awaited_since is None:
+    def await_news(self, within: float) -> None:
+        """Expect a message, unless one came in the last `within` seconds, in which the engine must have filled blocks.
+
+        An engine publishes blocks as it fills them, so those of a request may be known before its end is.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._awaited_since is None and self._heard_at < now - within:
             self._awaited_since = now
 
     async def run(self) -> None:
@@ -192,6 +198,7 @@ class EventStream:
         except TimeoutError:
             raise SessionEnded(KvEventFault.DISCONNECTED) from None
         self._awaited_since = None
+        self._heard_at = asyncio.get_running_loop().time()
         self._next_repair = 0.0
         self._catching_up = False
         previous, self._continuity = self._continuity, Continuity()
@@ -220,8 +227,8 @@ class EventStream:
         allowed, counted = self._limits.burst_bytes, clock()
         for number in count(1):
             frames = await subscription.recv_multipart()
-            self._awaited_since = None
             now = clock()
+            self._awaited_since, self._heard_at = None, now
             allowed = min(self._limits.burst_bytes, allowed + (now - counted) * self._limits.bytes_per_second)
             allowed, counted = allowed - sum(map(len, frames)), now
             if allowed < 0:

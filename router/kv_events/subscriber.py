@@ -82,11 +82,10 @@ class WorkerFollower:
             len(self._streams), reported is not None, reported is not None and reported.complete, faults
         )
 
-    def await_news(self) -> None:
-        """Expect events, because the worker must have filled blocks."""
-        now = asyncio.get_running_loop().time()
+    def await_news(self, within: float) -> None:
+        """Expect events, unless some came in the last `within` seconds, in which the worker must have filled blocks."""
         if len(self._streams) == 1:  # of several, it is unknown which one will publish
-            self._streams[0].await_news(now)
+            self._streams[0].await_news(within)
 
     async def run(self, context: zmq.asyncio.Context, client: PollClient) -> None:
         """Follow the worker until cancelled; returns at once if it publishes nothing."""
@@ -166,25 +165,29 @@ class WorkerFollower:
 
 
 class BlockFillObserver:
-    """Observer that reports which worker must have filled blocks, judging by the requests it has finished."""
+    """Observer that reports which worker must have filled blocks, and in how many seconds, judging by the requests it
+    has finished.
+    """
 
     event_types: ClassVar[Collection[type[Event]]] = EVENTS
 
-    def __init__(self, on_filled: Callable[[WorkerId], None]) -> None:
+    def __init__(self, on_filled: Callable[[WorkerId, float], None]) -> None:
         self._on_filled = on_filled
-        self._workers: dict[RequestId, WorkerId] = {}
+        self._sent: dict[RequestId, tuple[WorkerId, float]] = {}
+        """Where each running request was sent last, and when."""
 
-    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:  # noqa: ARG002 - needs no clock
+    def observe(self, now: float, event: Event, commands: Sequence[Command]) -> None:
         match event:
             case Finished(request, usage):
-                worker = self._workers.pop(request, None)
-                if worker and usage and usage.input_tokens - (usage.cached_tokens or 0) >= TOKENS_THAT_FILL_A_BLOCK:
-                    self._on_filled(worker)
+                sent = self._sent.pop(request, None)
+                if sent and usage and usage.input_tokens - (usage.cached_tokens or 0) >= TOKENS_THAT_FILL_A_BLOCK:
+                    worker, since = sent
+                    self._on_filled(worker, now - since)
             case Failed(request) | Cancelled(request):
-                self._workers.pop(request, None)
+                self._sent.pop(request, None)
         for command in commands:
             if isinstance(command, Dispatch):
-                self._workers[command.request] = command.worker
+                self._sent[command.request] = command.worker, now
 
 
 class KvEventSubscriber:
@@ -237,10 +240,12 @@ class KvEventSubscriber:
             case WorkerLeft(worker_id):
                 self._stop(worker_id)
 
-    def filled(self, worker: WorkerId) -> None:
-        """Expect events of a worker, because it must have filled blocks."""
+    def filled(self, worker: WorkerId, within: float) -> None:
+        """Expect events of a worker, unless some came in the last `within` seconds, in which it must have filled
+        blocks.
+        """
         if worker in self._tasks:
-            self._followers[worker].await_news()
+            self._followers[worker].await_news(within)
 
     def report(self) -> Mapping[WorkerId, EventsReport]:
         """Return the state of every worker that publishes KV events."""

@@ -189,10 +189,22 @@ async def test_a_silent_publisher_is_subscribed_to_anew() -> None:
     async with followed_publisher(limits=limits) as scene:
         await scene.publisher.publish(block(1))
         await until(scene.holds(1))
-        scene.follower.await_news()
+        scene.follower.await_news(0.0)
         await until(lambda: KvEventFault.SILENT in scene.faults)
         await until(scene.holds(1))
         assert BlocksLost(WORKER) in scene.events
+
+
+async def test_a_publisher_that_has_reported_a_request_may_be_silent_after_it() -> None:
+    """The blocks of a request are published before its end is known; nothing more must come if no request does."""
+    limits = StreamLimits(silence_seconds=0.05, pause_seconds=0.01, replay_seconds=TIMEOUT_S)
+    async with followed_publisher(limits=limits) as scene:
+        await scene.publisher.publish(block(1))
+        await until(scene.holds(1))
+        scene.follower.await_news(TIMEOUT_S)
+        await asyncio.sleep(3 * limits.silence_seconds)
+        assert scene.faults == {}
+        assert scene.complete
 
 
 async def test_replayed_messages_are_reported_as_one_change() -> None:

@@ -116,7 +116,12 @@ async def test_the_state_is_in_the_metrics() -> None:
 async def test_requests_are_observed_once_a_worker_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a worker publishes, the end of a long prompt makes the follower expect events."""
     expected: list[WorkerId] = []
-    monkeypatch.setattr(WorkerFollower, "await_news", lambda follower: expected.append(follower.endpoint.id))
+
+    def note(follower: WorkerFollower, within: float) -> None:
+        assert within > 0
+        expected.append(follower.endpoint.id)
+
+    monkeypatch.setattr(WorkerFollower, "await_news", note)
     with emulated_workers(1, "--kv-events=0") as urls:
         async with running_router(*urls) as router:
             await ask(router, "a long story ")
@@ -128,9 +133,9 @@ async def test_requests_are_observed_once_a_worker_publishes(monkeypatch: pytest
 
 
 def test_a_worker_fills_blocks_by_what_it_computes() -> None:
-    """A long uncached prompt fills blocks; a cached, short or failed one may fill none."""
-    filled: list[WorkerId] = []
-    observer = BlockFillObserver(filled.append)
+    """A long uncached prompt fills blocks while it runs; a cached, short or failed one may fill none."""
+    filled: list[tuple[WorkerId, float]] = []
+    observer = BlockFillObserver(lambda worker, within: filled.append((worker, within)))
     endings: list[Finished | Failed] = [
         Finished(RequestId("computed"), Usage(1024, 1)),
         Finished(RequestId("cached"), Usage(1024, 1, 1)),
@@ -140,7 +145,7 @@ def test_a_worker_fills_blocks_by_what_it_computes() -> None:
     ]
     for ending in endings[:-1]:
         decision = Decision(ClientId("ann"), {}, Deficit(), Load(), None, ())
-        observer.observe(0.0, Ticked(), [Dispatch(ending.request, WORKER, 0, "room", decision)])
+        observer.observe(3.0, Ticked(), [Dispatch(ending.request, WORKER, 0, "room", decision)])
     for ending in endings:
-        observer.observe(1.0, ending, [])
-    assert filled == [WORKER]
+        observer.observe(5.0, ending, [])
+    assert filled == [(WORKER, 2.0)]
