@@ -260,9 +260,17 @@ class EventStream:
             self._take(number, mark, payload)
 
     async def _repair(self) -> None:
-        """Request a replay of the missing messages and apply what the publisher still has."""
-        if self._source.replay is None:
-            return
+        """Request the missing messages, and apply what the publisher still has, until it has no more.
+
+        Engines answer through a queue of ZeroMQ's that drops what it has no room for (1000 messages), so the answer to
+        one request may have holes.
+        """
+        if self._source.replay is not None:
+            while await self._replay(self._source.replay):
+                pass
+
+    async def _replay(self, endpoint: str) -> bool:
+        """Request one replay. Returns whether to repeat that: its answer has a hole behind its first message."""
         clock = asyncio.get_running_loop().time
         await asyncio.sleep(max(0.0, self._next_repair - clock()))
         self._next_repair = clock() + self._limits.replay_every_seconds
@@ -270,31 +278,37 @@ class EventStream:
             dealer = self._context.socket(zmq.DEALER)
             stack.callback(dealer.close, 0)
             dealer.setsockopt(zmq.MAXMSGSIZE, self._limits.message_bytes)
+            dealer.setsockopt(zmq.RCVHWM, self._limits.replay_messages)
             dealer.setsockopt(zmq.IPV6, 1)
-            dealer.connect(self._source.replay)
+            dealer.connect(endpoint)
             await dealer.send_multipart([b"", self._continuity.next_number.to_bytes(8, "big")])
-            await self._replay(dealer)
+            return await self._apply_replay(dealer)
 
-    async def _replay(self, dealer: zmq.asyncio.Socket) -> None:
-        """Apply the answer to a replay request, as far as it is valid."""
-        bytes_left = self._limits.burst_bytes
+    async def _apply_replay(self, dealer: zmq.asyncio.Socket) -> bool:
+        """Apply the answer to a replay request, as far as it is valid. Returns as `_replay` does."""
+        bytes_left, taken = self._limits.burst_bytes, 0
         for replayed in range(self._limits.replay_messages):
             try:
                 async with asyncio.timeout(self._limits.replay_seconds):
                     frames = await dealer.recv_multipart()
             except TimeoutError:
-                return
+                return bool(taken)  # the end was dropped, too
             bytes_left -= sum(map(len, frames))
             if len(frames) < 2 or len(frames[-2]) != 8 or bytes_left < 0:
-                return
+                return False
             if frames[-2] == REPLAY_END:
                 self._complete = self._complete or not self._continuity.next_number
-                return
+                return False
             number, mark = int.from_bytes(frames[-2], "big"), hash(frames[-1])
-            if self._continuity.order(number, mark) in (MessageOrder.NEXT, MessageOrder.GAP):
+            order = self._continuity.order(number, mark)
+            if order is MessageOrder.GAP and taken:
+                return True
+            if order in (MessageOrder.NEXT, MessageOrder.GAP):
                 self._take(number, mark, frames[-1])
+                taken += 1
             if replayed % MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
+        return False
 
     def _take(self, number: int, mark: int, payload: bytes) -> None:
         """Apply one message, whatever is missing before it."""

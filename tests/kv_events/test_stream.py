@@ -36,6 +36,15 @@ async def test_a_gap_is_repaired() -> None:
         assert (scene.complete, scene.faults, scene.publisher.replay_starts) == (True, {KvEventFault.GAP: 1}, [0, 1])
 
 
+@pytest.mark.parametrize("dropped", [(2, 3), (4, 5, -1)])
+async def test_a_replay_with_a_hole_is_requested_again(dropped: tuple[int, ...]) -> None:
+    """What an engine's queue had no room for in one replay is in the next one, so everything is known."""
+    limits = StreamLimits(replay_seconds=0.1, replay_every_seconds=0)
+    async with followed_publisher(before=6, dropped=dropped, limits=limits) as scene:
+        await until(scene.holds(*range(100, 106)))
+        assert (scene.complete, scene.faults) == (True, {})
+
+
 async def test_a_follower_stops_during_a_repair() -> None:
     """A follower that is stopped during a replay applies no more messages, however fast they arrive."""
     lost = range(2, 2000)

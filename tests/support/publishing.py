@@ -1,7 +1,7 @@
 """A test double of an engine's publisher of KV events on real sockets, and a follower of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, Self
@@ -44,6 +44,8 @@ class Publisher:
     def __init__(self, context: zmq.asyncio.Context, replays: bool, ports: tuple[int, int] = (0, 0)) -> None:
         self.past: list[tuple[int, bytes]] = []
         self.replay_starts: list[int] = []
+        self.dropped: set[int] = set()
+        """The messages that the next replay lacks, as if its queue had no room for them; -1 for its end."""
         self._next = 0
         self._context = context
         self._live, self._replay = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
@@ -100,10 +102,12 @@ class Publisher:
         while True:
             caller, _, start = await self._replay.recv_multipart()
             self.replay_starts.append(int.from_bytes(start, "big"))
+            dropped, self.dropped = self.dropped, set()
             for number, payload in self.past:
-                if number >= self.replay_starts[-1]:
+                if number >= self.replay_starts[-1] and number not in dropped:
                     await self._replay.send_multipart([caller, b"", b"kv", number.to_bytes(8, "big"), payload])
-            await self._replay.send_multipart([caller, b"", b"", REPLAY_END, b""])
+            if -1 not in dropped:
+                await self._replay.send_multipart([caller, b"", b"", REPLAY_END, b""])
 
 
 def _bind(socket: zmq.asyncio.Socket, port: int) -> int:
@@ -144,11 +148,15 @@ class FollowerScene(SimpleNamespace):
 
 @asynccontextmanager
 async def followed_publisher(
-    *, replays: bool = True, before: int = 0, limits: StreamLimits = LIMITS
+    *, replays: bool = True, before: int = 0, dropped: Iterable[int] = (), limits: StreamLimits = LIMITS
 ) -> AsyncIterator[FollowerScene]:
-    """Follow a publisher that published `before` blocks before the follower subscribed."""
+    """Follow a publisher that published `before` blocks before the follower subscribed.
+
+    `dropped`: the messages that its first replay lacks.
+    """
     context = zmq.asyncio.Context()
     publisher = Publisher(context, replays)
+    publisher.dropped.update(dropped)
     for number in range(before):
         await publisher.publish(block(100 + number), lost=True)
     scene = FollowerScene(publisher=publisher, events=[], held=set())
