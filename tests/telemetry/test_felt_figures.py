@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.processes import process_count
 from tests.support.running import COMPLETIONS, TIMEOUT_S, RunningRouter, emulated_workers, running_router
 
 CLIENTS: Final = [f"c{number}" for number in range(16)]
@@ -16,6 +17,8 @@ LENGTH: Final = 8000
 """Bytes of each client's own prefix."""
 ENGINE: Final = ("--hardware", "a100-mistral-7b", "--speed", "1", "--max-running", "2")
 """Slow enough that calls wait."""
+OUTPUT_OF_A_CALL: Final = 40.0
+"""What the 20 tokens of an answer cost."""
 WITHOUT_END: Final = {"quantum": 1e9, "round_seconds": 0.0, "overdue_after": 0.0, "head_start": 2000.0}
 """With the longest match first, the first clients are served until they have used up a quantum."""
 
@@ -70,8 +73,12 @@ async def scraped(router: RunningRouter) -> dict[str, float]:
         }
 
 
-async def test_starved_clients_are_reported_while_the_service_gap_is_zero() -> None:
-    """The report shows unserved clients, their lag, and a round that does not end."""
+async def test_starved_clients_are_reported_while_the_service_gap_shows_nothing() -> None:
+    """The report shows unserved clients, their lag, and a round that does not end.
+
+    The gap counts clients that are backlogged all the time, which those with one open call are not. By two fronts, the
+    next call of one may come before its last one is known to have ended.
+    """
     async with crowd(dlpm_home=WITHOUT_END) as (router, _):
         report = await report_when(router, lambda entry: (entry["waits"]["unserved_rounds"] or 0) > 2)
         samples = await scraped(router)
@@ -80,7 +87,8 @@ async def test_starved_clients_are_reported_while_the_service_gap_is_zero() -> N
     served = [entry for entry in report["clients"].values() if entry["service"]["cost"] > 0.0]
     assert starved
     assert served
-    assert {entry["service_gap"] for entry in report["workers"].values()} == {0.0}
+    most = 0.0 if process_count() == 1 else OUTPUT_OF_A_CALL
+    assert max(entry["service_gap"] for entry in report["workers"].values()) <= most
     assert report["service_lag"] == max(entry["service_lag"] for entry in starved) > 0.0
     assert min(entry["unserved_s"] for entry in starved) > report["rounds"]["fair_s"]
     assert report["waits"]["unserved_clients"] >= len(starved)

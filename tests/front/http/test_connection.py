@@ -175,6 +175,7 @@ async def test_a_silent_connection_is_closed() -> None:
         assert await read_to_end(reader) == b""
 
 
+@pytest.mark.one_process("each front has its share of the connections")
 async def test_too_many_connections_of_one_address_are_refused() -> None:
     """Connections above the limit get 429 and are counted, until one of the others is closed."""
     async with served(max_connections_per_address=2) as (engine, router):
