@@ -43,6 +43,7 @@ UNSUPPORTED_FIELDS: Final = frozenset(
 """Body fields with which the same text makes another prompt or uses another cache."""
 TEMPLATE_FIELDS: Final = (
     "tools",
+    "tool_choice",
     "chat_template",
     "chat_template_kwargs",
     "add_generation_prompt",
@@ -256,6 +257,8 @@ class PromptTokenizer:
         fields = orjson.loads(body)
         if not isinstance(fields, dict) or any(fields.get(member) for member in UNSUPPORTED_FIELDS):
             raise Declined
+        if key.chat and not all(map(_is_text, fields["messages"])):
+            raise Declined
         tokenizer = self._tokenizer if key.source is TokenSource.LOCAL else None
         return fields, _chat(fields, tokenizer) if key.chat else _texts(fields, tokenizer)
 
@@ -289,6 +292,14 @@ class PromptTokenizer:
         return (
             worker for worker in self._connections.by_id.values() if worker.card.healthy and model in worker.card.models
         )
+
+
+def _is_text(message: Any) -> bool:
+    """Return whether a message has nothing but text. Media have the same tokens whatever they show, and blocks of their
+    own: such a chat is matched by its bytes.
+    """
+    parts = message["content"] if isinstance(message, dict) and isinstance(message.get("content"), list) else ()
+    return all(isinstance(part, str) or (isinstance(part, dict) and part.get("type") == "text") for part in parts)
 
 
 def _chat(fields: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[list[int]] | None:

@@ -22,7 +22,13 @@ from router.core.model.events import Arrived, Finished
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import ConfigError
 from router.kv_events.local_tokenizer import LocalTokenizer
-from router.kv_events.tokenize import MAX_CONCURRENT, MAX_MISCOUNTS, PromptTokenizer, TokenizeOutcome
+from router.kv_events.tokenize import (
+    MAX_CONCURRENT,
+    MAX_MISCOUNTS,
+    PromptTokenizer,
+    TokenizeOutcome,
+    _tokenize_requests,
+)
 from router.upstream.connections import WorkerConnections
 from tests.support.running import CHAT, COMPLETIONS, TIMEOUT_S, until
 from tests.support.workers_http import worker
@@ -131,6 +137,30 @@ async def test_calls_with_another_prompt_are_declined(fields: dict[str, object])
     async with prompt_tokenizer(tokenizer=StubTokenizer()) as tokens:
         assert await tokens.keys(CHAT, body(messages=MESSAGES, **fields), "tiny") == ()
         assert tokens.outcomes == {TokenizeOutcome.DECLINED: 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "outcome"),
+    [
+        ([{"type": "text", "text": "hello"}, "you"], TokenizeOutcome.KNOWN),
+        (
+            [{"type": "text", "text": "hello"}, {"type": "image_url", "image_url": {"url": ""}}],
+            TokenizeOutcome.DECLINED,
+        ),
+        ([{"image_url": {}}], TokenizeOutcome.DECLINED),
+    ],
+)
+async def test_a_chat_with_media_is_declined(content: object, outcome: TokenizeOutcome) -> None:
+    """Tokens do not say what an image shows, so a chat with media has no keys; one with parts of text has."""
+    async with prompt_tokenizer(tokenizer=StubTokenizer()) as tokens:
+        await tokens.keys(CHAT, body(messages=[*MESSAGES, {"role": "user", "content": content}]), "tiny")
+        assert tokens.outcomes == {outcome: 1}
+
+
+def test_a_worker_learns_whether_tools_may_be_called() -> None:
+    """SGLang leaves the tools out of the prompt if the call forbids them, so its /tokenize must know."""
+    (asked,) = _tokenize_requests({"messages": MESSAGES, "tools": [{}], "tool_choice": "none"}, chat=True)
+    assert asked["tool_choice"] == "none"
 
 
 async def test_an_adapter_is_declined() -> None:
