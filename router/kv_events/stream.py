@@ -32,6 +32,10 @@ MESSAGES_PER_TURN: Final = 32
 """Messages read before other tasks of the event loop get a turn."""
 SPOILING_FAULTS: Final = frozenset({KvEventFault.BAD_FIELDS, KvEventFault.UNREADABLE})
 """Faults that may hide a removal."""
+UNMATCHED_FAULTS: Final = frozenset({KvEventFault.BAD_FIELDS, KvEventFault.ODD_BLOCK})
+"""Faults of blocks that are cached, in a form that cannot be matched. SGLang publishes pairs of tokens where it drafts
+with EAGLE, and vLLM also stores parts of blocks of some models.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +337,7 @@ class EventStream:
         except TooManyBlocks:
             raise SessionEnded(KvEventFault.TOO_MANY_BLOCKS) from None
         self._complete = self._complete or (change.cleared and not spoiled)
+        self._complete = self._complete and UNMATCHED_FAULTS.isdisjoint(self._names.faults)
         self._fault_log.add(*self._names.faults)
         self._names.faults.clear()
         if not self._catching_up:

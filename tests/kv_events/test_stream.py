@@ -77,6 +77,18 @@ async def test_a_gap_that_cannot_be_repaired_empties_the_view() -> None:
         assert scene.complete
 
 
+@pytest.mark.parametrize("odd", [{"token_ids": [[1, 2], [2, 3]]}, {"token_ids": [1], "block_size": 1}])
+async def test_blocks_that_cannot_be_matched_leave_a_worker_incomplete(odd: dict[str, object]) -> None:
+    """Pairs of tokens, and blocks of another size, are cached and match nothing, so estimates count as well."""
+    async with followed_publisher() as scene:
+        await scene.publisher.publish(block(1))
+        await until(scene.holds(1))
+        assert scene.complete
+        await scene.publisher.publish(block(2) | odd, block(3))
+        await until(scene.holds(1, 3))
+        assert not scene.complete
+
+
 async def test_a_late_subscriber_replays_past_messages() -> None:
     """A late subscriber that can replay all past messages knows all blocks."""
     async with followed_publisher(before=3) as scene:
