@@ -38,7 +38,7 @@ class BlockEvents:
     def _read(self, event: BlockEvent) -> CacheEvent:
         match event:
             case block_log.Stored(hashes, parent, tokens):
-                return Stored(hashes, parent, tokens, self._block, unmatchable=False)
+                return Stored(hashes, parent, tokens, self._block, matchable=len(hashes))
             case block_log.Removed(hashes):
                 return Removed(hashes)
             case block_log.Cleared():

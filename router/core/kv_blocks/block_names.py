@@ -93,7 +93,7 @@ class BlockNames:
     def _hashes_of(self, event: Stored) -> list[bytes | None]:
         """Return the router's hashes of the blocks; None for each block that cannot be matched."""
         unmatchable: list[bytes | None] = [None] * len(event.names)
-        if event.unmatchable:
+        if not event.matchable:
             return unmatchable
         if event.block_tokens != self.block_tokens:
             self.faults.append(KvEventFault.ODD_BLOCK)
@@ -104,11 +104,13 @@ class BlockNames:
                 self.faults.append(KvEventFault.UNKNOWN_PARENT)
             return unmatchable
         try:
-            hashes = self._hasher.chain(parent, event.tokens, event.block_tokens)
+            tokens = event.tokens[: event.matchable * event.block_tokens]
+            hashes = self._hasher.chain(parent, tokens, event.block_tokens)
         except ValueError:
             self.faults.append(KvEventFault.BAD_FIELDS)
             return unmatchable
-        return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+        matchable = [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+        return matchable + unmatchable[event.matchable :]
 
     def _remove(self, names: Iterable[EngineHash]) -> list[bytes]:
         """Note removed blocks. Returns the hashes of those of which no copy is left."""

@@ -4,8 +4,8 @@ A message is a sequence number and a batch: a time, events, and the data-paralle
 maps; earlier versions sent arrays, in the order of `_POSITIONS`. Read in the sources of vLLM 0.32 and SGLang 0.5.23.
 
 A router that matches prompts by their tokens can use only some of the blocks: those in the device's own memory, in the
-first group of layers, that depend on tokens alone. Blocks of an adapter, of a cache salt or of media are `unmatchable`:
-they are known by name, so that the blocks after them do not count as unknown, and they are never matched.
+first group of layers, that depend on tokens alone. Blocks of an adapter, of a cache salt or of media are not, nor are
+the blocks after them: they are known by name, so that what follows them does not count as unknown, and never matched.
 """
 
 from collections import OrderedDict
@@ -78,8 +78,8 @@ class Stored(NamedTuple):
     """The block before the first one; None at the head of a prompt."""
     tokens: Sequence[int]
     block_tokens: int
-    unmatchable: bool
-    """Whether the blocks depend on more than these tokens, and so serve no plain prompt."""
+    matchable: int
+    """How many of the blocks, from the first on, depend on nothing but tokens, and so serve plain prompts."""
 
 
 class Removed(NamedTuple):
@@ -153,9 +153,12 @@ def _stored(names: Sequence[EngineHash], fields: Mapping[str, object]) -> Stored
         return KvEventFault.BAD_FIELDS
     if not isinstance(parent, int | bytes | None) or len(tokens) != size * len(names):
         return KvEventFault.BAD_FIELDS
-    extra = fields.get("extra_keys")
-    unmatchable = any(fields.get(name) is not None for name in ("lora_id", "lora_name", "cache_salt"))
-    return Stored(names, parent, tokens, size, unmatchable or (isinstance(extra, list | tuple) and any(extra)))
+    matchable = len(names)
+    if any(fields.get(name) is not None for name in ("lora_id", "lora_name", "cache_salt")):
+        matchable = 0
+    elif isinstance(extra := fields.get("extra_keys"), list | tuple):  # one for each block
+        matchable = min([place for place, each in enumerate(extra[:matchable]) if each], default=matchable)
+    return Stored(names, parent, tokens, size, matchable)
 
 
 class MessageOrder(Enum):

@@ -32,7 +32,7 @@ VLLM_STORED = {
     "extra_keys": [None, None],
     "group_idx": 0,
 }
-STORED = Stored([11, 12], None, [1, 2, 3, 4], 2, False)
+STORED = Stored([11, 12], None, [1, 2, 3, 4], 2, 2)
 
 
 def hashes(*tokens: int) -> bytes:
@@ -52,12 +52,12 @@ def hashes(*tokens: int) -> bytes:
                 "type": "BlockStored",
                 **{"block_hashes": [-5], "parent_block_hash": -4, "token_ids": [7], "block_size": 1, "lora_id": None},
             },
-            Stored([-5], -4, [7], 1, False),
+            Stored([-5], -4, [7], 1, 1),
         ),
         ({"type": "BlockRemoved", "block_hashes": [-5]}, Removed([-5])),
         # As arrays, and with hashes of 32 bytes:
         (["BlockStored", [11, 12], None, [1, 2, 3, 4], 2, None, "GPU"], STORED),
-        (["BlockStored", [b"a" * 32], b"b" * 32, [1, 2], 2, None], Stored([b"a" * 32], b"b" * 32, [1, 2], 2, False)),
+        (["BlockStored", [b"a" * 32], b"b" * 32, [1, 2], 2, None], Stored([b"a" * 32], b"b" * 32, [1, 2], 2, 1)),
         (["BlockRemoved", [11], "GPU"], Removed([11])),
         (["AllBlocksCleared"], Cleared()),
     ],
@@ -74,8 +74,18 @@ def test_both_encodings(raw: object, read: object) -> None:
 def test_blocks_of_more_than_tokens_are_unmatchable(extra: dict[str, object]) -> None:
     """A block with an adapter, a salt or media differs from the block of a plain prompt."""
     (event,) = read_batch([1.0, [VLLM_STORED | extra]]).events
-    assert isinstance(event, Stored)
-    assert event.unmatchable
+    assert event == STORED._replace(matchable=0)
+
+
+def test_blocks_before_media_are_matchable() -> None:
+    """What precedes an image, such as a system prompt, serves plain prompts, too."""
+    batch = read_batch([1.0, [VLLM_STORED | {"extra_keys": [None, [["image", 3]]]}]])
+    assert batch.events == (STORED._replace(matchable=1),)
+    names = BlockNames(HASHER, 100)
+    change = names.apply([*batch.events, Stored([13], 12, [5, 6], 2, 1)])
+    assert change == BlockChange(False, b"", hashes(1, 2))
+    assert names.apply([Removed([13, 12, 11])]) == BlockChange(False, hashes(1, 2), b"")
+    assert not names.faults
 
 
 @pytest.mark.parametrize("elsewhere", [{"medium": "CPU"}, {"medium": "DISK"}, {"group_idx": 1}])
@@ -179,7 +189,7 @@ def test_blocks_are_chained_by_name() -> None:
     """Blocks that follow a named block have the hashes of the whole prefix, whatever the engine's names are."""
     names = BlockNames(HASHER, 100)
     assert names.apply([STORED]) == BlockChange(False, b"", hashes(1, 2, 3, 4))
-    followed = names.apply([Stored([13], 12, [5, 6], 2, False)])
+    followed = names.apply([Stored([13], 12, [5, 6], 2, 1)])
     assert followed.stored == hashes(1, 2, 3, 4, 5, 6)[16:]
     assert names.apply([Removed([12, 13])]) == BlockChange(False, hashes(1, 2, 3, 4, 5, 6)[8:], b"")
     assert len(names) == 1
@@ -189,7 +199,7 @@ def test_blocks_are_chained_by_name() -> None:
 def test_a_batch_reports_the_final_state() -> None:
     """A batch reports only how it leaves each block."""
     names = BlockNames(HASHER, 100)
-    change = names.apply([STORED, Removed([12]), Removed([11]), Stored([11], None, [1, 2], 2, False)])
+    change = names.apply([STORED, Removed([12]), Removed([11]), Stored([11], None, [1, 2], 2, 1)])
     assert change == BlockChange(False, hashes(1, 2, 3, 4)[8:], hashes(1, 2))
     assert names.apply([Cleared(), STORED]) == BlockChange(True, b"", hashes(1, 2, 3, 4))
 
@@ -198,7 +208,7 @@ def test_copies_are_counted() -> None:
     """A content that was stored twice is cached until it was removed twice."""
     names = BlockNames(HASHER, 100)
     names.apply([STORED])
-    again = [Stored([11], None, [1, 2], 2, False), Stored([12], 11, [3, 4], 2, False)]
+    again = [Stored([11], None, [1, 2], 2, 1), Stored([12], 11, [3, 4], 2, 1)]
     assert names.apply(again) == BlockChange(False, b"", b"")
     assert names.apply([Removed([12, 11])]) == BlockChange(False, b"", b"")
     gone = names.apply([Removed([12, 11])])
@@ -217,15 +227,15 @@ def test_a_report_of_hits_is_no_copy() -> None:
 def test_unknown_parent() -> None:
     """Blocks after an unknown block match nothing, nor do those that follow; the fault is counted once."""
     names = BlockNames(HASHER, 100)
-    orphan = Stored([21], 99, [1, 2], 2, False)
-    assert names.apply([orphan, Stored([22], 21, [3, 4], 2, False), Removed([21])]) == BlockChange(False, b"", b"")
+    orphan = Stored([21], 99, [1, 2], 2, 1)
+    assert names.apply([orphan, Stored([22], 21, [3, 4], 2, 1), Removed([21])]) == BlockChange(False, b"", b"")
     assert names.faults == [KvEventFault.UNKNOWN_PARENT]
 
 
 def test_unmatchable_blocks_match_nothing() -> None:
     """Unmatchable blocks, and all behind them, are known by name alone."""
     names = BlockNames(HASHER, 100)
-    change = names.apply([STORED._replace(unmatchable=True), Stored([13], 12, [5, 6], 2, False)])
+    change = names.apply([STORED._replace(matchable=0), Stored([13], 12, [5, 6], 2, 1)])
     assert change == BlockChange(False, b"", b"")
     assert not names.faults
     assert len(names) == 3
@@ -235,8 +245,8 @@ def test_unmatchable_blocks_match_nothing() -> None:
     ("event", "fault"),
     [
         (Removed([99]), KvEventFault.UNKNOWN_BLOCK),
-        (Stored([13], 12, [5, 6, 7], 3, False), KvEventFault.ODD_BLOCK),
-        (Stored([13], 12, [-5, 6], 2, False), KvEventFault.BAD_FIELDS),
+        (Stored([13], 12, [5, 6, 7], 3, 1), KvEventFault.ODD_BLOCK),
+        (Stored([13], 12, [-5, 6], 2, 1), KvEventFault.BAD_FIELDS),
     ],
 )
 def test_faults_of_names(event: Removed | Stored, fault: KvEventFault) -> None:
@@ -265,7 +275,7 @@ def test_random_caches_are_followed() -> None:
         else:
             name = random_.randrange(40)
             engine.append(name)
-            change = names.apply([Stored([name], None, [name, name], 2, False)])
+            change = names.apply([Stored([name], None, [name, name], 2, 1)])
         held -= {change.removed[at : at + 8] for at in range(0, len(change.removed), 8)}
         held |= {change.stored[at : at + 8] for at in range(0, len(change.stored), 8)}
         assert held == {hashes(name, name) for name in engine}
