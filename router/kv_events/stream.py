@@ -58,9 +58,27 @@ class StreamLimits:
     pause_seconds: float = 0.2
     """Pause after a broken connection, before the next session."""
     penalty_seconds: float = 10.0
-    """Pause after a flood or too many blocks, before the next session."""
+    """Pause after a flood or too many blocks, before the next session; twice as long each time in a row ..."""
+    longest_penalty_seconds: float = 600.0
+    """... up to this: each session reads a whole replay."""
     log_seconds: float = 60.0
     """Shortest time between two log lines."""
+
+
+class SessionPauses:
+    """How long to wait after each session of one publisher."""
+
+    def __init__(self, limits: StreamLimits) -> None:
+        self._limits = limits
+        self._penalty = limits.penalty_seconds
+
+    def after(self, fault: KvEventFault) -> float:
+        """Return the seconds to wait before the next session, after one that ended because of `fault`."""
+        if fault not in (KvEventFault.FLOOD, KvEventFault.TOO_MANY_BLOCKS):
+            self._penalty = self._limits.penalty_seconds
+            return self._limits.pause_seconds
+        penalty, self._penalty = self._penalty, min(2 * self._penalty, self._limits.longest_penalty_seconds)
+        return penalty
 
 
 class SessionEnded(Exception):
@@ -151,6 +169,7 @@ class EventStream:
 
     async def run(self) -> None:
         """Follow the publisher forever."""
+        pauses = SessionPauses(self._limits)
         while True:
             try:
                 await self._session()
@@ -159,8 +178,7 @@ class EventStream:
                 self._following = False
                 self._on_state()
                 self._fault_log.add(end.fault)
-                penalized = end.fault in (KvEventFault.FLOOD, KvEventFault.TOO_MANY_BLOCKS)
-                await asyncio.sleep(self._limits.penalty_seconds if penalized else self._limits.pause_seconds)
+                await asyncio.sleep(pauses.after(end.fault))
 
     async def _session(self) -> None:
         """Subscribe and read. Raises SessionEnded."""

@@ -8,7 +8,7 @@ import pytest
 
 from router.core.kv_blocks.kv_events import KvEventFault
 from router.core.model.events import BlocksChanged, BlocksFollowed, BlocksLost, Evicted
-from router.kv_events.stream import StreamLimits
+from router.kv_events.stream import SessionPauses, StreamLimits
 from tests.support.publishing import WORKER, block, followed_publisher, hashes
 from tests.support.running import TIMEOUT_S, until
 
@@ -200,6 +200,13 @@ async def test_too_many_blocks_are_not_kept() -> None:
         await scene.publisher.publish(block(4))
         await until(lambda: KvEventFault.TOO_MANY_BLOCKS in scene.faults)
         assert scene.events[-1] == BlocksLost(WORKER)
+
+
+def test_a_publisher_that_exceeds_the_limits_again_is_read_more_rarely() -> None:
+    """Reading the replay of a publisher takes time, and is in vain while it has more blocks than the router keeps."""
+    pauses = SessionPauses(StreamLimits(pause_seconds=1, penalty_seconds=10, longest_penalty_seconds=35))
+    faults = [*[KvEventFault.TOO_MANY_BLOCKS] * 4, KvEventFault.DISCONNECTED, KvEventFault.FLOOD, KvEventFault.FLOOD]
+    assert list(map(pauses.after, faults)) == [10, 20, 35, 35, 1, 10, 20]
 
 
 async def test_a_silent_publisher_is_subscribed_to_anew() -> None:
