@@ -215,8 +215,11 @@ class Estimates:
         sizes = [prompt.size for prompt in prompts if prompt.tokens is None]
         # If a worker stores the request's conversation, its input tokens include more than the bytes of these prompts.
         if usage.input_tokens and len(sizes) == len(prompts) and request.worker is None:
-            ratio = self._ratio(request.model)
-            ratio.learn(sum(sizes), usage.input_tokens)
+            ratio, size = self._ratio(request.model), sum(sizes)
+            # Images have many tokens and count as a short digest. They would spoil the estimates of text, in which a
+            # token has a byte at least.
+            if usage.input_tokens <= size:
+                ratio.learn(size, usage.input_tokens)
             if len(prompts) == 1:
                 self._measured_prefixes.record_count(prompts[0], usage.input_tokens, ratio.value)
                 if len(answers) == 1:

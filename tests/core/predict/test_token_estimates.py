@@ -60,6 +60,15 @@ def test_the_ratio_follows_the_engine_model_by_model() -> None:
     assert estimates.input_tokens(request(4000, model="qwen")) == untouched
 
 
+def test_prompts_with_images_do_not_spoil_the_estimates_of_text() -> None:
+    """A prompt with more tokens than bytes is not of text, so it says nothing about the text of others."""
+    estimates = Estimates()
+    before = estimates.input_tokens(request(4000))
+    for _ in range(20):
+        estimates.learn(request(200), Usage(1500, 1))
+    assert estimates.input_tokens(request(4000)) == before
+
+
 def test_an_engine_that_counts_no_input_teaches_nothing() -> None:
     """Zero usage must not reduce the tokens per chunk."""
     estimates = Estimates()
