@@ -126,7 +126,7 @@ async def _serve_over(plan: ProcessPlan, route: Route, control: str) -> int:
     tls = build_tls(settings)
     app = front.recorded(entry, access_log=settings.access_log)
     config = client_server_config(app, front.client_connections, tls, lifespan=False)
-    server = DrainingServer(config, drain, report_ready, tls, on_drained=report_drained)
+    server = DrainingServer(config, drain, report_ready, tls, supervised=True, on_drained=report_drained)
     follow_supervisor(plan.folder, server.end_now, server.let_end)
     parts: list[AbstractAsyncContextManager[object]] = [lag, FullCollections(lambda: drain.idle), reports]
     async with channel:

@@ -1,8 +1,9 @@
 """What the supervisor tells a process that it starts: one line of JSON on its standard input, which then stays open.
 
 So every process has the same settings, whatever has become of their sources since, and no secret is on a command line.
-The end of the input means that the supervisor is gone; a second line lets a front that drains end. On its output, a
-process says that it serves, about once a second that its event loop turns, and that it has drained.
+The end of the input means that the supervisor is gone; later lines let a front that has drained end, or have a process
+cut its calls. On its output, a process says that it serves, about once a second that its event loop turns, and that it
+has drained.
 """
 
 import asyncio
@@ -32,6 +33,10 @@ DRAINED: Final = b"drained\n"
 """What a front writes once it has drained."""
 END: Final = b"end\n"
 """What the supervisor writes to a front once all fronts have drained."""
+ABORT: Final = b"abort\n"
+"""What the supervisor writes to a process that is to cut its calls and end. No signal says so: whoever ends a group of
+processes, as systemd does, sends a signal to each, beside that of the supervisor.
+"""
 SCHEDULER: Final = "scheduler"
 """The name of the scheduler's process."""
 
@@ -137,19 +142,22 @@ def report_drained() -> None:
 
 
 def follow_supervisor(folder: str, on_gone: Callable[[], None], on_end: Callable[[], None] = lambda: None) -> None:
-    """Call `on_end` when the supervisor lets this front end, and `on_gone` when the supervisor has ended, however it
-    died: the kernel closes its end of the input.
+    """Call `on_end` when the supervisor lets this front end, and `on_gone` when it has this process cut its calls.
 
-    If it could not do so itself, remove its folder.
+    Call that, too, when the supervisor has ended, however it died: the kernel closes its end of the input. If it could
+    not do so itself, remove its folder.
     """
     loop = asyncio.get_running_loop()
 
     def readable() -> None:
-        if os.read(INPUT, 4096):
+        said = os.read(INPUT, 4096)
+        if said.endswith(ABORT):
+            on_gone()
+        elif said:
             on_end()
-            return
-        loop.remove_reader(INPUT)
-        on_gone()
-        shutil.rmtree(folder, ignore_errors=True)
+        else:
+            loop.remove_reader(INPUT)
+            on_gone()
+            shutil.rmtree(folder, ignore_errors=True)
 
     loop.add_reader(INPUT, readable)

@@ -121,7 +121,7 @@ class SchedulerRun:
             None if cluster is None else cluster.operations,
         )
         config = control_server_config(FromFronts(control), self.plan.control)
-        return DrainingServer(config, drain, on_started, drains_early=self._goes_on)
+        return DrainingServer(config, drain, on_started, drains_early=self._goes_on, supervised=True)
 
 
 class ClusterParts(NamedTuple):

@@ -112,17 +112,20 @@ class DrainingServer(uvicorn.Server):
         tls: Tls | None = None,
         *,
         drains_early: bool = False,
+        supervised: bool = False,
         on_drained: Callable[[], None] | None = None,
     ) -> None:
         """`tls`: reloaded while the server runs; `drains_early`: whether there may be something to drain before the
-        server has started. `on_drained`: called once when the drain is over; the server then refuses calls until
-        `let_end`. None: it ends then.
+        server has started; `supervised`: whether a supervisor says when to cut calls, and not a second signal.
+        `on_drained`: called once when the drain is over; the server then refuses calls until `let_end`. None: it ends
+        then.
         """
         super().__init__(config)
         self._drain = drain
         self._on_started = on_started
         self._tls = tls
         self._drains_early = drains_early
+        self._supervised = supervised
         self._on_drained = on_drained
         self._may_end = on_drained is None
 
@@ -159,6 +162,8 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the drain at the first signal; exit at once at a second one, or if the server has not started."""
+        if self._drain.begun and self._supervised:
+            return
         if (self.started or self._drains_early) and not self._drain.begun:
             self._drain.begin()
             return

@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from router.process.plan import DRAINED, END, READY, ProcessPlan
+from router.process.plan import ABORT, DRAINED, END, READY, ProcessPlan
 from router.runtime.own_python import python_command
 
 COMMAND: Final = python_command("router", "process")
+CANNOT_START: Final = (OSError, RuntimeError)
+"""What the start of a process raises if no memory, process id or file descriptor is left; the second one if it is only
+the thread in which asyncio waits for the end of the process that cannot start.
+"""
 
 
 class ProcessActivity(NamedTuple):
@@ -89,6 +93,13 @@ class ChildProcess:
         assert self._process.stdin is not None
         self._process.stdin.write(END)
 
+    def abort(self) -> None:
+        """Have it cut its calls and end, if it still runs."""
+        if self.runs:
+            assert self._process.stdin is not None
+            self._process.stdin.write(ABORT)
+            self._process.send_signal(signal.SIGTERM)  # ends one that does not read yet
+
     async def wait(self) -> int:
         """Wait for its end, and return its exit code: that of a signal is negative."""
         return await self._process.wait()
@@ -127,6 +138,11 @@ class ChildProcess:
 
     def _note_output(self) -> None:
         self._silent_turns, self.waits, self.must_answer = 0.0, True, False
+
+
+def why(error: OSError | RuntimeError) -> str:
+    """Return why a process cannot be started."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 async def start_process(plan: ProcessPlan, command: Sequence[str] = COMMAND) -> ChildProcess:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.process.server import GRACE_SECONDS
-from router.process.supervision.child_process import ChildProcess
+from router.process.supervision.child_process import CANNOT_START, ChildProcess, why
 
 log = logging.getLogger(__name__)
 
@@ -83,21 +83,30 @@ class Keeper:
         process = self.process
         while True:
             started = loop.time()
-            code = await process.wait()
+            code = await self._end_of(process)
             pause = pauses.after(loop.time() - started)
             log.error("%s ended with %s; it is started again in %.1f s", process.name, described(code), pause)
             await asyncio.sleep(pause)
             self._restarts += 1
             process = await self._start_again(process.name, pauses)
 
+    async def _end_of(self, process: ChildProcess) -> int:
+        """Wait for the end of a process, and return its exit code.
+
+        A front that has drained although the router does not was sent a signal alone, and need not wait for the others.
+        """
+        await process.drained()
+        process.let_end()
+        return await process.wait()
+
     async def _start_again(self, name: str, pauses: RestartPauses) -> ChildProcess:
         """Start the process, as soon as the system lets it."""
         while True:
             try:
                 return await self.start()
-            except OSError as error:  # no memory, no process id, or no file descriptor is left
+            except CANNOT_START as error:
                 pause = pauses.after(0.0)
-                log.error("%s cannot be started: %s; it is tried again in %.1f s", name, error.strerror, pause)
+                log.error("%s cannot be started: %s; it is tried again in %.1f s", name, why(error), pause)
                 await asyncio.sleep(pause)
 
     def check(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from router.process.plan import SCHEDULER, ProcessPlan
-from router.process.supervision.child_process import ChildProcess, start_without_plan
+from router.process.supervision.child_process import CANNOT_START, ChildProcess, start_without_plan, why
 from router.process.supervision.keeper import described
 
 log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ class Standby:
         self._calm = 0
         try:
             self.process = await start_without_plan(SCHEDULER, self._command)
-        except OSError as error:  # no memory, no process id, or no file descriptor is left
+        except CANNOT_START as error:
             self._needed_calm = min(2 * self._needed_calm, LONGEST_CALM_TURNS)
-            log.error("the scheduler's standby cannot be started: %s", error.strerror)
+            log.error("the scheduler's standby cannot be started: %s", why(error))
 
     def take(self, plan: ProcessPlan) -> ChildProcess | None:
         """Give the process its plan and return it. None if none waits."""

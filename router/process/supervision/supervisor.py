@@ -183,14 +183,19 @@ class Supervisor:
         await self._all_ended()
 
     async def _end_all(self) -> None:
-        """End what still runs: with SIGTERM first, then with SIGKILL."""
+        """End what still runs: it cuts its calls, and is killed if that takes long."""
         await _cancelled(self._tasks)
         self._standby.end()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            self._send(number)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._rules.grace_seconds):
-                    await self._all_ended()
+        for process in self._processes():
+            process.abort()
+        await self._end_within_grace()
+        self._send(signal.SIGKILL)
+        await self._end_within_grace()
+
+    async def _end_within_grace(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._rules.grace_seconds):
+                await self._all_ended()
 
     async def _all_ended(self) -> None:
         """Wait until no process runs."""
