@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from router.cluster.lease import START_SECONDS, LeaderRecord, Renewal, StoreView
 
@@ -248,7 +248,16 @@ class ClusterStore:
             async with asyncio.timeout(2 * self._seconds):
                 return await asyncio.shield(asked)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            if isinstance(error, ResponseError):
+                await self._look_up_again()
             raise StoreUnreachable(" ".join(str(error).split()) or type(error).__name__) from None
+
+    async def _look_up_again(self) -> None:
+        """Have the next question look up the store's name, and connect anew. One that refuses may have become a replica
+        of the one that has its name by now, and the library would keep the connection to it.
+        """
+        with suppress(RedisError, OSError):
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
 
     def _answered(self, asked: "asyncio.Future[Any]") -> None:
         self._asked.discard(asked)
