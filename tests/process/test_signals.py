@@ -5,22 +5,32 @@ import os
 import signal
 from pathlib import Path
 
+import aiohttp
+
 from tests.chaos.processes import runs
 from tests.cli.test_main import streamed_call
 from tests.support.running import CHAT
 from tests.support.workers_http import eventually
 
 from .test_processes import (
+    SLOW,
     all_processes,
     answer_all,
     begun,
     client_of,
     end,
+    get,
     processes_of,
     status,
     stream,
+    two_fronts,
     two_fronts_of_one_engine,
 )
+
+
+async def drains(http: aiohttp.ClientSession) -> bool:
+    """Whether the fronts that get these calls drain: both, most likely."""
+    return {await status(http, "/ready") for _ in range(20)} == {503}
 
 
 async def test_a_signal_to_every_process_cuts_no_stream(tmp_path: Path) -> None:
@@ -31,11 +41,7 @@ async def test_a_signal_to_every_process_cuts_no_stream(tmp_path: Path) -> None:
             calls = await begun(engine, 4)
             for process in (*(await all_processes(router)).values(), router.process.pid):
                 os.kill(process, signal.SIGTERM)
-
-            async def drains() -> bool:
-                return await status(http, "/ready") == 503
-
-            await eventually(drains)
+            await eventually(lambda: drains(http))
             answering = asyncio.create_task(answer_all(engine))
             assert await status(http, CHAT, streamed_call(model="m")) == 503
             assert not any(each.done() for each in running)
@@ -83,4 +89,26 @@ async def test_two_signals_at_once_cut_calls(tmp_path: Path) -> None:
             assert b"shutting down" in await running
         code, log = router.end()
     assert code == 130
+    assert "Traceback" not in log
+
+
+async def test_a_scheduler_that_dies_during_a_drain_is_started_again(tmp_path: Path) -> None:
+    """Calls that wait when the router is told to end are answered, though nothing could send them to a worker."""
+    with two_fronts(tmp_path, "--max-inflight", "1", "--window", "fixed", steps=SLOW) as router:
+        async with client_of(router) as http:
+            calls = [asyncio.create_task(stream(http, 60)) for _ in range(8)]
+
+            async def others_wait() -> bool:
+                clients = (await get(http, "/fairness"))["clients"].values()
+                return [sum(each[kind] for each in clients) for kind in ("running", "queued")] == [2, 6]
+
+            await eventually(others_wait)
+            router.process.send_signal(signal.SIGTERM)
+            await eventually(lambda: drains(http))
+            os.kill(processes_of(router)["scheduler"], signal.SIGKILL)
+            for call in calls:
+                assert (await call).endswith(b"data: [DONE]\n\n")
+        code, log = router.end()
+    assert code == 0
+    assert "scheduler ended with code -9" in log
     assert "Traceback" not in log

@@ -71,6 +71,11 @@ class Keeper:
         """Whether the process runs and has said that it serves."""
         return self.process is not None and self.process.serves
 
+    def send(self, number: signal.Signals) -> None:
+        """Send the process a signal, if it runs."""
+        if self.process is not None:
+            self.process.send(number)
+
     async def start(self) -> ChildProcess:
         """Start the process and return it."""
         self.process = await self._start(self._restarts)

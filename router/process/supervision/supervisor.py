@@ -10,7 +10,7 @@ import os
 import platform
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from secrets import token_hex
@@ -73,8 +73,10 @@ class Supervisor:
         self._fronts = {n: Keeper(partial(self._start_front, n), rules) for n in range(1, fronts + 1)}
         self._standby = Standby(COMMAND)
         self._replica = "" if settings.cluster is None else new_replica_name()
-        self._tasks: list[asyncio.Task[None]] = []
-        """What keeps the processes running."""
+        self._keeping: dict[Keeper, asyncio.Task[None]] = {}
+        """What keeps each process running."""
+        self._watching: asyncio.Task[None] | None = None
+        """What looks for processes that hang; None before all serve."""
         self._stopping = asyncio.Event()
         self._aborted = asyncio.Event()
 
@@ -94,7 +96,7 @@ class Supervisor:
             if (code := starting.result()) is not None:
                 return code
             self._on_ready()
-            self._run(self._watch())
+            self._watching = asyncio.create_task(self._watch())
             await self._stopping.wait()
             await self._drain()
             return INTERRUPTED if self._aborted.is_set() else 0
@@ -108,9 +110,6 @@ class Supervisor:
         stopping.cancel()
         if self._stopping.is_set():
             await _cancelled([task])
-
-    def _run(self, work: Coroutine[None, None, None]) -> None:
-        self._tasks.append(asyncio.create_task(work))
 
     async def _start_all(self) -> int | None:
         """Start the scheduler, then one front, which shows a mistake in its files once, then the others.
@@ -127,7 +126,7 @@ class Supervisor:
                         log.error("%s ended with %s before it served", process.name, described(code))
                     return code
             for keeper in group:
-                self._run(keeper.keep())
+                self._keeping[keeper] = asyncio.create_task(keeper.keep())
         return None
 
     async def _start_scheduler(self, restarts: int) -> ChildProcess:
@@ -150,22 +149,27 @@ class Supervisor:
         return await start_process(plan)
 
     async def _watch(self) -> None:
-        """End processes that hang, and keep a standby."""
+        """End processes that hang, of those that are kept running, and keep a standby."""
         await self._standby.start()
         while True:
             await asyncio.sleep(self._rules.turn_seconds)
-            keepers = [self._scheduler, *self._fronts.values()]
+            keepers = list(self._keeping)
             for keeper in keepers:
                 keeper.check()
             await self._standby.count_turn(calm=all(keeper.serves for keeper in keepers))
 
     async def _drain(self) -> None:
-        """Let the calls in flight end: within the drain's time, or until a second signal."""
-        await _cancelled(self._tasks)  # from here on, no process is started
+        """Let the calls in flight end: within the drain's time, or until a second signal.
+
+        Calls that wait need a scheduler, so one that dies meanwhile is started again. In a cluster another leads.
+        """
+        await self._keep_no_more(self._fronts.values())
         for listener in self._listeners:  # once the fronts have ended, too, clients are refused instead of left waiting
             listener.close()
-        self._standby.end()
-        self._send(signal.SIGTERM)
+        for front in self._fronts.values():
+            front.send(signal.SIGTERM)
+        if self._settings.cluster is not None:
+            await self._end_scheduler()
         ended, aborted = asyncio.create_task(self._end_together()), asyncio.create_task(self._aborted.wait())
         seconds = self._settings.drain_delay + self._settings.drain_timeout + 3 * GRACE_SECONDS
         await asyncio.wait([ended, aborted], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -173,23 +177,40 @@ class Supervisor:
 
     async def _end_together(self) -> None:
         """Wait until no process runs. A front that has drained refuses calls until all have, for the kernel still gives
-        it connections, which it would close unanswered when it ends.
+        it connections, which it would close unanswered when it ends. The scheduler goes last.
         """
         fronts = [keeper.process for keeper in self._fronts.values() if keeper.process is not None]
         for front in fronts:
             await front.drained()
+        await self._keep_no_more([self._scheduler])  # without fronts, it ends by itself if it had a signal, too
         for front in fronts:
             front.let_end()
+        for front in fronts:
+            await front.wait()
+        await self._end_scheduler()
         await self._all_ended()
+
+    async def _end_scheduler(self) -> None:
+        """Let the scheduler end once no front is connected, and the standby at once."""
+        await self._keep_no_more([self._scheduler])
+        if self._watching is not None:
+            await _cancelled([self._watching])
+        self._standby.end()
+        self._scheduler.send(signal.SIGTERM)
+
+    async def _keep_no_more(self, keepers: Iterable[Keeper]) -> None:
+        """Start these processes no more."""
+        await _cancelled([self._keeping.pop(keeper) for keeper in keepers if keeper in self._keeping])
 
     async def _end_all(self) -> None:
         """End what still runs: it cuts its calls, and is killed if that takes long."""
-        await _cancelled(self._tasks)
-        self._standby.end()
+        await self._keep_no_more(list(self._keeping))
+        await self._end_scheduler()
         for process in self._processes():
             process.abort()
         await self._end_within_grace()
-        self._send(signal.SIGKILL)
+        for process in self._processes():
+            process.send(signal.SIGKILL)
         await self._end_within_grace()
 
     async def _end_within_grace(self) -> None:
@@ -207,10 +228,6 @@ class Supervisor:
         if self._stopping.is_set():
             self._aborted.set()
         self._stopping.set()
-
-    def _send(self, number: signal.Signals) -> None:
-        for process in self._processes():
-            process.send(number)
 
     def _processes(self) -> list[ChildProcess]:
         started = [keeper.process for keeper in (*self._fronts.values(), self._scheduler)]

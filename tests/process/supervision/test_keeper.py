@@ -20,15 +20,20 @@ WAITS = (sys.executable, "-S", "-c", "print('alive', flush=True); input(); input
 ENDS_AT_ONCE = (sys.executable, "-S", "-c", "")
 
 
-async def test_a_process_that_the_system_does_not_let_start_is_tried_again() -> None:
-    """As when there is no memory left for it: that passes."""
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError("can't start new thread")]
+)
+async def test_a_process_that_the_system_does_not_let_start_is_tried_again(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when there is no memory left for it, or no id for the thread that waits for its end: that passes."""
     starts: list[int] = []
     enough = asyncio.Event()
 
     async def start(restarts: int) -> ChildProcess:
         starts.append(restarts)
         if len(starts) == 2:
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+            raise error
         if len(starts) == 3:
             enough.set()
         return await start_without_plan("front-1", ENDS_AT_ONCE)
@@ -39,6 +44,7 @@ async def test_a_process_that_the_system_does_not_let_start_is_tried_again() -> 
     third = asyncio.create_task(enough.wait())
     await asyncio.wait([keeping, third], timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
     assert starts == [0, 1, 1]
+    assert f"front-1 cannot be started: {error.args[-1]}; it is tried again" in caplog.text
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
     assert keeper.process is not None
