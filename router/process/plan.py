@@ -110,13 +110,18 @@ def read_plan() -> ProcessPlan | None:
 
 def report_ready() -> None:
     """Tell the supervisor that this process serves."""
-    os.write(OUTPUT, READY)
+    _report(READY)
 
 
 def report_alive() -> None:
-    """Tell the supervisor that this process has imported what it needs, or has got its plan."""
-    with suppress(BrokenPipeError):  # it is gone: `read_plan` or `follow_supervisor` sees that
-        os.write(OUTPUT, ALIVE)
+    """Tell the supervisor that this process is alive: it has imported what it needs, has got its plan, or serves."""
+    _report(ALIVE)
+
+
+def _report(word: bytes) -> None:
+    """Tell the supervisor something, if it lives and reads: `read_plan` and `follow_supervisor` see that it is gone."""
+    with suppress(BlockingIOError, BrokenPipeError):
+        os.write(OUTPUT, word)
 
 
 class AliveReports(PeriodicTask):
@@ -131,14 +136,12 @@ class AliveReports(PeriodicTask):
         return await super().__aenter__()
 
     async def _run_once(self) -> None:
-        with suppress(BlockingIOError, BrokenPipeError):  # it does not read, or is gone: `follow_supervisor` sees that
-            os.write(OUTPUT, ALIVE)
+        report_alive()
 
 
 def report_drained() -> None:
     """Tell the supervisor that this front has drained. It then waits for `END`."""
-    with suppress(BlockingIOError, BrokenPipeError):  # as above; in time the supervisor ends all
-        os.write(OUTPUT, DRAINED)
+    _report(DRAINED)
 
 
 def follow_supervisor(folder: str, on_gone: Callable[[], None], on_end: Callable[[], None] = lambda: None) -> None:
