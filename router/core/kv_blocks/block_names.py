@@ -25,8 +25,10 @@ class BlockNames:
 
     An engine may store the same content several times, in several blocks; it is cached until each of them is removed.
     But vLLM also reports hits as if they were stored, if a client asks for that (`kv_cache_report_mode` of its
-    request). Such a report begins at the head of a prompt. A genuine store does so only if its first block was not
-    found; with the first block already stored, that happens only to prompts of a single block.
+    request). Such a report begins at the head of a prompt and names only blocks that are stored already. A genuine
+    store does the same if a prompt is computed anew that is all cached; then a copy is missed, and its blocks count as
+    removed too early. (Beside `prompt_logprobs`, that happens to models with sliding windows, of which the last one
+    must be cached as well.)
     """
 
     def __init__(self, hasher: BlockHasher, limit: int) -> None:
@@ -79,7 +81,7 @@ class BlockNames:
         if self.block_tokens is None:
             self.block_tokens = event.block_tokens
         added = []
-        reports_hit = event.parent is None and len(event.names) > 1 and event.names[0] in self._hashes
+        reports_hit = event.parent is None and len(event.names) > 1 and all(map(self._hashes.__contains__, event.names))
         for name, hash_ in zip(event.names, self._hashes_of(event), strict=True):
             if name in self._hashes:
                 if not reports_hit:

@@ -215,6 +215,15 @@ def test_copies_are_counted() -> None:
     assert sorted([gone.removed[:8], gone.removed[8:]]) == sorted([hashes(1, 2), hashes(1, 2, 3, 4)[8:]])
 
 
+def test_a_prompt_that_is_computed_anew_adds_copies() -> None:
+    """A store from the head of a prompt on that has a new block is no report of hits: its blocks are copies."""
+    names = BlockNames(HASHER, 100)
+    names.apply([STORED, Stored([11, 12, 13], None, [1, 2, 3, 4, 5, 6], 2, 3)])
+    assert names.apply([Removed([12, 11])]) == BlockChange(False, b"", b"")
+    assert len(names.apply([Removed([13, 12, 11])]).removed) == 24
+    assert not names.faults
+
+
 def test_a_report_of_hits_is_no_copy() -> None:
     """A removed block does not stay because a client has its engine report hits as stored blocks."""
     names = BlockNames(HASHER, 100)
