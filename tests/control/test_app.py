@@ -89,14 +89,15 @@ async def test_fairness_has_its_documented_shape() -> None:
     async with scripted_engine() as engine:
         workers = [{"url": engine.url, "id": "w"}, {"url": "http://127.0.0.1:9", "id": "away"}]
         async with running_router(policy="d2lpm", worker=workers, max_inflight=1) as router:
-            async with router.post(chat(user="a", stream=True)) as first, router.post(chat(user="b")) as second:
+            async with router.post(chat(user="a", stream=True)) as first:
                 call = await engine.call()
-                await router.until_waiting(1)
-                busy = await router.fairness()
-                await call.answer()
-                await first.read()
-                await (await engine.call()).answer()
-                await second.read()
+                async with router.post(chat(user="b")) as second:
+                    await router.until_waiting(1)
+                    busy = await router.fairness()
+                    await call.answer()
+                    await first.read()
+                    await (await engine.call()).answer()
+                    await second.read()
             assert busy.keys() == {
                 *("policy", "jain", "clients", "forgotten", "workers", "service_lag", "rounds", "waits")
             }

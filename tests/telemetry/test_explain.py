@@ -220,20 +220,18 @@ async def explanation_of(router: RunningRouter, name: str) -> Any:
 async def test_a_request_is_explained_while_it_waits_runs_and_after() -> None:
     """The explanation is found by the id that the client chose and got back."""
     async with scripted_engine() as engine, running_router(engine.url, max_inflight=1) as router:
-        async with (
-            router.post(chat(user="ann", stream=True), x_request_id="first") as first,
-            router.post(chat("Hello " * 100, user="bob"), x_request_id="a/b c") as second,
-        ):
+        async with router.post(chat(user="ann", stream=True), x_request_id="first") as first:
             call = await engine.call()
-            await router.until_waiting(1)
-            assert (await explanation_of(router, "first"))["state"] == "in flight"
-            waiting = await explanation_of(router, "a%2Fb%20c")
-            assert (waiting["state"], waiting["dispatch"], waiting["client"]) == ("waiting", None, "user-bob")
-            await call.answer(prompt=10, completion=3)
-            assert (await first.response()).headers["x-request-id"] == "first"
-            await first.read()
-            await (await engine.call()).answer()
-            await second.read()
+            async with router.post(chat("Hello " * 100, user="bob"), x_request_id="a/b c") as second:
+                await router.until_waiting(1)
+                assert (await explanation_of(router, "first"))["state"] == "in flight"
+                waiting = await explanation_of(router, "a%2Fb%20c")
+                assert (waiting["state"], waiting["dispatch"], waiting["client"]) == ("waiting", None, "user-bob")
+                await call.answer(prompt=10, completion=3)
+                assert (await first.response()).headers["x-request-id"] == "first"
+                await first.read()
+                await (await engine.call()).answer()
+                await second.read()
         await router.until_all_ended()
         done = await explanation_of(router, "first")
         assert done.keys() == {
