@@ -24,6 +24,8 @@ from router.front.http.response_writer import WITHOUT_BODY, StreamWriter
 Headers = Sequence[tuple[bytes, bytes]]
 HeaderList = list[tuple[bytes, bytes]]
 JSON_TYPE: Final = (b"content-type", b"application/json")
+UNBUFFERED: Final = (b"x-accel-buffering", b"no")
+"""Has nginx, and what follows it in this, pass a stream on as it comes, whatever their settings."""
 
 TO_THE_CLIENT: Final = frozenset(
     {
@@ -173,7 +175,7 @@ class Exchange:
     async def stream(self, headers: Headers, block: bytes, *, last: bool = False) -> None:
         """Send a block of a stream, after its head if that is not sent yet."""
         if not self.begun:
-            await self.begin(200, headers)
+            await self.begin(200, [*headers, UNBUFFERED])
         await self._send({"type": "http.response.body", "body": block, "more_body": not last})
 
     def end(self, last: bytes = b"") -> Awaitable[None]:

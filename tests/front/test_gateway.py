@@ -271,7 +271,9 @@ async def test_a_refusal_after_a_heartbeat_is_sent_in_the_stream(status: int, bo
 
 
 async def test_headers_describe_the_placement() -> None:
-    """The headers show worker, client, policy, times and predicted hit; a second prompt is predicted to be cached."""
+    """The headers show worker, client, policy, times and predicted hit; a second prompt is predicted to be cached. Its
+    answer is a stream, which a proxy is not to buffer.
+    """
     async with scripted_engine() as engine, running_router(engine.url, trusted_header=["x-team"]) as router:
         for predicted in (False, True):
             async with router.post(chat("x" * 4000, stream=predicted), x_team="blue") as post:
@@ -283,6 +285,7 @@ async def test_headers_describe_the_placement() -> None:
             assert float(headers["x-d2lpm-queue-ms"]) >= 0
             assert float(headers["x-d2lpm-overhead-ms"]) >= 0
             assert (int(headers["x-d2lpm-predicted-cached-tokens"]) > 500) is predicted
+            assert headers.get("x-accel-buffering") == ("no" if predicted else None)
             assert len(headers["x-request-id"]) == 32
 
 

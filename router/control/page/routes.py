@@ -19,6 +19,7 @@ from router.telemetry.report import ClientReport
 
 FILES: Final = Path(__file__).parent / "static"
 EVENT_STREAM: Final = "text/event-stream"
+STREAM_HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 EVENTS_PATH: Final = "/ui/events"
 """What is served there has no end."""
 HEADERS: Final = {
@@ -93,7 +94,7 @@ def _data(page: Page) -> APIRouter:
         of all clients; and the latest decisions.
         """
         feed.check_room()
-        return StreamingResponse(_events(feed, updates), media_type=EVENT_STREAM, headers={"cache-control": "no-store"})
+        return StreamingResponse(_events(feed, updates), media_type=EVENT_STREAM, headers=STREAM_HEADERS)
 
     @routes.get("/ui/history", dependencies=checked, responses=refused)
     async def past() -> list[FairnessSample]:

@@ -14,7 +14,7 @@ from router.channel.messages import FindResponse, IsOfAnother, ResponseChanged
 from router.core.model.request import ClientId, RequestId, WorkerId
 from router.errors import BadRequest, UnknownResponse
 from router.front.byte_budget import Hold
-from router.front.exchange import Exchange
+from router.front.exchange import UNBUFFERED, Exchange
 from router.front.stored.background import BackgroundResponses
 from router.front.stored.response_keeper import ResponseKeeper
 from router.front.verdict import worker_refused
@@ -98,7 +98,7 @@ class ResponseCalls:
                 await exchange.respond(upstream.status, headers, first)
                 return
             exchange.whole = True
-            await exchange.begin(upstream.status, headers)
+            await exchange.begin(upstream.status, [*headers, UNBUFFERED])
             block = first
             while block:
                 await exchange.write(block)

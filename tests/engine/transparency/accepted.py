@@ -8,6 +8,7 @@ from .calls import Probe
 from .differences import Difference
 
 REQUEST_ID: Final = "every answer has an `x-request-id`"
+UNBUFFERED: Final = "a stream has `x-accel-buffering: no`"
 CORS: Final = "CORS headers come by the router's setting"
 OWN_WORDS: Final = "a call that the router refuses itself has the engine's status and the router's words"
 SHAPE: Final = "an error without a message has OpenAI's shape, and one of `/v1/messages` Anthropic's"
@@ -59,6 +60,8 @@ def accepted_header(probe: Probe, name: str) -> str | None:
     """Return the reason for a header that differs; None if there is none."""
     if name == "x-request-id":
         return REQUEST_ID
+    if name == "x-accel-buffering":
+        return UNBUFFERED
     if name == "vary" or name.startswith("access-control-"):
         return CORS
     return OWN_PATHS if probe.path in PATHS_OF_THE_ROUTER else None
