@@ -115,7 +115,16 @@ async def _serve_over(plan: ProcessPlan, route: Route, control: str) -> int:
     """Serve clients. `route`: to the scheduler; `control`: path of the socket of the control plane."""
     settings = share_of(plan.settings, plan.fronts)
     channel = FrontChannel(route, plan.number, plan.replica)
-    secret = await channel.open()
+    opening = asyncio.create_task(channel.open())
+
+    def give_up() -> None:
+        opening.cancel()
+
+    follow_supervisor(plan.folder, give_up)
+    await asyncio.wait([opening])
+    if opening.cancelled():
+        return 1
+    secret = opening.result()
     defer_termination()  # until here, there is nothing to drain: the signal ends the process
     drain, lag = Drain(settings.drain_timeout, delay=settings.drain_delay), LoopLag()
     front = build_front(settings, secret, drain, time.monotonic)
