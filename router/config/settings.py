@@ -309,7 +309,7 @@ class Settings(PolicyGroups):
     max_connections_per_address: NonNegativeInt = 0
     """Maximum number of connections of one address; 0: no such limit, as is needed behind a proxy."""
     heartbeat: NonNegativeFloat = 15.0
-    """Seconds between the comments that are sent to a streaming client while it waits; 0: none are sent."""
+    """Seconds between the blank lines that are sent to a streaming client while it waits; 0: none are sent."""
     response_headers: bool = True
     """Add headers to each answer that name its worker and how the request was placed."""
     strict: bool = False

@@ -107,7 +107,7 @@ async def test_a_full_queue_rejects_calls(stream: bool) -> None:
 
 
 async def test_a_request_that_waited_too_long_is_rejected() -> None:
-    """The reply is a status 429, or an error in the stream if a comment has begun it."""
+    """The reply is a status 429, or an error in the stream if a heartbeat has begun it."""
     async with (
         scripted_engine() as engine,
         running_router(engine.url, max_inflight=1, queue_ttl=0.2, heartbeat=0.02) as router,
@@ -120,7 +120,7 @@ async def test_a_request_that_waited_too_long_is_rejected() -> None:
             assert headers["x-d2lpm-dropped-reason"] == "rejected-ttl-expired"
             assert int(headers["retry-after"]) >= 1
             answer = await streamed.read()
-        assert answer.startswith(b":")
+        assert answer.startswith(b"\n\n")
         assert b'"type":"rate_limit_error"' in answer
         assert answer.endswith(b"\n\ndata: [DONE]\n\n")
         await call.answer()

@@ -71,7 +71,7 @@ class Reading:
             return Verdict(Ending.WRONG, f"of another form: {error!r}")
 
     def _event(self, event: bytes) -> int:
-        if event.startswith(b":"):
+        if not event or event.startswith(b":"):
             return 0
         data = event.removeprefix(b"data: ")
         if self._done or len(data) == len(event):

@@ -35,10 +35,13 @@ class Answer:
 
 
 def event_data(stream: bytes) -> Iterator[bytes]:
-    """Yield the data of each server-sent event. Comments are skipped; any other field is an AssertionError."""
+    """Yield the data of each server-sent event.
+
+    Comments and blank lines are skipped; any other field is an AssertionError.
+    """
     assert stream.endswith(b"\n\n"), f"the stream ends within an event: {stream[-80:]!r}"
     for block in stream.removesuffix(b"\n\n").split(b"\n\n"):
-        if block.startswith(b":"):
+        if not block or block.startswith(b":"):
             continue
         assert block.startswith(b"data: "), f"not an event: {block[:80]!r}"
         assert b"\n" not in block, f"an event of several lines: {block[:80]!r}"

@@ -238,10 +238,10 @@ async def test_a_call_sends_what_the_workload_asks() -> None:
     assert received[0].items() >= {"prompt": [1, 2, 3], "max_tokens": 5, "user": "light-1", "stream": True}.items()
 
 
-def test_a_comment_is_no_token() -> None:
-    """A comment that the router sends to a waiting client does not end the wait for the first token."""
+def test_a_heartbeat_is_no_token() -> None:
+    """A blank line that the router sends to a waiting client does not end the wait for the first token."""
     call = ObservedCall("light-1", arrived=1.0)
-    read_answer_line(call, ": waiting for a worker", now=2.0)
+    read_answer_line(call, "", now=2.0)
     assert call.started is None
     read_answer_line(call, 'data: {"choices": [{}]}', now=3.0)
     read_answer_line(call, 'data: {"choices": [{}]}', now=4.0)
