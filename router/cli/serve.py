@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -127,13 +128,23 @@ def _announced(
         }
         log.info("started", extra={FIELDS: fields})
         if settings.log_format == "text":
-            print(_greeting(urls, settings.policy, workers, emulated), flush=True)
+            _print(_greeting(urls, settings.policy, workers, emulated))
 
     try:
         yield started
     finally:
         if began is not None:
             log.info("stopped", extra={FIELDS: {"seconds": round(time.monotonic() - began, 3)}})
+
+
+def _print(text: str) -> None:
+    """Print a text, if anybody still reads it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What is left in Python's buffer would raise again when the interpreter ends.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def with_default_policy(settings: Settings) -> Settings:

@@ -4,6 +4,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Final
@@ -26,6 +27,8 @@ GRACE_SECONDS: Final = 5
 """Seconds that connections have to close once no call is in flight."""
 CONTROL_IDLE_SECONDS: Final = 30
 """Seconds for which the scheduler's process keeps an idle connection of a front: longer than the front does."""
+REPEAT_SECONDS: Final = 0.1
+"""Within these seconds of a signal, another of its kind is the same one, sent twice: nobody presses Ctrl-C so fast."""
 SWITCH_SECONDS: Final = 0.0005
 """Time after which the event loop gets the GIL back from a parsing thread: a tenth of Python's default."""
 
@@ -99,6 +102,23 @@ def _server_config(app: ASGIApp) -> uvicorn.Config:
     )
 
 
+class EndSignals:
+    """Tells the second signal to end from one that is sent twice.
+
+    Whoever ends a group of processes may send the signal to their leader, too: `timeout` of the GNU coreutils does.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: tuple[int, float] | None = None
+
+    def is_new(self, number: int) -> bool:
+        """Return whether a signal that has arrived now is not the last one once more."""
+        now, last = self._clock(), self._last
+        self._last = number, now
+        return last is None or last[0] != number or now - last[1] > REPEAT_SECONDS
+
+
 class DrainingServer(uvicorn.Server):
     """Reports that it listens, and keeps accepting connections during a drain, so that calls are refused with an
     answer.
@@ -126,6 +146,7 @@ class DrainingServer(uvicorn.Server):
         self._tls = tls
         self._drains_early = drains_early
         self._supervised = supervised
+        self._signals = EndSignals()
         self._on_drained = on_drained
         self._may_end = on_drained is None
 
@@ -162,7 +183,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the drain at the first signal; exit at once at a second one, or if the server has not started."""
-        if self._drain.begun and self._supervised:
+        if not self._signals.is_new(sig) or (self._drain.begun and self._supervised):
             return
         if (self.started or self._drains_early) and not self._drain.begun:
             self._drain.begin()

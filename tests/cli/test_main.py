@@ -259,6 +259,34 @@ def test_the_access_log_contains_no_query(tmp_path: Path) -> None:
     assert "sk-secret" not in log
 
 
+def test_the_router_serves_though_nobody_reads_what_it_prints() -> None:
+    """As after `d2lpm serve | head -1`: the greeting is lost, and the router ends only when it is told to."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [
+        sys.executable,
+        "-m",
+        "router",
+        "serve",
+        "--worker",
+        "http://127.0.0.1:9",
+        "--port",
+        "0",
+        *process_flags(),
+    ]
+    with subprocess.Popen(command, env=environment(), stdout=writing, stderr=subprocess.PIPE, text=True) as process:
+        os.close(writing)
+        try:
+            assert process.stderr is not None
+            assert any("router: started" in line for line in process.stderr)
+            process.send_signal(signal.SIGTERM)
+            log = process.stderr.read()
+            code = process.wait(PATIENCE)
+        finally:
+            process.kill()
+    assert (code, "Traceback" in log) == (0, False)
+
+
 def test_a_json_log_is_all_that_the_router_writes() -> None:
     """Each line is one JSON object, from the start of the router to its end, and nothing else is printed."""
     with emulated_workers(1) as (worker,):
@@ -308,10 +336,14 @@ def test_a_signal_ends_router_and_workers(number: signal.Signals, tmp_path: Path
             socket.create_connection((urlsplit(worker).hostname, urlsplit(worker).port), timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGHUP, signal.SIGHUP]], ids=["Ctrl-C", "hang-up"])
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]],
+    ids=["Ctrl-C", "one signal, sent twice", "hang-up"],
+)
 def test_a_stream_is_finished_before_the_end(signals: list[signal.Signals], tmp_path: Path) -> None:
-    """After Ctrl-C, or when its terminal closes, a stream is still completed, also by emulated workers of the same
-    terminal.
+    """After Ctrl-C, by `timeout`, or when its terminal closes, a stream is still completed, also by emulated workers of
+    the same terminal.
     """
     call = {"model": "emulated", "stream": True, "max_tokens": 99, "messages": [{"role": "user", "content": "Hello"}]}
     with serving(tmp_path, "--emulate", "1") as router:
@@ -368,7 +400,7 @@ def test_a_second_signal_and_the_end_of_the_time_cut_calls(again: bool, tmp_path
             if again:
                 while httpx.get(f"{router.url}/ready", timeout=PATIENCE).status_code == 200:
                     next(events)
-                router.process.send_signal(signal.SIGTERM)
+                router.process.send_signal(signal.SIGINT)
             rest = list(events)
         code, log = router.end()
     assert any("shutting down" in event for event in rest)

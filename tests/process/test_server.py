@@ -1,6 +1,7 @@
 """The HTTP server of each process, as a process: what a signal does at which moment."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from router.front.drain import Drain
-from router.process.server import DrainingServer
+from router.process.server import DrainingServer, EndSignals
 from tests.support.running import listening
 
 PROGRAM = """
@@ -62,3 +63,14 @@ async def test_a_front_that_has_drained_refuses_calls_until_the_others_have() ->
         assert not serving.done()
         server.let_end()
         await serving
+
+
+def test_a_signal_that_is_sent_twice_counts_once() -> None:
+    """Another kind of signal is a second one at once, the same kind after a moment."""
+    now = 0.0
+    signals = EndSignals(lambda: now)
+    assert signals.is_new(signal.SIGTERM)
+    assert not signals.is_new(signal.SIGTERM)
+    assert signals.is_new(signal.SIGINT)
+    now = 0.11
+    assert signals.is_new(signal.SIGINT)

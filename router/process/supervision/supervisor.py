@@ -18,7 +18,7 @@ from typing import Literal
 
 from router.config.settings import Settings
 from router.process.plan import ProcessPlan
-from router.process.server import GRACE_SECONDS
+from router.process.server import GRACE_SECONDS, EndSignals
 from router.process.supervision.child_process import COMMAND, ChildProcess, start_process
 from router.process.supervision.keeper import Keeper, LivenessRules, described
 from router.process.supervision.socket_folder import socket_folder
@@ -77,6 +77,7 @@ class Supervisor:
         """What keeps each process running."""
         self._watching: asyncio.Task[None] | None = None
         """What looks for processes that hang; None before all serve."""
+        self._signals = EndSignals()
         self._stopping = asyncio.Event()
         self._aborted = asyncio.Event()
 
@@ -87,7 +88,7 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             starting = asyncio.create_task(self._start_all())
             await self._unless_stopping(starting)
@@ -223,8 +224,10 @@ class Supervisor:
         for process in self._processes():
             await process.wait()
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         """Drain all processes; at a second signal, end their calls at once."""
+        if not self._signals.is_new(number):
+            return
         if self._stopping.is_set():
             self._aborted.set()
         self._stopping.set()
