@@ -74,3 +74,15 @@ def test_a_signal_that_is_sent_twice_counts_once() -> None:
     assert signals.is_new(signal.SIGINT)
     now = 0.11
     assert signals.is_new(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("signals", "cut"), [("TERM TERM", False), ("TERM INT", True)])
+def test_only_a_second_signal_cuts_calls(*, signals: str, cut: bool) -> None:
+    """One that is sent twice begins the drain, no more."""
+    drain = Drain(60.0)
+    server = DrainingServer(uvicorn.Config("app", log_config=None), drain, lambda: None)
+    server.started = True
+    for name in signals.split():
+        server.handle_exit(signal.Signals[f"SIG{name}"], None)
+    assert drain.begun
+    assert server.should_exit == cut
