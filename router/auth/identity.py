@@ -213,7 +213,7 @@ class Identifier:
     def _anonymous(self, client: ClientId) -> Identity:
         rules = self.directory.anonymous
         if not rules.allowed:
-            raise InvalidKey("This call needs an API key as a bearer token.")
+            raise InvalidKey("This call needs an API key, as a bearer token or in `x-api-key`.")
         return _anonymous_identity(client, rules)
 
 
