@@ -54,7 +54,7 @@ to these paths are computed in two parts, whatever they ask for."""
 RETRY_KEY_BYTES: Final = 16
 _key = attrgetter("key")
 
-BlockKeys = Callable[[str, bytes, str], Awaitable[tuple[BlockKey, ...]]]
+BlockKeys = Callable[[str, bytes, str, ClientId], Awaitable[tuple[BlockKey, ...]]]
 """Takes the path, body and model of a call; returns one key per prompt, or none."""
 
 
@@ -190,7 +190,7 @@ class Gateway:
             hold.set(held)
         blocks: tuple[BlockKey, ...] = ()
         if served.block_sizes and family.tokenizable:
-            blocks = await self._block_keys(call.path, call.body, call.model)
+            blocks = await self._block_keys(call.path, call.body, call.model, identity.client)
         request = self._request(exchange, call, keys, served, identity, blocks, worker)
         overhead = self._scheduler_client.clock() - arrived
         outgoing = OutgoingCall(call, request.id, exchange, hold, self._scheduler_client)

@@ -11,7 +11,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from functools import partial
 from hashlib import blake2b
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
@@ -21,8 +21,9 @@ import orjson
 from router.channel.messages import FrontEvent
 from router.core.model.block_key import BlockHasher, BlockKey
 from router.core.model.events import Arrived, Cancelled, Failed, Finished
-from router.core.model.request import RequestId
+from router.core.model.request import ClientId, RequestId
 from router.errors import WorkerBroke
+from router.kv_events.token_sources import TokenSource, TokenSources
 from router.upstream.connections import ConnectedWorker, WorkerConnections
 from router.upstream.polling.poll_client import OtherStatus, PollClient
 
@@ -34,8 +35,6 @@ KEYS_KEPT: Final = 4096
 """Calls whose keys are kept, for later calls with the same body."""
 MAX_CONCURRENT: Final = 64
 """Calls whose ids are looked for at the same time; further calls get no keys."""
-MAX_MISCOUNTS: Final = 5
-"""Prompts in a row that an engine counted differently, after which the source of its model's ids is given up."""
 UNSUPPORTED_FIELDS: Final = frozenset(
     {"cache_salt", "extra_key", "lora_path", "truncate_prompt_tokens", "suffix", "documents", "reasoning_effort"}
     | {"mm_processor_kwargs", "prompt_embeds", "functions", "continue_final_message"}
@@ -72,14 +71,6 @@ class Tokenizer(Protocol):
 
     def chat(self, messages: object, variables: Mapping[str, Any]) -> list[int] | None:
         """Return the token ids of a chat; None if it is declined."""
-
-
-class TokenSource(IntEnum):
-    """Where the token ids of a model come from; the next source is used once one is found wrong."""
-
-    LOCAL = 0
-    WORKER = 1
-    NONE = 2
 
 
 class CallKey(NamedTuple):
@@ -125,10 +116,8 @@ class PromptTokenizer:
         self._has_found = False
         self._keys: OrderedDict[CallKey, tuple[BlockKey, ...]] = OrderedDict()
         self._tasks: set[asyncio.Task[tuple[BlockKey, ...]]] = set()
-        self._expected_counts: dict[RequestId, tuple[str, int, TokenSource]] = {}
-        self._sources: dict[str, TokenSource] = {}
-        """The source of the models whose first source was found wrong."""
-        self._miscounts: Counter[str] = Counter()
+        self._expected_counts: dict[RequestId, tuple[str, ClientId, TokenSource, int]] = {}
+        self._sources = TokenSources(TokenSource.WORKER if tokenizer is None else TokenSource.LOCAL)
 
     def outcome_counts(self) -> Mapping[str, int]:
         """Return how often the token ids of a call were looked for, by outcome."""
@@ -147,13 +136,13 @@ class PromptTokenizer:
         self._client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def keys(self, path: str, body: bytes, model: str) -> tuple[BlockKey, ...]:
-        """Return one key per prompt of a call; none if they are not wanted, or not found in time."""
+    async def keys(self, path: str, body: bytes, model: str, client: ClientId) -> tuple[BlockKey, ...]:
+        """Return one key per prompt of a client's call; none if they are not wanted, or not found in time."""
         served = self._connections.served(model)
         if served is None or not served.block_sizes:
             return ()
         sizes = served.block_sizes
-        source = self._source_of(model)
+        source = self._sources.of(model, client)
         if source is TokenSource.NONE:
             self.outcomes[TokenizeOutcome.DISTRUSTED] += 1
             return ()
@@ -171,36 +160,14 @@ class PromptTokenizer:
             case Arrived(request):
                 if request.blocks:
                     tokens = sum(key.tokens for key in request.blocks)
-                    self._expected_counts[request.id] = request.model, tokens, self._source_of(request.model)
+                    source = self._sources.of(request.model, request.client)
+                    self._expected_counts[request.id] = request.model, request.client, source, tokens
             case Finished(request_id, usage):
                 expected = self._expected_counts.pop(request_id, None)
                 if expected is not None and usage is not None:
-                    self._compare(*expected, usage.input_tokens)
+                    self._sources.compare(*expected, usage.input_tokens)
             case Failed(request_id) | Cancelled(request_id):
                 self._expected_counts.pop(request_id, None)
-
-    def _source_of(self, model: str) -> TokenSource:
-        return self._sources.get(model, TokenSource.WORKER if self._tokenizer is None else TokenSource.LOCAL)
-
-    def _compare(self, model: str, expected_tokens: int, source: TokenSource, reported_tokens: int) -> None:
-        if source is not self._source_of(model):
-            return
-        self._miscounts[model] = 0 if expected_tokens == reported_tokens else self._miscounts[model] + 1
-        if self._miscounts[model] == MAX_MISCOUNTS:
-            self._miscounts[model] = 0
-            self._sources[model] = TokenSource(source + 1)
-            consequence = (
-                "its workers are asked" if source is TokenSource.LOCAL else "its requests are matched by their bytes"
-            )
-            log.warning(
-                "model %s: the engine counted %d prompts in a row differently (%d tokens, not %d, in the last one): "
-                "its tokenizer may differ. From now on %s",
-                model,
-                MAX_MISCOUNTS,
-                reported_tokens,
-                expected_tokens,
-                consequence,
-            )
 
     async def _find_within_budget(self, body: bytes, model: str, key: CallKey) -> tuple[BlockKey, ...]:
         if len(self._tasks) >= MAX_CONCURRENT:

@@ -22,9 +22,9 @@ from router.core.model.events import Arrived, Finished
 from router.core.model.request import ClientId, Request, RequestId, Usage, WorkerId
 from router.errors import ConfigError
 from router.kv_events.local_tokenizer import LocalTokenizer
+from router.kv_events.token_sources import MAX_MISCOUNTS
 from router.kv_events.tokenize import (
     MAX_CONCURRENT,
-    MAX_MISCOUNTS,
     PromptTokenizer,
     TokenizeOutcome,
     _tokenize_requests,
@@ -65,6 +65,9 @@ class StubTokenizer:
         return self.text(json.dumps([messages, variables]), False)
 
 
+CLIENT = ClientId("c")
+
+
 @asynccontextmanager
 async def prompt_tokenizer(
     url: str = "http://127.0.0.1:1",
@@ -94,27 +97,27 @@ async def test_no_keys_without_a_followed_worker() -> None:
     """While no worker that serves the model is followed, a call costs nothing and has no keys."""
     tokenizer_stub = StubTokenizer()
     async with prompt_tokenizer(sizes=(), tokenizer=tokenizer_stub) as tokens:
-        assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny") == ()
+        assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny", CLIENT) == ()
         assert (tokenizer_stub.calls, tokens.outcomes) == (0, {})
 
 
 async def test_ids_in_the_call_need_no_tokenizer() -> None:
     """A prompt of token ids needs no tokenizer; several prompts have a key each, in every wanted size."""
     async with prompt_tokenizer(sizes=(2, 3)) as tokens:
-        assert await tokens.keys(COMPLETIONS, body(prompt=[5, 6, 7]), "tiny") == (key([5, 6, 7], 2, 3),)
-        several = await tokens.keys(COMPLETIONS, body(prompt=[[5, 6], [7]]), "tiny")
+        assert await tokens.keys(COMPLETIONS, body(prompt=[5, 6, 7]), "tiny", CLIENT) == (key([5, 6, 7], 2, 3),)
+        several = await tokens.keys(COMPLETIONS, body(prompt=[[5, 6], [7]]), "tiny", CLIENT)
         assert several == (key([5, 6], 2, 3), key([7], 2, 3))
 
 
 async def test_the_local_tokenizer_comes_first() -> None:
     """Texts get special tokens unless the call says otherwise; a chat gets those of its template."""
     async with prompt_tokenizer(tokenizer=StubTokenizer()) as tokens:
-        assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny") == (key([1, 97, 98]),)
-        plain = await tokens.keys(COMPLETIONS, body(prompt=["ab", "c"], add_special_tokens=False), "tiny")
+        assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny", CLIENT) == (key([1, 97, 98]),)
+        plain = await tokens.keys(COMPLETIONS, body(prompt=["ab", "c"], add_special_tokens=False), "tiny", CLIENT)
         assert plain == (key([97, 98]), key([99]))
         rendered = json.dumps([MESSAGES, {"x": 1, "add_generation_prompt": False}])
         call = body(messages=MESSAGES, chat_template_kwargs={"x": 1}, add_generation_prompt=False)
-        assert await tokens.keys(CHAT, call, "tiny") == (key([ord(letter) for letter in rendered]),)
+        assert await tokens.keys(CHAT, call, "tiny", CLIENT) == (key([ord(letter) for letter in rendered]),)
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
@@ -122,8 +125,10 @@ async def test_a_worker_is_asked(dialect: str) -> None:
     """Without a local tokenizer, the worker's own provides the ids that its engine will see."""
     with worker(dialect=dialect) as url:
         async with prompt_tokenizer(url) as tokens:
-            assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny") == (key(encode(render_chat(MESSAGES))),)
-            texts = await tokens.keys(COMPLETIONS, body(prompt=["ab", "c d"]), "tiny")
+            assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny", CLIENT) == (
+                key(encode(render_chat(MESSAGES))),
+            )
+            texts = await tokens.keys(COMPLETIONS, body(prompt=["ab", "c d"]), "tiny", CLIENT)
             assert texts == (key(encode("ab")), key(encode("c d")))
             assert tokens.outcomes == {TokenizeOutcome.KNOWN: 2}
 
@@ -135,7 +140,7 @@ async def test_a_worker_is_asked(dialect: str) -> None:
 async def test_calls_with_another_prompt_are_declined(fields: dict[str, object]) -> None:
     """A call whose cache or prompt does not follow from its messages alone has no keys."""
     async with prompt_tokenizer(tokenizer=StubTokenizer()) as tokens:
-        assert await tokens.keys(CHAT, body(messages=MESSAGES, **fields), "tiny") == ()
+        assert await tokens.keys(CHAT, body(messages=MESSAGES, **fields), "tiny", CLIENT) == ()
         assert tokens.outcomes == {TokenizeOutcome.DECLINED: 1}
 
 
@@ -153,7 +158,7 @@ async def test_calls_with_another_prompt_are_declined(fields: dict[str, object])
 async def test_a_chat_with_media_is_declined(content: object, outcome: TokenizeOutcome) -> None:
     """Tokens do not say what an image shows, so a chat with media has no keys; one with parts of text has."""
     async with prompt_tokenizer(tokenizer=StubTokenizer()) as tokens:
-        await tokens.keys(CHAT, body(messages=[*MESSAGES, {"role": "user", "content": content}]), "tiny")
+        await tokens.keys(CHAT, body(messages=[*MESSAGES, {"role": "user", "content": content}]), "tiny", CLIENT)
         assert tokens.outcomes == {outcome: 1}
 
 
@@ -166,7 +171,7 @@ def test_a_worker_learns_whether_tools_may_be_called() -> None:
 async def test_an_adapter_is_declined() -> None:
     """An adapter does not share blocks with its base model, so its calls have no keys."""
     async with prompt_tokenizer(tokenizer=StubTokenizer()) as tokens:
-        assert await tokens.keys(CHAT, body(model="adapter", messages=MESSAGES), "adapter") == ()
+        assert await tokens.keys(CHAT, body(model="adapter", messages=MESSAGES), "adapter", CLIENT) == ()
         assert tokens.outcomes == {TokenizeOutcome.DECLINED: 1}
 
 
@@ -174,7 +179,7 @@ async def test_a_model_without_a_healthy_worker_is_declined() -> None:
     """No worker is asked about a model that no healthy worker serves."""
     with worker() as url:
         async with prompt_tokenizer(url, healthy=False) as tokens:
-            assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny") == ()
+            assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny", CLIENT) == ()
             assert tokens.outcomes == {TokenizeOutcome.DECLINED: 1}
 
 
@@ -184,13 +189,13 @@ async def test_an_invalid_body_raises_nothing(path: str, content: bytes) -> None
     """A body that cannot be tokenized has no keys, and nothing is raised: the engine will reject it."""
     with worker() as url:
         async with prompt_tokenizer(url) as tokens:
-            assert await tokens.keys(path, content, "tiny") == ()
+            assert await tokens.keys(path, content, "tiny", CLIENT) == ()
 
 
 async def test_an_unreachable_worker_gives_no_keys() -> None:
     """If no worker can be reached, a call has no keys."""
     async with prompt_tokenizer() as tokens:
-        assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny") == ()
+        assert await tokens.keys(CHAT, body(messages=MESSAGES), "tiny", CLIENT) == ()
         assert tokens.outcomes == {TokenizeOutcome.FAILED: 1}
 
 
@@ -200,11 +205,11 @@ async def test_slow_tokenization_is_not_awaited() -> None:
     tokenizer_stub.proceed.clear()
     async with prompt_tokenizer(tokenizer=tokenizer_stub, budget=0.01) as tokens:
         call = body(prompt="ab")
-        assert await tokens.keys(COMPLETIONS, call, "tiny") == ()
+        assert await tokens.keys(COMPLETIONS, call, "tiny", CLIENT) == ()
         assert tokens.outcomes == {TokenizeOutcome.SLOW: 1}
         tokenizer_stub.proceed.set()
         await until(lambda: tokens.outcomes[TokenizeOutcome.KNOWN] == 1)
-        assert await tokens.keys(COMPLETIONS, call, "tiny") == (key([1, 97, 98]),)
+        assert await tokens.keys(COMPLETIONS, call, "tiny", CLIENT) == (key([1, 97, 98]),)
         assert tokenizer_stub.calls == 1
 
 
@@ -214,11 +219,11 @@ async def test_concurrent_lookups_are_limited() -> None:
     tokenizer_stub.proceed.clear()
     async with prompt_tokenizer(tokenizer=tokenizer_stub) as tokens:
         waiting = [
-            asyncio.create_task(tokens.keys(COMPLETIONS, body(prompt=str(number)), "tiny"))
+            asyncio.create_task(tokens.keys(COMPLETIONS, body(prompt=str(number)), "tiny", CLIENT))
             for number in range(MAX_CONCURRENT)
         ]
         await until(lambda: len(tokens._tasks) == MAX_CONCURRENT)
-        assert await tokens.keys(COMPLETIONS, body(prompt="more"), "tiny") == ()
+        assert await tokens.keys(COMPLETIONS, body(prompt="more"), "tiny", CLIENT) == ()
         assert tokens.outcomes == {TokenizeOutcome.BUSY: 1}
         tokenizer_stub.proceed.set()
         assert all(await asyncio.gather(*waiting))
@@ -226,27 +231,29 @@ async def test_concurrent_lookups_are_limited() -> None:
 
 def end(tokens: PromptTokenizer, number: int, expected: int, reported: int) -> None:
     """End a request with keys, for which its engine reports a token count."""
-    request = Request(RequestId(str(number)), ClientId("c"), "tiny", (), blocks=(BlockKey(expected, {}),))
+    request = Request(RequestId(str(number)), CLIENT, "tiny", (), blocks=(BlockKey(expected, {}),))
     tokens.observe_sent(Arrived(request))
     tokens.observe_sent(Finished(request.id, Usage(reported, 1)))
 
 
 async def test_a_wrong_tokenizer_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    """After repeated miscounts the worker is asked instead, and then ids are not used; occasional miscounts do not
-    matter.
+    """After repeated miscounts of a client's prompts the worker is asked for it instead, and then ids are not used;
+    occasional miscounts do not matter, and other clients keep their source.
     """
     with worker() as url:
         async with prompt_tokenizer(url, tokenizer=StubTokenizer()) as tokens:
             for number in range(3 * MAX_MISCOUNTS):
                 end(tokens, number, 10, 10 if number % MAX_MISCOUNTS == 0 else 11)
-            assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny") == (key([1, 97, 98]),)
+            assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny", CLIENT) == (key([1, 97, 98]),)
             for number in range(MAX_MISCOUNTS):
                 end(tokens, number, 10, 11)
-            assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny") == (key(encode("ab")),)
+            assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny", CLIENT) == (key(encode("ab")),)
             for number in range(MAX_MISCOUNTS):
                 end(tokens, number, 10, 11)
-            assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny") == ()
+            assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny", CLIENT) == ()
             assert tokens.outcomes[TokenizeOutcome.DISTRUSTED] == 1
+            other = ClientId("other")
+            assert await tokens.keys(COMPLETIONS, body(prompt="ab"), "tiny", other) == (key([1, 97, 98]),)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
 
 
