@@ -118,6 +118,23 @@ async def test_clients_that_leave_during_their_prefill_hold_nothing() -> None:
             assert (await post.response()).status == 200
 
 
+async def test_a_prefill_worker_is_not_to_blame_for_memory_that_is_full() -> None:
+    """Its answer is read to the end, though the client's other calls leave no room for it."""
+    body, params = chat("x" * 200_000, stream=True), b'{"remote_block_ids":[%b]}' % b",".join([b"1"] * 100_000)
+    async with (
+        tiers(max_held_bytes=1 << 20) as ((prefill,), (decode,), router),
+        router.post(body) as one,
+        router.post(body) as two,
+    ):
+        for call in [await prefill.call() for _ in range(2)]:
+            await keep(call, params)
+        for _ in range(2):
+            call = await decode.call()
+            assert params in call.body
+            await call.answer()
+        assert [(await post.response()).status for post in (one, two)] == [200, 200]
+
+
 async def test_a_client_cannot_steer_a_hand_off() -> None:
     """Its own parameters are dropped from both calls; with `--strict` the call is refused."""
     body = chat(kv_transfer_params={"do_remote_prefill": True, "remote_host": "evil"}, bootstrap_room=7)

@@ -64,7 +64,7 @@ class Prefill:
         try:
             encode = partial(self._encode, worker, path, body)
             upstream = await self._outgoing.forward(worker, path, encode, body, timeouts)
-            answer, all_here = await upstream.read_beginning(HELD_BYTES, self._hold.try_add)
+            answer, all_here = await upstream.read_beginning(HELD_BYTES, self._hold_part)
             failed = refusal(self._call, self._family, upstream.status, answer, [], all_here=all_here)
             if failed is not None:
                 return failed
@@ -78,6 +78,14 @@ class Prefill:
         self.keep(HeldPrompt(worker.card.id, kept.params, self._scheduler_client.clock()))
         self.worker = worker.card.id
         return Prefilled(self._request, kept.usage)
+
+    def _hold_part(self, size: int) -> bool:
+        """Hold so many more bytes of an answer, whether or not there is room.
+
+        It is short, and if a part of it were missing, the worker would seem to have failed.
+        """
+        self._hold.set(self._hold.amount + size)
+        return True
 
     def _encode(self, worker: ConnectedWorker, path: str, body: bytes) -> bytes:
         """Return the body that a prefill worker gets."""
