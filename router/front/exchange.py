@@ -25,7 +25,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 HeaderList = list[tuple[bytes, bytes]]
 JSON_TYPE: Final = (b"content-type", b"application/json")
 UNBUFFERED: Final = (b"x-accel-buffering", b"no")
-"""Has nginx, and what follows it in this, pass a stream on as it comes, whatever their settings."""
+"""Tells nginx, and other proxies that know this header, to pass a stream on as it comes."""
 
 TO_THE_CLIENT: Final = frozenset(
     {

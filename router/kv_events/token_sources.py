@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 MAX_MISCOUNTS: Final = 5
 """Prompts in a row that an engine counted differently, after which their source of ids is given up."""
 PAIRS_KEPT: Final = 4096
-"""Models and clients with miscounts that are remembered, those last seen first."""
+"""Pairs of model and client whose miscounts are remembered; the one not seen for longest is forgotten first."""
 
 
 class TokenSource(IntEnum):

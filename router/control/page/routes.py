@@ -21,7 +21,7 @@ FILES: Final = Path(__file__).parent / "static"
 EVENT_STREAM: Final = "text/event-stream"
 STREAM_HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
 EVENTS_PATH: Final = "/ui/events"
-"""What is served there has no end."""
+"""Path of the stream of frames, which has no end."""
 HEADERS: Final = {
     # No script or style but ours, and no connection to another host.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
